@@ -1,0 +1,280 @@
+"""How fast this machine simulates, acts and learns, and how much of its cores that uses.
+
+    python benchmarks/throughput.py                      # about 10 minutes; writes benchmarks/results/throughput-<env>.{json,md}
+
+Measured in turn, `--repeats` times, so that a change in the machine's load falls on all alike:
+
+- alone: CPU seconds per agent step of each stage by itself, with one thread and warm caches;
+- simulation: the actor processes with random actions; + inference: actions from the net, rollouts thrown away;
+  + learning: `monobeast.py` as a user runs it, its first seconds left out.
+
+The work-conservation ratio is steps/s x (CPU seconds per step of all stages alone) / cores: 1 means that nothing waits.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, ROOT)
+
+
+@dataclass
+class Options:
+    """What to measure."""
+
+    env: str = "BreakoutNoFrameskip-v4"
+    """Environment id."""
+    seconds: float = 30.0
+    """Measured seconds of each whole stage, after as many of warm-up as `warmup` says."""
+    warmup: float = 20.0
+    """Seconds before the measurement: imports, ROMs, first episodes."""
+    repeats: int = 3
+    """Repetitions; the table shows their median, lowest and highest."""
+    out: str = os.path.join(ROOT, "benchmarks", "results")
+    """Directory for the JSON and Markdown files."""
+
+
+def main(options: Options) -> None:
+    import monobeast
+
+    flags = monobeast.validate(monobeast.Flags(env=options.env, tensorboard=False, total_steps=10**9, lr_decay="none"))
+    print(
+        f"{options.env}: {flags.num_actors} actors x 2 groups x {flags.group_width} environments, T={flags.unroll_length}"
+    )
+    frames = monobeast.envs.frames_per_step(options.env)
+    runs: dict[str, list[float]] = {}
+    memory: dict = {}
+    for repeat in range(options.repeats):
+        measured = {
+            **alone(flags),
+            "simulation": with_actors(flags, options, memory, infer=False),
+            "+ inference": with_actors(flags, options, memory, infer=True),
+            "+ learning": trained(flags, options),
+        }
+        for name, value in measured.items():
+            runs.setdefault(name, []).append(value)
+        print(
+            f"repetition {repeat + 1}: " + ", ".join(f"{name} {value:.5g}" for name, value in measured.items()),
+            flush=True,
+        )
+    median = {name: statistics.median(values) for name, values in runs.items()}
+    cpu_seconds = sum(median[f"{stage} alone"] for stage in ("env", "inference", "learning"))
+    result = {
+        "command": "python benchmarks/throughput.py " + " ".join(sys.argv[1:]),
+        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip(),
+        "hardware": f"{cpu_model()}, {os.cpu_count()} cores",
+        "torch": monobeast.torch.__version__,
+        "flags": asdict(flags),
+        "runs": runs,
+        "median": median,
+        "work_conservation": median["+ learning"] * cpu_seconds / os.cpu_count(),
+        **memory,
+    }
+    lines = [
+        f"# Throughput on {options.env}",
+        "",
+        f"{result['hardware']}, torch {result['torch']}, T={flags.unroll_length}, B={flags.batch_width}, {flags.net} net, "
+        f"{flags.num_actors} actors of 2 groups of {flags.group_width} environments, commit {result['commit'][:10]}.",
+        "",
+        f"| stage | agent steps/s, median (lowest to highest) | frames/s ({frames} a step) | share of pure simulation |",
+        "|---|---|---|---|",
+        *(
+            f"| {name} | {median[name]:,.0f} ({min(runs[name]):,.0f} to {max(runs[name]):,.0f}) | {median[name] * frames:,.0f} "
+            f"| {median[name] / median['simulation']:.0%} |"
+            for name in ("simulation", "+ inference", "+ learning")
+        ),
+        "",
+        "| stage alone, one thread | CPU ms per agent step |",
+        "|---|---|",
+        *(f"| {stage} | {1e3 * median[f'{stage} alone']:.3f} |" for stage in ("env", "inference", "learning")),
+        f"| all | {1e3 * cpu_seconds:.3f} |",
+        "",
+        f"Work-conservation ratio: {result['work_conservation']:.2f}. Shared memory: {memory['shared_mb_per_env']:.2f} MB per "
+        f"environment. Resident memory of an actor: {memory['actor_mb']:.0f} MB.",
+        "",
+        f"`{result['command']}`",
+    ]
+    os.makedirs(options.out, exist_ok=True)
+    path = os.path.join(options.out, f"throughput-{options.env.replace('/', '-')}")
+    with open(path + ".json", "w") as file:
+        json.dump(result, file, indent=1)
+    with open(path + ".md", "w") as file:
+        file.write("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+def alone(flags) -> dict[str, float]:
+    """CPU seconds per agent step of each stage by itself, on one thread."""
+    import torch
+
+    import monobeast
+
+    torch.set_num_threads(1)
+    device, amp = monobeast.choose_device(flags)
+    observation_fields, action_space = monobeast.probe_env(flags)
+    fields = monobeast.rollout_fields(observation_fields, action_space)
+    memory = monobeast.RolloutMemory(fields, 1, flags.unroll_length, flags.group_width)
+    actor = monobeast.actors.Actor(monobeast.create_env, flags, memory, {0: flags.seed})
+    net = monobeast.Net(observation_fields, action_space, flags, amp).to(device)
+    learner = monobeast.Learner(flags, net)
+    rollout = memory.rollout(0)
+    for name in ("action", "policy_logits", "baseline", "policy_version"):
+        rollout[name][...] = 0
+    rows = range(1, flags.unroll_length + 1)
+
+    def simulate() -> None:
+        for row in rows:
+            rollout["action"][row] = action_space.sample()
+            actor.write_row(0, 0, row)
+
+    tensors = monobeast.map_tensors(torch.from_numpy, rollout)
+    state = tuple(part.to(device) for part in net.initial_state(flags.group_width))
+
+    @torch.no_grad()
+    def infer() -> None:
+        for row in rows:
+            inputs = {key: value for key, value in tensors.items() if key in ("obs", "reward", "done", "action")}
+            inputs = monobeast.join([monobeast.map_tensors(lambda x: x[row : row + 1], inputs)], device)  # noqa: B023
+            policy_logits, _, _ = net(inputs, state)
+            monobeast.distribution(action_space, policy_logits).sample()
+
+    batch_width = min(flags.batch_width, flags.group_width)
+
+    def learn() -> None:
+        for first in range(0, flags.group_width, batch_width):
+            batch = monobeast.join([monobeast.columns(tensors, first, batch_width)], device)
+            learner.update(batch, tuple(part[:, first : first + batch_width] for part in state))
+
+    actor.write_row(0, 0, 0)
+    steps = flags.unroll_length * flags.group_width
+    stages = {"env alone": simulate, "inference alone": infer, "learning alone": learn}
+    result = {name: seconds_per_call(stage) / steps for name, stage in stages.items()}
+    actor.close()
+    return result
+
+
+def seconds_per_call(function, seconds: float = 4.0) -> float:
+    """Median CPU seconds of a call, all threads of the process together."""
+    function()
+    times, deadline = [], time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        began = time.process_time()
+        function()
+        times.append(time.process_time() - began)
+    return statistics.median(times)
+
+
+def with_actors(flags, options: Options, memory_use: dict, infer: bool) -> float:
+    """Agent steps/s of the actor processes, with random actions or with the net's, and no learner."""
+    import torch
+
+    import monobeast
+
+    torch.set_num_threads(1)
+    device, amp = monobeast.choose_device(flags)
+    observation_fields, action_space = monobeast.probe_env(flags)
+    fields = monobeast.rollout_fields(observation_fields, action_space)
+    memory = monobeast.RolloutMemory(fields, flags.num_slots, flags.unroll_length, flags.group_width)
+    slots = monobeast.Slots(flags.num_slots)
+    net = monobeast.Net(observation_fields, action_space, flags, amp).to(device)
+    actors = monobeast.actors.ActorProcesses(
+        os.path.abspath(monobeast.__file__),
+        flags,
+        memory,
+        flags.num_actors,
+        monobeast.GROUPS_PER_ACTOR,
+        lambda group, life: 1000 * group + life,
+        max_restarts=0,
+        timeout=60,
+        niceness=flags.actor_niceness,
+    )
+    try:
+        inference = monobeast.Inference(
+            net, memory, slots, actors, monobeast.PublishedWeights(net, 0), flags.num_actors * 2, seed=1
+        )
+        if not infer:
+            inference._act = lambda numbers: act_randomly(inference, numbers, action_space)
+
+        def run(seconds: float) -> int:
+            rollouts, deadline = 0, time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                inference.step(timeout=0.2)
+                while (taken := slots.take(1, block=False)) is not None:
+                    slots.release(taken)
+                    rollouts += 1
+            return rollouts
+
+        run(options.warmup)
+        began = time.monotonic()
+        rollouts = run(options.seconds)
+        seconds = time.monotonic() - began
+        num_envs = flags.num_actors * monobeast.GROUPS_PER_ACTOR * flags.group_width
+        memory_use["shared_mb_per_env"] = memory.num_bytes / num_envs / 1e6
+        memory_use["actor_mb"] = max(actors.resident_bytes()) / 1e6
+        return rollouts * flags.unroll_length * flags.group_width / seconds
+    finally:
+        actors.close()
+
+
+def act_randomly(inference, numbers: list[int], action_space) -> None:
+    for number in numbers:
+        group = inference.groups[number]
+        row = inference.memory.row(group.slot, group.row + 1)
+        row["action"][...] = [action_space.sample() for _ in row["action"]]
+        inference._advance(number)
+
+
+def trained(flags, options: Options) -> float:
+    """Agent steps/s of a whole training run, read from its metrics after the warm-up."""
+    with tempfile.TemporaryDirectory() as root:
+        minutes = (options.warmup + options.seconds) / 60
+        command = [
+            sys.executable,
+            os.path.join(ROOT, "monobeast.py"),
+            "--env",
+            options.env,
+            "--root",
+            root,
+            "--name",
+            "bench",
+        ]
+        command += [
+            "--total_minutes",
+            str(minutes),
+            "--log_steps",
+            "1000",
+            "--tensorboard",
+            "False",
+            "--lr_decay",
+            "none",
+        ]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        with open(os.path.join(root, "bench", "metrics.csv")) as file:
+            rows = [(float(row["hours"]) * 3600, float(row["step"])) for row in csv.DictReader(file)]
+    rows = [row for row in rows if row[0] >= options.warmup]
+    (first_second, first_step), (last_second, last_step) = rows[0], rows[-1]
+    return (last_step - first_step) / (last_second - first_second)
+
+
+def cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+if __name__ == "__main__":
+    import tyro
+
+    main(tyro.cli(Options, description=__doc__))

@@ -1,0 +1,191 @@
+"""Learning curves of runs, as an image.
+
+    python plot.py runs/pong                                               # curve.png: return over agent steps
+    python plot.py runs/a-seed1 runs/a-seed2 runs/b --x hours --out ab.png
+    python plot.py benchmarks/results/pong*.csv --x frames
+
+Runs that differ only in seed and name are one curve: the mean over its seeds, in a band from the lowest to the highest.
+The legend tells the last value of each mean.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import tyro
+
+COLUMN = {"steps": "step", "frames": "frames", "hours": "hours"}
+AXIS_LABEL = {
+    "steps": "agent steps",
+    "frames": "frames",
+    "hours": "hours of training",
+    "charts/episodic_return": "mean return of the last 100 episodes",
+    "charts/episodic_length": "mean length of the last 100 episodes in steps",
+    "charts/SPS": "agent steps per second",
+}
+SAME_CURVE = ("seed", "name", "root")  # flags in which the runs of one curve may differ
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5f4b8b", "#444444")  # told apart by all
+
+
+@dataclass
+class Flags:
+    """Draw learning curves of runs. Runs that differ only in seed and name are one curve: mean, lowest and highest."""
+
+    paths: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Run directories, or copies of their metrics.csv (those named alike but for a seed number are one curve)."""
+    x: Literal["steps", "frames", "hours"] = "steps"
+    """What training is measured in: agent steps, emulator frames, or hours."""
+    y: str = "charts/episodic_return"
+    """Column of metrics.csv to draw."""
+    out: str = "curve.png"
+    """Image to write; its ending (.png, .svg, .pdf) chooses the format."""
+    smooth: int = 1
+    """Rows of metrics to average over, each with those before it; 1 draws them as they are."""
+    title: str = ""
+    """Title; empty takes the environment's name where all runs share it."""
+
+
+@dataclass
+class Curve:
+    """One run: `x` [N] rising, `y` [N], its flags (empty for a lone CSV file) and its name without the seed."""
+
+    name: str
+    config: dict
+    x: np.ndarray
+    y: np.ndarray
+
+
+def read_curve(path: str, x_column: str, y_column: str, smooth: int = 1) -> Curve:
+    """The run at `path`, a directory or a metrics.csv. Raises ValueError naming the path and what it lacks."""
+    is_run = Path(path).is_dir()
+    file = Path(path) / "metrics.csv" if is_run else Path(path)
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: neither a run directory with a metrics.csv nor a CSV file ({error})") from None
+    reader = csv.DictReader(lines)
+    for column in (x_column, y_column):
+        if column not in (reader.fieldnames or []):
+            raise ValueError(f"{file}: has no column {column}; it has {', '.join(reader.fieldnames or ['none'])}")
+    try:
+        points = [(float(row[x_column]), float(row[y_column])) for row in reader if row[x_column] and row[y_column]]
+    except ValueError as error:
+        raise ValueError(f"{file}: {error} in line {reader.line_num}") from None
+    points = np.array(points).reshape(-1, 2)
+    points = points[np.isfinite(points).all(1)]
+    if not len(points):
+        raise ValueError(f"{file}: has no values of {y_column} yet; train longer, or draw another column with --y")
+    config_file = Path(path) / "config.json"
+    config = json.loads(config_file.read_text()) if is_run and config_file.exists() else {}
+    name = Path(path).resolve().name if is_run else file.stem
+    name = re.sub(r"(^|[-_. ])(seed|s)[-_]?\d+(?=$|[-_. ])", "", name) or name
+    return Curve(name, config, points[:, 0], running_mean(points[:, 1], smooth))
+
+
+def running_mean(y: np.ndarray, rows: int) -> np.ndarray:
+    """Mean of each value and the `rows - 1` before it, fewer at the start."""
+    total = np.concatenate([[0.0], np.cumsum(y)])
+    last = np.arange(1, len(y) + 1)
+    first = np.maximum(last - rows, 0)
+    return (total[last] - total[first]) / (last - first)
+
+
+def group_seeds(curves: Iterable[Curve]) -> list[list[Curve]]:
+    """Curves that differ only in seed and name put together, in the order of their first."""
+    groups: dict[str, list[Curve]] = {}
+    for curve in curves:
+        flags = {flag: value for flag, value in curve.config.items() if flag not in SAME_CURVE}
+        groups.setdefault(json.dumps(flags, sort_keys=True) if flags else curve.name, []).append(curve)
+    return list(groups.values())
+
+
+def label_groups(groups: list[list[Curve]]) -> list[str]:
+    """What tells each group from the others, the few flags that differ or else its name, and how many seeds it has."""
+    configs = [group[0].config for group in groups]
+    flags = [flag for flag in dict.fromkeys(flag for config in configs for flag in config) if flag not in SAME_CURVE]
+    differing = [flag for flag in flags if len({json.dumps(config.get(flag)) for config in configs}) > 1]
+    if all(configs) and 1 <= len(differing) <= 3:
+        labels = [
+            ", ".join(f"{config.get(flag)}" if flag == "env" else f"{flag} {config.get(flag)}" for flag in differing)
+            for config in configs
+        ]
+    else:
+        labels = [group[0].name for group in groups]
+    return [f"{label} ({len(group)} seeds)" if len(group) > 1 else label for label, group in zip(labels, groups)]
+
+
+def mean_and_range(group: list[Curve], points: int = 500) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """x, mean, lowest and highest y of a group, where all of its curves reach. Raises ValueError if that is nowhere."""
+    if len(group) == 1:
+        return group[0].x, group[0].y, group[0].y, group[0].y
+    first, last = max(curve.x[0] for curve in group), min(curve.x[-1] for curve in group)
+    if first > last:
+        raise ValueError(f"{group[0].name}: its runs have no part of the x axis in common; draw them one by one")
+    x = np.linspace(first, last, points)
+    ys = np.stack([np.interp(x, curve.x, curve.y) for curve in group])  # [seeds, points]
+    return x, ys.mean(0), ys.min(0), ys.max(0)
+
+
+def draw(groups: list[list[Curve]], flags: Flags):
+    """A matplotlib Figure with one curve a group."""
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import EngFormatter
+    except ImportError:
+        raise ValueError("plot.py draws with matplotlib, which is not installed: pip install matplotlib") from None
+
+    figure = Figure(figsize=(7.2, 4.2), dpi=160, layout="constrained")
+    axes = figure.add_subplot()
+    for index, (group, label) in enumerate(zip(groups, label_groups(groups))):
+        x, mean, lowest, highest = mean_and_range(group)
+        color = COLORS[index % len(COLORS)]
+        axes.plot(x, mean, color=color, linewidth=1.8, label=f"{label}: {mean[-1]:.4g}", solid_capstyle="round")
+        if len(group) > 1:
+            axes.fill_between(x, lowest, highest, color=color, alpha=0.18, linewidth=0)
+        axes.plot(x[-1], mean[-1], "o", color=color, markersize=4.5, markeredgecolor="white", clip_on=False, zorder=3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#999999")
+    axes.tick_params(color="#999999", labelcolor="#444444", labelsize=9)
+    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_xlim(left=0)
+    if flags.x != "hours":
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 500k, 2M
+    axes.set_xlabel(AXIS_LABEL[flags.x], color="#444444", fontsize=10)
+    axes.set_ylabel(AXIS_LABEL.get(flags.y, flags.y), color="#444444", fontsize=10)
+    envs = {curve.config.get("env", "") for group in groups for curve in group}
+    title = flags.title or (envs.pop() if len(envs) == 1 else "")
+    if title:
+        axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color="#222222", pad=10)
+    axes.legend(frameon=False, fontsize=9, labelcolor="#222222", loc="best")
+    return figure
+
+
+def main() -> None:
+    """Draw what the command line asks for."""
+    flags = tyro.cli(Flags, description=__doc__)
+    try:
+        if not flags.paths:
+            raise ValueError("nothing to draw: name one or more run directories, for example runs/pong")
+        if flags.smooth < 1:
+            raise ValueError(f"--smooth {flags.smooth}: it must be at least 1, the number of rows to average over")
+        figure = draw(
+            group_seeds(read_curve(path, COLUMN[flags.x], flags.y, flags.smooth) for path in flags.paths), flags
+        )
+        Path(flags.out).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(flags.out)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    print(f"written to {flags.out}")
+
+
+if __name__ == "__main__":
+    main()

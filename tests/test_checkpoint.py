@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from beast import checkpoint
+from beast.checkpoint import CheckpointError
+
+
+@pytest.fixture
+def state():
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(net.parameters())
+    net(torch.ones(3)).sum().backward()
+    optimizer.step()
+    return {
+        "net": net.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "rng": torch.get_rng_state(),
+        "counts": {"steps": 1_000_000_000_000, "best": float("-inf")},
+        "config": {"env": "Pong", "widths": [16, 8], "track": False, "video": None},
+        "returns": (1.5, -2.0),
+    }
+
+
+def same(a, b) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
+    return a == b
+
+
+def test_what_was_saved_is_loaded_to_the_bit(tmp_path, state):
+    checkpoint.save(tmp_path / "checkpoint.pt", state)
+    loaded = checkpoint.load(tmp_path / "checkpoint.pt")
+    assert same(loaded, state) and "beast_checkpoint" not in loaded
+    assert os.listdir(tmp_path) == ["checkpoint.pt"]
+
+
+def test_loading_runs_no_code_from_the_file(tmp_path):
+    class Malicious:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "owned"),)
+
+    path = tmp_path / "checkpoint.pt"
+    torch.save({"beast_checkpoint": checkpoint.FORMAT, "net": Malicious()}, path)
+    with pytest.raises(CheckpointError, match="not a checkpoint of Beast's"):
+        checkpoint.load(path)
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999])
+def test_a_truncated_checkpoint_is_refused_by_name(tmp_path, state, share):
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save(path, state)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: truncated, damaged or no checkpoint at all"):
+        checkpoint.load(path)
+
+
+def test_a_single_flipped_bit_in_the_weights_is_noticed(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save(path, {"net": torch.full((1000,), 3.0)})
+    content = bytearray(path.read_bytes())
+    middle = bytes(content).index(np.float32(3).tobytes() * 500) + 1001
+    content[middle] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="checksum"):
+        checkpoint.load(path)
+
+
+def test_foreign_and_missing_files_are_refused_and_say_what_to_do(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: there is no such checkpoint; .*train first"):
+        checkpoint.load(path)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        checkpoint.load(tmp_path)
+    for content in (b"some text\n", pickle.dumps({"beast_checkpoint": 1})):
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match="no checkpoint at all"):
+            checkpoint.load(path)
+    for foreign in ({"weight": torch.zeros(2)}, torch.zeros(2)):
+        torch.save(foreign, path)
+        with pytest.raises(CheckpointError, match="no field beast_checkpoint"):
+            checkpoint.load(path)
+
+
+def test_a_checkpoint_of_another_format_is_refused_with_both_numbers(tmp_path):
+    torch.save({"beast_checkpoint": 99}, tmp_path / "checkpoint.pt")
+    with pytest.raises(CheckpointError, match=r"format 99, and this version of Beast reads format 1"):
+        checkpoint.load(tmp_path / "checkpoint.pt")
+
+
+@pytest.mark.parametrize("bad", [np.float64(1.5), np.zeros(2), {1, 2}, io.BytesIO()])
+def test_a_state_that_could_not_be_loaded_again_is_refused_when_saving(tmp_path, bad):
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save(path, {"steps": 1})
+    with pytest.raises(TypeError, match=r"state\['stats'\]\[1\] is a "):
+        checkpoint.save(path, {"stats": [0.0, bad]})
+    assert checkpoint.load(path) == {"steps": 1}
+
+
+def test_a_failed_save_leaves_the_old_checkpoint_and_no_rubbish(tmp_path, monkeypatch):
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save(path, {"steps": 1})
+
+    def disk_full(state, file):
+        file.write(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", disk_full)
+    with pytest.raises(CheckpointError, match="No space left on device.*free space"):
+        checkpoint.save(path, {"steps": 2})
+    assert os.listdir(tmp_path) == ["checkpoint.pt"]
+    assert checkpoint.load(path) == {"steps": 1}
+
+
+def test_leftovers_of_killed_writers_are_removed_and_nothing_else(tmp_path):
+    for name in ("checkpoint.pt.tmp77", "best.pt.tmp77", "checkpoint.pt.old"):
+        (tmp_path / name).write_bytes(b"half")
+    checkpoint.save(tmp_path / "checkpoint.pt", {"steps": 1})
+    assert sorted(os.listdir(tmp_path)) == ["best.pt.tmp77", "checkpoint.pt", "checkpoint.pt.old"]
+
+
+KILL_WRITERS = """
+import glob, os, random, signal, sys, time
+import torch
+from beast import checkpoint
+
+path, random = sys.argv[1], random.Random(0)
+checkpoint.save(path, {"count": 0, "weights": torch.zeros(1_000_000)})
+newest = interrupted = 0
+for _ in range(30):
+    writer = os.fork()
+    if not writer:
+        for count in range(newest + 1, 10**9):
+            checkpoint.save(path, {"count": count, "weights": torch.full((1_000_000,), float(count))})
+    time.sleep(random.uniform(0, 0.06))
+    os.kill(writer, signal.SIGKILL)
+    os.waitpid(writer, 0)
+    interrupted += bool(glob.glob(path + ".tmp*"))
+    state = checkpoint.load(path)
+    assert (state["weights"] == state["count"]).all(), "a mixture of two checkpoints"
+    assert state["count"] >= newest, "an older checkpoint came back"
+    newest = state["count"]
+print(interrupted, newest)
+"""
+
+
+def test_kill_9_during_saving_leaves_a_whole_checkpoint(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", KILL_WRITERS, str(tmp_path / "checkpoint.pt")],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    interrupted, saved = map(int, done.stdout.split())
+    assert interrupted >= 3, f"only {interrupted} of 30 kills hit a save: the test says nothing"
+    assert saved >= 1

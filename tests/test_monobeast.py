@@ -1,0 +1,410 @@
+"""The agent: rollouts, ratio, determinism, resuming, flags."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import toy_envs  # noqa: F401  registers its environments
+
+import monobeast
+from beast import actors, checkpoint
+from beast.rollout import RolloutMemory, Slots
+from beast.tensors import PublishedWeights
+from monobeast import Flags, Inference, Learner, Net
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def small_flags(**changes) -> Flags:
+    defaults = {"env": "CartPole-v1", "num_actors": 1, "group_width": 4, "batch_width": 4, "unroll_length": 8}
+    return monobeast.validate(
+        Flags(**{**defaults, "hidden_size": 64, "core_size": 32, "deterministic": True, **changes})
+    )
+
+
+class LockStep:
+    """Inference and environments of `--deterministic` without a learner: hands out rollouts one after the other."""
+
+    def __init__(self, flags: Flags):
+        torch.manual_seed(flags.seed)
+        self.flags = flags
+        observation_fields, self.action_space = monobeast.probe_env(flags)
+        self.net = Net(observation_fields, self.action_space, flags)
+        fields = monobeast.rollout_fields(observation_fields, self.action_space)
+        self.memory = RolloutMemory(fields, flags.num_slots, flags.unroll_length, flags.group_width)
+        self.slots = Slots(flags.num_slots)
+        self.weights = PublishedWeights(self.net, 0)
+        num_groups = flags.num_actors * monobeast.GROUPS_PER_ACTOR
+        self.actors = actors.LocalActors(
+            monobeast.create_env, flags, self.memory, num_groups, lambda group, life: 100 + group
+        )
+        self.inference = Inference(self.net, self.memory, self.slots, self.actors, self.weights, num_groups, seed=1)
+
+    def next_rollout(self) -> tuple[int, dict, tuple]:
+        """Its slot, its rows as tensors (valid until the next call) and the core's state before row 0."""
+        if hasattr(self, "taken"):
+            self.slots.release(self.taken)
+        while (taken := self.slots.take(1, block=False)) is None:
+            self.inference.step(0)
+        self.taken = taken
+        rollout = monobeast.map_tensors(torch.from_numpy, self.memory.rollout(taken[0]))
+        return taken[0], rollout, self.inference.initial_states[taken[0]]
+
+
+@pytest.mark.parametrize("core", ["none", "lstm", "gru"])
+def test_recomputing_a_rollout_with_the_weights_that_made_it_gives_the_stored_policy_and_values(core):
+    lock_step = LockStep(small_flags(core=core))
+    episodes = 0
+    for _ in range(30):
+        _, rollout, core_state = lock_step.next_rollout()
+        with torch.no_grad():
+            policy_logits, values, _ = lock_step.net(rollout, core_state)
+        torch.testing.assert_close(policy_logits[:-1].exp(), rollout["policy_logits"][1:].exp(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(values[:-1], rollout["baseline"][1:], rtol=1e-5, atol=1e-5)
+        episodes += int(rollout["done"][1:].sum())
+    assert episodes > 10, "the rollouts must contain ends of episodes"
+
+
+def test_rollouts_overlap_by_one_row_and_follow_one_another_without_a_gap():
+    """The counting environment tells its own number, episode and step in every observation."""
+    lock_step = LockStep(small_flags(env="toy_envs:Counting-v0", group_width=3, batch_width=3))
+    last_rows: dict = {}
+    seen_ends = 0
+    for _ in range(200):
+        _, rollout, _ = lock_step.next_rollout()
+        rollout = monobeast.map_tensors(lambda x: x.clone(), rollout)
+        observations = rollout["obs"]["obs"]  # [T+1, K, 3]: environment, episode, step of the episode
+        key = tuple(observations[0, :, 0].tolist())
+        if key in last_rows:
+            monobeast.map_tensors(
+                lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=0),
+                last_rows[key],
+                monobeast.map_tensors(lambda x: x[0], rollout),
+            )
+        last_rows[key] = monobeast.map_tensors(lambda x: x[-1], rollout)
+        assert (observations[:, :, 0] == observations[0, :, 0]).all(), "columns keep their environments"
+        episode, step = observations[:, :, 1], observations[:, :, 2]
+        torch.testing.assert_close(rollout["episode_step"].float(), step, rtol=0, atol=0)
+        assert (rollout["done"] == (step == 0)).all()
+        ended = rollout["terminated"] | rollout["truncated"]
+        assert (ended[:-1] == rollout["done"][1:]).all(), "a final row is followed by a first row, and nothing else is"
+        assert (episode[1:] == episode[:-1] + rollout["done"][1:]).all()
+        assert (step[1:] == torch.where(rollout["done"][1:], 0, step[:-1] + 1)).all()
+        seen_ends += int(ended.sum())
+    assert len(last_rows) == 2 and seen_ends > 50
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_the_stored_core_state_is_the_one_before_row_zero_in_every_slot_of_a_long_run(core):
+    """Held against a recurrent net that walks each environment's whole history, row after row, from its start."""
+    lock_step = LockStep(small_flags(core=core))
+    states: dict = {}
+    used_slots = set()
+    for number in range(40):
+        slot, rollout, core_state = lock_step.next_rollout()
+        used_slots.add(slot)
+        group = number % 2  # two groups in lock-step, one after the other
+        walked = states.get(group, lock_step.net.initial_state(4))
+        for mine, stored in zip(walked, core_state):
+            torch.testing.assert_close(mine, stored, rtol=1e-5, atol=1e-5)
+        with torch.no_grad():
+            for row in range(lock_step.flags.unroll_length):
+                _, _, walked = lock_step.net(monobeast.map_tensors(lambda x: x[row : row + 1], rollout), walked)  # noqa: B023
+        states[group] = walked
+    assert used_slots == set(range(lock_step.flags.num_slots))
+
+
+def test_a_policy_without_lag_has_ratio_one_and_the_last_step_of_an_unroll_has_a_gradient():
+    flags = small_flags(reduction="sum", normalize_advantages=False)
+    lock_step = LockStep(flags)
+    _, rollout, core_state = lock_step.next_rollout()
+    loss, stats = monobeast.compute_loss(flags, lock_step.net, lock_step.action_space, rollout, core_state)
+    assert abs(float(stats["losses/approx_kl"])) < 1e-6 and float(stats["losses/clipfrac"]) == 0
+    logits = {}
+
+    class Watch(torch.nn.Module):
+        def forward(self, inputs, state):
+            policy, values, state = lock_step.net(inputs, state)
+            logits["policy"] = policy.detach().requires_grad_()
+            return logits["policy"], values, state
+
+    loss, _ = monobeast.compute_loss(flags, Watch(), lock_step.action_space, rollout, core_state)
+    loss.backward()
+    gradient = logits["policy"].grad.abs().sum(-1)  # [T+1, B]
+    final = (rollout["terminated"] | rollout["truncated"]) & ~rollout["done"]
+    assert (gradient[-2][~final[-2]] > 0).all(), "the last step of the unroll"
+    assert (gradient[-1] == 0).all(), "row T only bootstraps"
+    assert (gradient[final] == 0).all(), "nobody acts from a final observation"
+
+
+def metric_rows(path: Path) -> list[str]:
+    """All of metrics.csv but the columns that hold times."""
+    lines = [line.split(",") for line in (path / "metrics.csv").read_text().splitlines()]
+    timed = {"hours", "charts/SPS", "stats/learner_wait", "stats/actor_wait"}
+    return [",".join(value for name, value in zip(lines[0], line) if name not in timed) for line in lines]
+
+
+@pytest.mark.parametrize("core", ["none", "lstm"])
+def test_two_deterministic_runs_with_one_seed_are_equal_to_the_bit_and_another_seed_differs(tmp_path, core):
+    outputs = {}
+    for name, seed in (("first", 3), ("second", 3), ("other", 4)):
+        monobeast.train(
+            small_flags(
+                root=str(tmp_path), name=name, seed=seed, core=core, total_steps=4000, log_steps=500, tensorboard=False
+            )
+        )
+        outputs[name] = metric_rows(tmp_path / name)
+    assert len(outputs["first"]) >= 8
+    assert outputs["first"] == outputs["second"]
+    assert outputs["first"] != outputs["other"]
+    weights = [checkpoint.load(tmp_path / name / "checkpoint.pt")["net"] for name in ("first", "second")]
+    assert all(torch.equal(a, b) for a, b in zip(weights[0].values(), weights[1].values()))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_a_resumed_learner_does_to_the_bit_what_it_would_have_done_without_the_stop(tmp_path, optimizer):
+    flags = small_flags(core="lstm", optimizer=optimizer, total_steps=1000)
+    lock_step = LockStep(flags)
+    batches = []
+    for _ in range(6):
+        _, rollout, core_state = lock_step.next_rollout()
+        batches.append((monobeast.map_tensors(lambda x: x.clone(), rollout), core_state))
+
+    def new_learner() -> Learner:
+        return Learner(flags, Net(*monobeast.probe_env(flags), flags))
+
+    straight = new_learner()
+    for batch, core_state in batches[:3]:
+        straight.update(batch, core_state)
+    straight.record_episodes([(1.5, 10), (2.5, 20)])
+    checkpoint.save(tmp_path / "checkpoint.pt", straight.state_dict())
+    after_the_save = torch.rand(3)
+    rates = [straight.update(*batch) and straight.learning_rate() for batch in batches[3:]]
+
+    resumed = new_learner()
+    resumed.load_state_dict(checkpoint.load(tmp_path / "checkpoint.pt"))
+    assert torch.equal(torch.rand(3), after_the_save), "the random number generator goes on where it was"
+    assert list(resumed.returns) == [1.5, 2.5] and list(resumed.lengths) == [10, 20] and resumed.episodes == 2
+    assert [resumed.update(*batch) and resumed.learning_rate() for batch in batches[3:]] == rates
+    assert (resumed.steps, resumed.updates) == (straight.steps, straight.updates)
+    for a, b in zip(straight.net.state_dict().values(), resumed.net.state_dict().values()):
+        assert torch.equal(a, b)
+
+
+def test_a_run_of_the_same_name_goes_on_and_refuses_flags_that_contradict_it(tmp_path):
+    flags = small_flags(root=str(tmp_path), name="run", total_steps=2000, log_steps=500, tensorboard=False)
+    monobeast.train(flags)
+    monobeast.train(dataclasses.replace(flags, total_steps=4000))
+    steps = [int(float(line.split(",")[0])) for line in metric_rows(tmp_path / "run")[1:]]
+    assert steps == sorted(set(steps)) and steps[-1] >= 4000
+    assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["counts"]["steps"] >= 4000
+    with pytest.raises(ValueError, match=r"(?s)discount.*0\.99.*0\.5"):
+        monobeast.train(dataclasses.replace(flags, discount=0.5))
+
+
+def test_the_lag_of_a_real_run_is_recorded_and_stays_within_its_printed_bound(tmp_path):
+    flags = small_flags(
+        root=str(tmp_path),
+        name="run",
+        deterministic=False,
+        num_actors=2,
+        batch_width=2,
+        total_steps=30_000,
+        log_steps=1000,
+    )
+    monobeast.train(dataclasses.replace(flags, tensorboard=False))
+    lines = [line.split(",") for line in (tmp_path / "run" / "metrics.csv").read_text().splitlines()]
+    rows = [dict(zip(lines[0], line)) for line in lines[1:]]
+    lags = [float(row["stats/policy_lag_max"]) for row in rows]
+    bound = monobeast.max_policy_lag(flags.num_slots, flags.group_width, flags.batch_width)
+    assert float(rows[0]["stats/policy_lag_bound"]) == bound
+    assert 0 < max(lags) <= bound
+    assert all(float(row["stats/policy_lag_mean"]) <= float(row["stats/policy_lag_max"]) for row in rows)
+
+
+@pytest.mark.parametrize("minutes", [0.1])
+def test_total_minutes_stop_a_run_and_count_over_all_its_starts(tmp_path, minutes):
+    flags = small_flags(root=str(tmp_path), name="run", total_minutes=minutes, deterministic=False, tensorboard=False)
+    monobeast.train(flags)
+    seconds = checkpoint.load(tmp_path / "run" / "checkpoint.pt")["counts"]["seconds"]
+    assert 60 * minutes <= seconds < 60 * minutes + 3
+    monobeast.train(flags)
+    again = checkpoint.load(tmp_path / "run" / "checkpoint.pt")["counts"]["seconds"]
+    assert again < seconds + 3, "a run whose minutes are used up trains no further"
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (
+            {"group_width": 6, "batch_width": 4},
+            r"--group_width 6 and --batch_width 4: one must divide the other.*--batch_width 2 or 6",
+        ),
+        ({"discount": 1.5}, r"--discount 1.5: it must lie between 0 and 1"),
+        ({"num_actors": 0}, r"--num_actors 0: it must lie between 1 and 1024"),
+        ({"learning_rate": -1.0}, r"--learning_rate -1.0"),
+        ({"learning_rate": math.nan}, r"--learning_rate nan"),
+        ({"num_slots": 1}, r"--num_slots 1: .* need at least 2"),
+    ],
+)
+def test_impossible_flags_are_refused_with_the_value_the_range_and_a_remedy(changes, message):
+    with pytest.raises(ValueError, match=message):
+        small_flags(**changes)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--env", "PongNoFrameskp-v4"], "PongNoFrameskip-v4"),
+        (["--no_such_flag", "3"], "no_such_flag"),
+        (["--net", "huge"], "shallow"),
+        (["--device", "cuda:7"], "cuda:7"),
+        (["--mode", "test", "--name", "nothing"], "nothing"),
+    ],
+)
+def test_a_wrong_command_line_ends_at_once_with_an_error_that_helps_and_no_traceback(tmp_path, arguments, message):
+    if "cuda:7" in arguments and torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    command = [sys.executable, str(ROOT / "monobeast.py"), "--root", str(tmp_path), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode != 0
+    assert message in result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_every_flag_has_a_help_line_that_tells_its_default():
+    help_text = subprocess.run(
+        [sys.executable, str(ROOT / "monobeast.py"), "--help"],
+        capture_output=True, text=True, check=True, env={**__import__("os").environ, "COLUMNS": "400"},
+    ).stdout  # fmt: skip
+    for field in dataclasses.fields(Flags):
+        after = help_text.split(f"--{field.name} ", 1)[1].split("│ --", 1)[0]
+        words = " ".join(after.replace("│", " ").split())
+        assert len(words) > 30, f"--{field.name} has no help"
+        default = repr(field.default) if not isinstance(field.default, str) else (field.default or "''")
+        assert f"(default: {default})" in words, f"--{field.name}: {words}"
+
+
+def test_actors_do_not_import_torch_and_stay_small(tmp_path):
+    flags = small_flags(env="PongNoFrameskip-v4", group_width=2, batch_width=2)
+    lock_step_fields = monobeast.rollout_fields(*monobeast.probe_env(flags))
+    memory = RolloutMemory(lock_step_fields, 2, 4, 2)
+    pool = actors.ActorProcesses(
+        monobeast.__file__, flags, memory, 1, 2, lambda group, life: group, max_restarts=0, timeout=60
+    )
+    try:
+        ready: list[int] = []
+        while len(ready) < 2:
+            ready += pool.wait(1.0)[0]
+        pool.go(0, 0, 0)
+        while not pool.wait(1.0)[0]:
+            pass
+        (pid,) = pool.pids()
+        assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
+        assert max(pool.resident_bytes()) < 200e6
+    finally:
+        pool.close()
+
+
+def test_shared_memory_of_an_atari_environment_is_at_most_1300_kilobytes_with_the_defaults():
+    flags = monobeast.validate(Flags())
+    fields = monobeast.rollout_fields(*monobeast.probe_env(flags))
+    memory = RolloutMemory(fields, flags.num_slots, flags.unroll_length, flags.group_width)
+    num_envs = flags.num_actors * monobeast.GROUPS_PER_ACTOR * flags.group_width
+    assert flags.unroll_length == 20
+    assert memory.num_bytes / num_envs <= 1.3e6
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"env": "Pendulum-v1", "reward_scale": 0.1},
+        {"env": "toy_envs:MultiDiscrete-v0"},
+        {"env": "toy_envs:Dict-v0", "core": "gru"},
+        {"env": "MinAtar/Breakout-v0", "batch_width": 8},
+        {"ppo_clip": 0.2, "optimizer": "rmsprop", "reduction": "sum", "lr_decay": "none"},
+        {"env": "PongNoFrameskip-v4", "net": "deep", "group_width": 1, "batch_width": 2, "unroll_length": 4},
+        {"env": "PongNoFrameskip-v4", "net": "mlp", "group_width": 2, "batch_width": 1, "unroll_length": 4},
+        {
+            "env": "PongNoFrameskip-v4",
+            "amp": "on",
+            "channels_last": False,
+            "group_width": 1,
+            "batch_width": 1,
+            "unroll_length": 4,
+        },
+    ],
+)
+def test_every_kind_of_model_action_and_observation_trains_a_few_updates(tmp_path, changes):
+    flags = small_flags(root=str(tmp_path), name="run", total_steps=100, log_steps=20, tensorboard=False, **changes)
+    monobeast.train(flags)
+    counts = checkpoint.load(tmp_path / "run" / "checkpoint.pt")["counts"]
+    assert counts["steps"] >= 100 and counts["bad_updates"] == 0
+
+
+def test_a_batch_of_several_groups_and_a_group_of_several_batches_train_on_every_column_once(monkeypatch, tmp_path):
+    for K, B in ((4, 2), (4, 4), (2, 6)):
+        trained: list = []
+        original = Learner.update
+
+        def update(self, batch, core_state, trained=trained, original=original):
+            trained.append(batch["obs"]["obs"][1:, :, :].clone())  # [T, B, 3]
+            return original(self, batch, core_state)
+
+        monkeypatch.setattr(Learner, "update", update)
+        flags = small_flags(
+            env="toy_envs:Counting-v0", group_width=K, batch_width=B, root=str(tmp_path), name=f"{K}-{B}"
+        )
+        monobeast.train(dataclasses.replace(flags, total_steps=2000, log_steps=10_000, tensorboard=False))
+        monkeypatch.setattr(Learner, "update", original)
+        assert all(batch.shape[1] == B for batch in trained)
+        rows = torch.cat([batch.flatten(0, 1) for batch in trained])
+        assert len(rows) >= 2000
+        assert len(torch.unique(rows, dim=0)) == len(rows), "each step of each environment once"
+
+
+def test_test_mode_plays_whole_games_with_given_seeds_and_writes_them_down(tmp_path):
+    flags = small_flags(root=str(tmp_path), name="run", core="lstm", total_steps=2000, tensorboard=False)
+    monobeast.train(flags)
+    flags = dataclasses.replace(flags, mode="test", episodes=7)
+    results = [
+        monobeast.test(dataclasses.replace(flags, **changes)) for changes in ({}, {}, {"seed": 9}, {"greedy": True})
+    ]
+    assert results[0]["returns"] == results[1]["returns"] != results[2]["returns"]
+    assert all(len(result["returns"]) == 7 for result in results)
+    assert results[0]["lengths_in_steps"] == results[0]["returns"], "CartPole pays one for each step"
+    written = json.loads((tmp_path / "run" / "test.json").read_text())
+    assert written["returns"] == results[-1]["returns"] and written["greedy"] is True
+    assert written["mean"] == pytest.approx(np.mean(written["returns"]))
+    assert written["standard_error"] == pytest.approx(np.std(written["returns"], ddof=1) / math.sqrt(7))
+
+
+def test_a_video_of_a_game_is_written(tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    flags = small_flags(
+        root=str(tmp_path), name="run", env="BreakoutNoFrameskip-v4", group_width=1, batch_width=1, total_steps=10
+    )
+    monobeast.train(dataclasses.replace(flags, tensorboard=False))
+    monobeast.test(dataclasses.replace(flags, mode="test", episodes=1, video=str(tmp_path / "game.mp4")))
+    import imageio
+
+    frames = imageio.mimread(tmp_path / "game.mp4", memtest=False)
+    assert len(frames) > 20 and frames[0].shape[2] == 3
+    assert any((frame != frames[0]).any() for frame in frames)
+
+
+def test_images_are_centered_by_the_running_mean_and_deviation_of_all_that_was_seen():
+    center = monobeast.CenterImages((2, 3, 3), 1 / 255)
+    images = torch.randint(0, 256, (50, 2, 3, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(center(images.float()), images.float() / 255)
+    for part in images.split([7, 13, 30]):
+        center.observe(part)
+    seen = images.float() / 255
+    expected = (seen - seen.mean(0)) / (seen.var(0, correction=0).sqrt() + center.FLOOR)
+    torch.testing.assert_close(center(images.float()), expected, rtol=1e-4, atol=1e-4)

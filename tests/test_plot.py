@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import plot
+
+ROOT = Path(__file__).parent.parent
+
+
+def make_run(path: Path, returns, steps=None, **config) -> str:
+    path.mkdir(parents=True)
+    steps = steps or [1000 * (i + 1) for i in range(len(returns))]
+    (path / "config.json").write_text(json.dumps({"env": "Pong", "name": path.name, "root": "runs", **config}))
+    rows = [f"{step},{4 * step},{step / 1e6},{value}" for step, value in zip(steps, returns)]
+    (path / "metrics.csv").write_text("\n".join(["step,frames,hours,charts/episodic_return", *rows]) + "\n")
+    return str(path)
+
+
+def read(paths, x="step", smooth=1):
+    return [plot.read_curve(str(path), x, "charts/episodic_return", smooth) for path in paths]
+
+
+def test_runs_that_differ_in_seed_and_name_alone_are_one_curve(tmp_path):
+    paths = [
+        make_run(tmp_path / "a", [1, 2], seed=1, core="none"),
+        make_run(tmp_path / "b", [3, 4], seed=2, core="none"),
+        make_run(tmp_path / "c", [5, 6], seed=1, core="lstm"),
+    ]
+    groups = plot.group_seeds(read(paths))
+    assert [[curve.name for curve in group] for group in groups] == [["a", "b"], ["c"]]
+    assert plot.label_groups(groups) == ["core none (2 seeds)", "core lstm"]
+
+
+def test_a_curve_is_the_mean_with_the_lowest_and_highest_of_its_seeds_where_all_of_them_reach(tmp_path):
+    paths = [
+        make_run(tmp_path / "a", [0, 10, 20], steps=[0, 10, 20], seed=1),
+        make_run(tmp_path / "b", [4, 4, 4], steps=[5, 10, 15], seed=2),
+    ]
+    x, mean, lowest, highest = plot.mean_and_range(read(paths), points=3)
+    np.testing.assert_allclose(x, [5, 10, 15])
+    np.testing.assert_allclose(mean, [(5 + 4) / 2, (10 + 4) / 2, (15 + 4) / 2])
+    np.testing.assert_allclose(lowest, [4, 4, 4])
+    np.testing.assert_allclose(highest, [5, 10, 15])
+
+
+def test_runs_without_a_common_part_are_not_averaged(tmp_path):
+    paths = [make_run(tmp_path / str(s), [0, 1], steps=[10**s, 2 * 10**s], seed=s) for s in (1, 3)]
+    with pytest.raises(ValueError, match="no part of the x axis in common"):
+        plot.mean_and_range(read(paths))
+
+
+def test_frames_and_hours_are_read_from_their_own_columns(tmp_path):
+    path = make_run(tmp_path / "a", [1, 2])
+    assert read([path], "frames")[0].x.tolist() == [4000, 8000]
+    assert read([path], "hours")[0].x.tolist() == [0.001, 0.002]
+
+
+def test_rows_without_a_value_are_left_out(tmp_path):
+    path = make_run(tmp_path / "a", ["", 1, "nan", 3])
+    assert read([path])[0].x.tolist() == [2000, 4000]
+    assert read([path])[0].y.tolist() == [1, 3]
+
+
+def test_smoothing_averages_a_row_with_those_before_it():
+    np.testing.assert_allclose(plot.running_mean(np.array([1.0, 3.0, 5.0, 7.0]), 2), [1, 2, 4, 6])
+    np.testing.assert_allclose(plot.running_mean(np.array([1.0, 3.0, 5.0]), 1), [1, 3, 5])
+
+
+def test_committed_csv_files_are_grouped_by_name_and_their_comments_are_skipped(tmp_path):
+    paths = []
+    for name in ("pong-seed1", "pong-seed2", "tests1", "cartpole"):
+        paths.append(tmp_path / f"{name}.csv")
+        paths[-1].write_text("# command: python monobeast.py\nstep,charts/episodic_return\n10,1\n20,2\n")
+    groups = plot.group_seeds(read(paths))
+    assert plot.label_groups(groups) == ["pong (2 seeds)", "tests1", "cartpole"]
+
+
+def test_an_error_names_the_path_and_what_it_has(tmp_path):
+    with pytest.raises(ValueError, match="nowhere: neither a run directory"):
+        read([tmp_path / "nowhere"])
+    path = make_run(tmp_path / "a", [1])
+    with pytest.raises(ValueError, match="no column losses/x; it has step, frames, hours"):
+        plot.read_curve(path, "step", "losses/x")
+    with pytest.raises(ValueError, match="no values of charts/episodic_return yet"):
+        read([make_run(tmp_path / "b", ["", ""])])
+    with pytest.raises(ValueError, match=r"metrics\.csv: .*'high' in line 2"):
+        read([make_run(tmp_path / "c", ["high"])])
+
+
+def test_the_command_writes_an_image_with_one_line_a_group(tmp_path):
+    paths = [make_run(tmp_path / f"a{seed}", [1, 2, 3], seed=seed) for seed in (1, 2)]
+    out = tmp_path / "images" / "curve.png"
+    command = [sys.executable, str(ROOT / "plot.py"), *paths, "--x", "frames", "--smooth", "2", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"written to {out}\n"
+    assert out.read_bytes().startswith(b"\x89PNG") and out.stat().st_size > 10_000
+
+    figure = plot.draw(plot.group_seeds(read(paths, "frames")), plot.Flags(paths=tuple(paths), x="frames"))
+    (axes,) = figure.axes
+    assert axes.get_legend().get_texts()[0].get_text() == "a1 (2 seeds): 3"
+    assert axes.get_title(loc="left") == "Pong" and axes.get_xlabel() == "frames"
+
+
+@pytest.mark.parametrize("arguments, complaint", [([], "nothing to draw"), (["x", "--smooth", "0"], "--smooth 0")])
+def test_impossible_arguments_end_with_one_line_that_says_what_to_change(monkeypatch, arguments, complaint):
+    monkeypatch.setattr(sys, "argv", ["plot.py", *arguments])
+    with pytest.raises(SystemExit, match=f"^error: .*{complaint}"):
+        plot.main()
+
+
+def test_missing_matplotlib_is_named_with_its_remedy(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ValueError, match="pip install matplotlib"):
+        plot.draw(plot.group_seeds(read([make_run(tmp_path / "a", [1])])), plot.Flags(paths=("a",)))

@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from beast import runs
+
+ROOT = Path(__file__).parent.parent
+CONFIG = {"env": "Pong", "seed": 1, "widths": (16, 8), "total_steps": 100, "video": ""}
+
+
+def start(root, config=CONFIG, name="pong", **changes):
+    return runs.Run(root, name, {**config, **changes}, resume_free={"total_steps"})
+
+
+def rows_of(path):
+    with open(path / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_writes_every_flag_and_what_the_result_may_depend_on(tmp_path):
+    run = start(tmp_path)
+    assert run.path == tmp_path / "pong" and not run.resumed and run.num_starts == 1
+    assert run.checkpoint_path == run.path / "checkpoint.pt" and run.best_path == run.path / "best.pt"
+    config = json.loads((run.path / "config.json").read_text())
+    assert config == {**CONFIG, "widths": [16, 8]} and list(config) == list(CONFIG)
+    (meta,) = json.loads((run.path / "meta.json").read_text())["starts"]
+    assert meta["argv"] == sys.argv
+    assert {"torch", "numpy", "gymnasium", "python"} <= set(meta["versions"])
+    assert meta["cores"] >= 1 and meta["memory_gb"] > 0 and meta["cpu"] and isinstance(meta["gpus"], list)
+    run.close()
+
+
+def test_no_environment_variable_is_written_down(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_API_TOKEN", "a-very-secret-value")
+    run = start(tmp_path)
+    run.log("hello")
+    run.close()
+    for file in run.path.iterdir():
+        assert "a-very-secret-value" not in file.read_text() and "MY_API_TOKEN" not in file.read_text()
+
+
+def test_commit_and_changes_of_a_checkout_are_recorded(tmp_path, monkeypatch):
+    def git(*command):
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        subprocess.run(["git", *identity, *command], cwd=tmp_path, check=True, capture_output=True)
+
+    (tmp_path / "beast").mkdir()
+    (tmp_path / "model.py").write_text("layers = 2\n")
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "beast" / "runs.py"))
+    git("init", "-q")
+    assert runs.describe_machine()["commit"] is None and runs.describe_machine()["diff"] is None
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    assert len(runs.describe_machine()["commit"]) == 40 and runs.describe_machine()["diff"] == ""
+    (tmp_path / "model.py").write_text("layers = 3\n")
+    assert "-layers = 2\n+layers = 3" in runs.describe_machine()["diff"]
+
+
+def test_a_run_with_a_checkpoint_is_resumed_and_remembers_its_starts(tmp_path):
+    run = start(tmp_path)
+    run.checkpoint_path.touch()
+    run.close()
+    run = start(tmp_path, total_steps=200, new_flag=7)
+    assert run.resumed and run.num_starts == 2
+    assert len(json.loads((run.path / "meta.json").read_text())["starts"]) == 2
+    assert json.loads((run.path / "config.json").read_text())["total_steps"] == 200
+    run.close()
+
+
+def test_a_run_that_stopped_before_its_first_checkpoint_begins_anew(tmp_path):
+    start(tmp_path).close()
+    run = start(tmp_path, seed=2)
+    assert not run.resumed and run.num_starts == 1
+    assert json.loads((run.path / "config.json").read_text())["seed"] == 2
+    run.close()
+
+
+def test_flags_that_contradict_the_run_are_refused_by_name_all_at_once(tmp_path):
+    run = start(tmp_path)
+    run.checkpoint_path.touch()
+    run.close()
+    before = (run.path / "config.json").read_text(), (run.path / "meta.json").read_text()
+    with pytest.raises(ValueError) as error:
+        start(tmp_path, seed=2, video="a.mp4", total_steps=5)
+    message = str(error.value)
+    assert "--seed 2 (the run has 1)" in message and "--video a.mp4 (the run has )" in message
+    assert "another --name" in message and "resume this one with --seed 1 --video ''" in message
+    assert "total_steps" not in message and "widths" not in message
+    assert before == ((run.path / "config.json").read_text(), (run.path / "meta.json").read_text())
+    start(tmp_path).close()  # the refused start has left no lock
+
+
+def test_a_checkpoint_without_its_flags_is_not_overwritten(tmp_path):
+    (tmp_path / "pong").mkdir()
+    (tmp_path / "pong" / "checkpoint.pt").touch()
+    with pytest.raises(ValueError, match="checkpoint.pt but no config.json"):
+        start(tmp_path)
+    (tmp_path / "pong" / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="config.json: damaged"):
+        start(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b"])
+def test_a_name_that_is_no_single_directory_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match="--name"):
+        start(tmp_path, name=name)
+
+
+def test_a_root_that_cannot_be_used_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="choose another --root"):
+        start(tmp_path / "file")
+
+
+HOLD = """
+import sys, time
+from beast import runs
+run = runs.Run(sys.argv[1], "pong", {})
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def test_two_processes_cannot_train_in_one_directory_and_kill_9_gives_it_free(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(ValueError, match=f"process {holder.pid} on .* is training in this run's directory"):
+            start(tmp_path)
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait()
+        start(tmp_path).close()
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+
+
+def test_a_log_line_goes_to_the_file_with_the_time_and_to_stderr(tmp_path, capsys):
+    run = start(tmp_path)
+    run.log("first")
+    run.log("second")
+    run.close()
+    lines = (run.path / "out.log").read_text().splitlines()
+    assert [line[20:] for line in lines] == ["first", "second"] and lines[0][:2] == "20"
+    assert capsys.readouterr().err == "first\nsecond\n"
+
+
+def test_metrics_are_in_the_file_when_write_returns(tmp_path):
+    metrics = runs.Metrics(tmp_path, None, tensorboard=False)
+    metrics.write(10, {"frames": 40, "hours": 0.1, "losses/entropy": 1 / 3})
+    (row,) = rows_of(tmp_path)
+    assert row["step"] == "10" and row["frames"] == "40" and row["losses/entropy"] == "0.333333333"
+    assert row["charts/episodic_return"] == ""
+    assert tuple(row) == runs.COLUMNS
+    metrics.close()
+
+
+def test_large_counts_keep_all_their_digits(tmp_path):
+    metrics = runs.Metrics(tmp_path, None, tensorboard=False)
+    metrics.write(12_345_678_901, {"frames": 49_382_715_604})
+    assert rows_of(tmp_path)[0]["frames"] == "49382715604" and rows_of(tmp_path)[0]["step"] == "12345678901"
+    metrics.close()
+
+
+def test_a_name_that_turns_up_later_becomes_a_column_and_no_row_is_lost(tmp_path):
+    metrics = runs.Metrics(tmp_path, None, tensorboard=False)
+    metrics.write(10, {"hours": 0.1})
+    metrics.write(20, {"stats/mine": 2.5})
+    metrics.write(30, {"hours": 0.3, "stats/mine": 3.5})
+    assert [(row["step"], row["hours"], row["stats/mine"]) for row in rows_of(tmp_path)] == [
+        ("10", "0.1", ""),
+        ("20", "", "2.5"),
+        ("30", "0.3", "3.5"),
+    ]
+    metrics.close()
+
+
+def test_a_resume_drops_the_rows_that_the_crash_lost_and_a_row_cut_short(tmp_path):
+    metrics = runs.Metrics(tmp_path, None, tensorboard=False)
+    for step in (10, 20, 30):
+        metrics.write(step, {"stats/mine": float(step)})
+    metrics.close()
+    with open(tmp_path / "metrics.csv", "a") as file:
+        file.write("15" + "," * len(runs.COLUMNS) + "6")  # all of its columns, but of 6.25 only the 6
+    metrics = runs.Metrics(tmp_path, 20, tensorboard=False)
+    metrics.write(25, {"stats/mine": 25.0})
+    metrics.close()
+    assert [(row["step"], row["stats/mine"]) for row in rows_of(tmp_path)] == [("10", "10"), ("20", "20"), ("25", "25")]
+
+
+def test_a_new_run_begins_a_new_file(tmp_path):
+    for _ in range(2):
+        metrics = runs.Metrics(tmp_path, None, tensorboard=False)
+        metrics.write(10, {"hours": 0.1})
+        metrics.close()
+    assert len(rows_of(tmp_path)) == 1
+
+
+def test_tensorboard_has_the_same_numbers_and_forgets_those_lost_by_a_crash(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    metrics = runs.Metrics(tmp_path, None)
+    for step in (10, 20, 30):
+        metrics.write(step, {"charts/SPS": float(step)})
+    metrics.close()
+    metrics = runs.Metrics(tmp_path, 20)
+    metrics.write(25, {"charts/SPS": 25.0})
+    metrics.close()
+    accumulator = EventAccumulator(str(tmp_path))
+    accumulator.Reload()
+    assert [(event.step, event.value) for event in accumulator.Scalars("charts/SPS")] == [(10, 10), (20, 20), (25, 25)]
+
+
+def test_track_without_wandb_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ValueError, match="--track needs .*pip install wandb"):
+        runs.Metrics(tmp_path, None, tensorboard=False, track=True)
+
+
+def test_track_mirrors_the_rows_and_takes_up_the_same_wandb_run_on_resume(tmp_path, monkeypatch):
+    inits, logged = [], []
+    fake_run = types.SimpleNamespace(define_metric=lambda *_, **__: None, log=logged.append, finish=lambda: None)
+    fake = types.SimpleNamespace(init=lambda **options: inits.append(options) or fake_run)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for resume_step in (None, 10, None):
+        metrics = runs.Metrics(tmp_path, resume_step, tensorboard=False, track=True)
+        metrics.write(20, {"hours": 0.5})
+        metrics.close()
+    assert logged[0] == {"step": 20, "hours": 0.5}
+    ids = [options["id"] for options in inits]
+    assert ids[0] == ids[1] != ids[2]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = types.SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(runs.time, "monotonic", lambda: clock.now)
+    return clock
+
+
+def lines_of(capsys, console, clock, begin, steps_per_second, seconds, values=None, warm_up=0):
+    step = begin
+    for second in range(seconds):
+        clock.now += 1
+        step += steps_per_second if second >= warm_up else 0
+        console.update(step, values or {})
+    return capsys.readouterr().err.splitlines()
+
+
+def test_plain_lines_come_at_most_every_ten_seconds_and_name_steps_and_frames(clock, capsys):
+    console = runs.Console(10_000, 0, frames_per_step=4)
+    values = {
+        **{"charts/episodic_return": -12.345, "stats/policy_lag_mean": 1.25, "stats/policy_lag_max": 3.0},
+        **{"stats/learner_wait": 0.031, "stats/actor_wait": 0.4},
+    }
+    lines = lines_of(capsys, console, clock, 0, 100, 31, values)
+    assert len(lines) == 3
+    assert lines[-1] == (
+        " 3,000 steps  30 % |    100 steps/s |     400 frames/s | mean return   -12.35 | lag  1.2 max  3 updates"
+        " | waiting: learner  3 % actors 40 % | 0:01:10 left"
+    )
+    assert len({len(line) for line in lines}) == 1, "the columns are not aligned"
+
+
+def test_speed_and_time_left_are_right_after_a_resume_and_a_warm_up(clock, capsys):
+    console = runs.Console(2_000_000, 0, frames_per_step=1, start_step=1_000_000)
+    lines = lines_of(capsys, console, clock, 1_000_000, 1000, 100, warm_up=50)
+    assert "  1,000 steps/s |" in lines[-1] and "frames" not in lines[-1]
+    assert lines[-1].endswith("0:15:50 left")  # 950,000 steps
+    assert lines[0].endswith("?:??:?? left")
+    console.update(1_050_000, {}, final=True)
+    assert "  1,000 steps/s |" in (last := capsys.readouterr().err) and last.endswith("in 0:01:40\n")
+
+
+def test_time_left_is_that_of_whichever_limit_comes_first(clock, capsys):
+    console = runs.Console(10**9, 10, frames_per_step=1, start_minutes=4)
+    assert lines_of(capsys, console, clock, 0, 1000, 60)[-1].endswith("0:05:00 left")
+
+
+def test_the_live_line_fits_the_terminal_and_messages_go_above_it(tmp_path):
+    script = """
+import time
+from beast import runs
+console = runs.Console(10_000_000, 0, frames_per_step=4)
+values = {"charts/episodic_return": 1.0, "stats/policy_lag_mean": 1.0, "stats/learner_wait": 0.1}
+for step in (10, 20):
+    console.update(step, values, final=True)
+console.print("a message")
+console.close()
+"""
+    pty = pytest.importorskip("pty")
+    main, other = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    environment.pop("NO_COLOR", None)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, stderr=other, env=environment, timeout=60)
+    os.close(other)
+    output = b""
+    try:
+        while chunk := os.read(main, 65536):
+            output += chunk
+    except OSError:  # Linux reports the end of a terminal this way
+        pass
+    os.close(main)
+    text = output.decode()
+    assert done.returncode == 0, text
+    assert "a message" in text and "\x1b[2K" in text, "the line was not redrawn in place"
+    assert "20 steps" in text and "mean return" in text and "waiting" not in text and "…" not in text

@@ -1,0 +1,184 @@
+"""Tiny environments for tests, registered on import: `toy_envs:Counting-v0` and so on, with tests/ on the path."""
+
+from __future__ import annotations
+
+import time
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Counting(gymnasium.Env):
+    """Observes [seed, episode, step of the episode]; pays the number of the step.
+
+    Episodes last 1 to `max_length` steps, drawn from the seed; half of them terminate, the others are truncated.
+    """
+
+    def __init__(self, max_length: int = 7):
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.max_length = max_length
+        self.name, self.episode = 0, -1
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.name, self.episode = seed, -1
+        self.episode, self.count = self.episode + 1, 0
+        self.length = int(self.np_random.integers(1, self.max_length + 1))
+        self.terminates = bool(self.np_random.integers(2))
+        return self._observation(), {}
+
+    def step(self, action):
+        self.count += 1
+        ends = self.count == self.length
+        return self._observation(), float(self.count), ends and self.terminates, ends and not self.terminates, {}
+
+    def _observation(self):
+        return np.array([self.name, self.episode, self.count], np.float32)
+
+
+class MemoryCue(gymnasium.Env):
+    """Shows a cue, then nothing for `delay` steps, then asks: +1 for the action equal to the cue, else -1.
+
+    Observes [cue is 0, cue is 1, asked]. Without a memory the mean return is 0.
+    """
+
+    def __init__(self, delay: int = 5):
+        self.observation_space = spaces.Box(0, 1, (3,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.delay = delay
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.cue, self.count = int(self.np_random.integers(2)), 0
+        observation = np.zeros(3, np.float32)
+        observation[self.cue] = 1
+        return observation, {}
+
+    def step(self, action):
+        asked = self.count == self.delay + 1
+        self.count += 1
+        observation = np.array([0, 0, self.count == self.delay + 1], np.float32)
+        return observation, (1.0 if action == self.cue else -1.0) if asked else 0.0, asked, False, {}
+
+
+class _Matching(gymnasium.Env):
+    """Eight rounds of showing something and paying for the action that matches it; the best return is 8."""
+
+    rounds = 8
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return self._show(), {}
+
+    def step(self, action):
+        reward = self._pay(action)
+        self.count += 1
+        return self._show(), reward, self.count == self.rounds, False, {}
+
+
+class MultiDiscrete(_Matching):
+    """Shows two numbers, below 3 and below 4, one-hot; each that the action repeats pays one half."""
+
+    def __init__(self):
+        self.observation_space = spaces.Box(0, 1, (7,), np.float32)
+        self.action_space = spaces.MultiDiscrete([3, 4])
+
+    def _show(self):
+        self.shown = self.np_random.integers([3, 4])
+        observation = np.zeros(7, np.float32)
+        observation[[self.shown[0], 3 + self.shown[1]]] = 1
+        return observation
+
+    def _pay(self, action):
+        return float(np.mean(np.asarray(action) == self.shown))
+
+
+class Tuple(MultiDiscrete):
+    """The same, with a Tuple for an action space whose second number counts from 10."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = spaces.Tuple((spaces.Discrete(3), spaces.Discrete(4, start=10)))
+
+    def _pay(self, action):
+        return super()._pay([action[0], action[1] - 10])
+
+
+class Dict(_Matching):
+    """Which half of an image is bright and the sign of a number make one of four actions: both parts are needed."""
+
+    def __init__(self):
+        self.observation_space = spaces.Dict(
+            {"image": spaces.Box(0, 255, (8, 8, 1), np.uint8), "number": spaces.Box(-1, 1, (1,), np.float32)}
+        )
+        self.action_space = spaces.Discrete(4)
+
+    def _show(self):
+        half, sign = self.np_random.integers(2, size=2)
+        self.shown = 2 * half + sign
+        image = np.zeros((8, 8, 1), np.uint8)
+        image[4 * half : 4 * half + 4] = 255
+        return {"image": image, "number": np.array([2.0 * sign - 1], np.float32)}
+
+    def _pay(self, action):
+        return float(action == self.shown)
+
+
+class Pixel(gymnasium.Env):
+    """Costs nothing: one Atari-sized image that never changes, episodes of 50 steps, no reward."""
+
+    def __init__(self):
+        self.observation_space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+        self.action_space = spaces.Discrete(4)
+        self.image = np.arange(4 * 84 * 84, dtype=np.uint32).astype(np.uint8).reshape(4, 84, 84)
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return self.image, {}
+
+    def step(self, action):
+        self.count += 1
+        return self.image, 0.0, self.count == 50, False, {}
+
+
+class CrashAtStep(Counting):
+    """Raises in the `n`th step since it was made, whatever episode that is in."""
+
+    def __init__(self, n: int = 50):
+        super().__init__()
+        self.steps_left = n
+
+    def step(self, action):
+        self.steps_left -= 1
+        if self.steps_left == 0:
+            raise RuntimeError("this toy breaks here")
+        return super().step(action)
+
+
+class CrashInReset(Counting):
+    """Cannot be reset."""
+
+    def reset(self, *, seed=None, options=None):
+        raise RuntimeError("this toy cannot be reset")
+
+
+class Hang(Counting):
+    """Sleeps for an hour in the `n`th step since it was made."""
+
+    def __init__(self, n: int = 50):
+        super().__init__()
+        self.steps_left = n
+
+    def step(self, action):
+        self.steps_left -= 1
+        if self.steps_left == 0:
+            time.sleep(3600)
+        return super().step(action)
+
+
+for _toy in (Counting, MemoryCue, MultiDiscrete, Tuple, Dict, Pixel, CrashAtStep, CrashInReset, Hang):
+    gymnasium.register(f"{_toy.__name__}-v0", f"toy_envs:{_toy.__name__}")
