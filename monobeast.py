@@ -152,7 +152,7 @@ class Flags:
 
     # --mode test.
     episodes: int = 10
-    """Whole games to play."""
+    """Whole games to play; mean and standard error are over them."""
     greedy: bool = False
     """Take the most probable action instead of sampling."""
     checkpoint: str = ""
@@ -320,6 +320,10 @@ class Net(nn.Module):
         self.core = None
         if flags.core != "none":
             self.core = (nn.LSTM if flags.core == "lstm" else nn.GRU)(size, flags.core_size)
+            for name, parameter in self.core.named_parameters():
+                nn.init.orthogonal_(parameter) if "weight" in name else nn.init.zeros_(parameter)
+            if flags.core == "lstm":  # begin by remembering (Gers et al. 2000): the gates are input, forget, cell, output
+                nn.init.ones_(self.core.bias_ih_l0[flags.core_size : 2 * flags.core_size])
             size = flags.core_size
         self.policy = orthogonal(nn.Linear(size, policy_width(action_space)), 0.01)
         self.baseline = orthogonal(nn.Linear(size, 1), 1.0)
@@ -948,7 +952,7 @@ def validate(flags: Flags) -> Flags:
 def main() -> None:
     import tyro
 
-    flags = tyro.cli(Flags, description=__doc__, config=(tyro.conf.FlagConversionOff,))
+    flags = tyro.cli(Flags, description=__doc__, use_underscores=True)
     try:
         (train if flags.mode == "train" else test)(flags)
     except (ValueError, MemoryError, ImportError, FileNotFoundError) as error:  # bad input: the message says what to change

@@ -54,7 +54,7 @@ def make(env_id: str, num_envs: int, *, num_threads: int = 1, episodic_life: boo
         kwargs: passed to the environment; of Atari, to `ale_py.vector_env.AtariVectorEnv`.
 
     Raises:
-        ValueError: no such id (the nearest are listed), `num_envs` below 1, or `episodic_life` where there are no lives.
+        ValueError: no such id (the nearest are listed), `num_envs` below 1, or `episodic_life` of another id.
         ImportError: the package that the id needs is not installed.
         FileNotFoundError: the game's ROM cannot be read.
     """
@@ -70,18 +70,18 @@ def make(env_id: str, num_envs: int, *, num_threads: int = 1, episodic_life: boo
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
-            raise ImportError(
-                f"{env_id}: {error}; the part before ':' is a module that must be on PYTHONPATH"
-            ) from error
+            raise ImportError(f"{env_id}: {error}; what stands before ':' is a module on PYTHONPATH") from error
     if name.startswith("MinAtar/"):
         _register_minatar(env_id)
-    if name not in gymnasium.registry:
+    spec = gymnasium.registry.get(name)
+    # Once ale-py is imported, Pong-v4 and its like are registered: raw screens that no net here is made for.
+    if spec is None or (not module and str(spec.entry_point).startswith("ale_py")):
         raise _unknown_id(env_id)
-    if gymnasium.spec(name).vector_entry_point is not None:
-        return gymnasium.make_vec(name, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    if spec.vector_entry_point is not None:
+        return gymnasium.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **kwargs)
     # Without copy=False every observation is copied once more a step; the checker wraps each env in one more layer.
     return gymnasium.make_vec(
-        name, num_envs, vectorization_mode="sync", vector_kwargs={"copy": False}, disable_env_checker=True, **kwargs
+        spec, num_envs, vectorization_mode="sync", vector_kwargs={"copy": False}, disable_env_checker=True, **kwargs
     )
 
 
@@ -148,7 +148,7 @@ class LifeEpisodes(VectorWrapper):
 
     def __init__(self, env: VectorEnv):
         super().__init__(env)
-        names = list(env.unwrapped.ale.get_action_set())
+        names = [action.name for action in env.unwrapped.ale.get_action_set()]
         self._first_action = names.index("FIRE") if "FIRE" in names else 0
         self._lives = np.zeros(env.num_envs, np.int32)
         self._life_over = np.zeros(env.num_envs, bool)
@@ -247,10 +247,13 @@ def _unknown_id(env_id: str) -> ValueError:
     def bare(name: str) -> str:
         return re.sub(r"^.*[:/]|(NoFrameskip|Deterministic)?(-v\d+)?$", "", name).casefold()
 
-    near = difflib.get_close_matches(bare(env_id), {bare(name) for name in known}, n=4, cutoff=0.6)
-    ids = [name for close in near for name in dict.fromkeys(known) if bare(name) == close][:8]
+    ids = difflib.get_close_matches(env_id, known, n=2, cutoff=0.8)
+    for near in difflib.get_close_matches(bare(env_id), {bare(name) for name in known}, n=3, cutoff=0.6):
+        ids += [name for name in known if bare(name) == near]
     hint = (
-        f"the nearest are {', '.join(ids)}" if ids else "gymnasium.pprint_registry() lists those that gymnasium brings"
+        f"the nearest are {', '.join(list(dict.fromkeys(ids))[:8])}"
+        if ids
+        else "gymnasium.pprint_registry() lists some"
     )
     return ValueError(f"no environment is called {env_id!r}: {hint}. An id of your own is written module:Id")
 
@@ -259,7 +262,7 @@ def _unknown_id(env_id: str) -> ValueError:
 
 
 def observation_fields(space: spaces.Space) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Name -> (shape, dtype) of each array of an observation: `obs` for a plain space, a Dict's own names joined by '.'.
+    """Name -> (shape, dtype) of each array of an observation: `obs`, or a Dict's own names (nested ones joined by '.').
 
     Raises:
         ValueError: a part is none of Box, Discrete, MultiDiscrete and MultiBinary, or two parts get one name.
@@ -288,8 +291,8 @@ def _field(space: spaces.Space) -> tuple[tuple[int, ...], str]:
     if isinstance(space, (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)):
         return tuple(space.shape), str(space.dtype)
     raise ValueError(
-        f"observation space {space} is not supported; supported are Box, Discrete, MultiDiscrete, MultiBinary and a Dict "
-        "of these: wrap the environment so that its observations are one of them"
+        f"observation space {space} is not supported; supported are Box, Discrete, MultiDiscrete, MultiBinary and "
+        "a Dict of these: wrap the environment so that its observations are one of them"
     )
 
 
@@ -348,7 +351,7 @@ class EnvGroup:
     [K], `done`, `terminated`, `truncated` bool [K]. Each observation is copied once, from the vector env's array.
 
     Under NEXT_STEP autoreset the last observation of an episode has a row of its own, and the step after it is the
-    reset (`done`). Under SAME_STEP one row is both: the first of an episode, and `terminated` or `truncated` of the one before.
+    reset (`done`). Under SAME_STEP one row is both: the first of an episode, and the end of the one before it.
 
     `episode_return` and `episode_step` are of whole games: a vector env whose episode may end within a game says so in
     `info["life_over"]` (bool [K], see `LifeEpisodes`).

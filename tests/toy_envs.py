@@ -42,26 +42,31 @@ class Counting(gymnasium.Env):
 class MemoryCue(gymnasium.Env):
     """Shows a cue, then nothing for `delay` steps, then asks: +1 for the action equal to the cue, else -1.
 
-    Observes [cue is 0, cue is 1, asked]. Without a memory the mean return is 0.
+    Observes [cue is 0, cue is 1, hush, asked]. Without a memory the mean return is 0. A model that sees its last action
+    could hand the cue on in it from step to step; so in the step after the cue (hush) action 1 costs 1.
     """
 
-    def __init__(self, delay: int = 5):
-        self.observation_space = spaces.Box(0, 1, (3,), np.float32)
+    def __init__(self, delay: int = 3):
+        self.observation_space = spaces.Box(0, 1, (4,), np.float32)
         self.action_space = spaces.Discrete(2)
         self.delay = delay
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.cue, self.count = int(self.np_random.integers(2)), 0
-        observation = np.zeros(3, np.float32)
+        observation = np.zeros(4, np.float32)
         observation[self.cue] = 1
         return observation, {}
 
     def step(self, action):
-        asked = self.count == self.delay + 1
+        hush, asked = self.count == 1, self.count == self.delay + 1
         self.count += 1
-        observation = np.array([0, 0, self.count == self.delay + 1], np.float32)
-        return observation, (1.0 if action == self.cue else -1.0) if asked else 0.0, asked, False, {}
+        observation = np.array([0, 0, self.count == 1, self.count == self.delay + 1], np.float32)
+        if asked:
+            reward = 1.0 if action == self.cue else -1.0
+        else:
+            reward = -1.0 if hush and action == 1 else 0.0
+        return observation, reward, asked, False, {}
 
 
 class _Matching(gymnasium.Env):

@@ -1,0 +1,583 @@
+"""Environments and the rows they write."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import toy_envs
+from ale_py import Action
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from beast import envs
+from beast.envs import EnvGroup, finished_episodes
+
+MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
+SCALARS = {
+    "reward": np.float32,
+    "done": bool,
+    "terminated": bool,
+    "truncated": bool,
+    "episode_return": np.float32,
+    "episode_step": np.int32,
+}
+
+
+def new_rows(group: EnvGroup, num_rows: int) -> dict:
+    """Arrays [num_rows, K, …] filled with values that a row which nobody wrote would show."""
+    observations = {
+        name: np.full((num_rows, group.num_envs, *shape), 99, dtype)
+        for name, (shape, dtype) in group.observation_fields.items()
+    }
+    return {"obs": observations, **{n: np.full((num_rows, group.num_envs), 77, d) for n, d in SCALARS.items()}}
+
+
+def row(rows: dict, t: int) -> dict:
+    return {**{n: rows[n][t] for n in SCALARS}, "obs": {n: a[t] for n, a in rows["obs"].items()}}
+
+
+def play(group: EnvGroup, num_steps: int, seed: int = 0, actions=None) -> dict:
+    """Rows 0 to num_steps of a group; `actions(t)` gives those that lead to row t (all 0 by default)."""
+    rows = new_rows(group, num_steps + 1)
+    group.reset(seed, row(rows, 0))
+    for t in range(1, num_steps + 1):
+        group.step(np.zeros(group.num_envs, np.int64) if actions is None else actions(t), row(rows, t))
+    return rows
+
+
+class Scripted(toy_envs.Counting):
+    """Episodes of lengths 2, 1 and 3, over and over: terminated, truncated, terminated."""
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed)
+        self.length, self.terminates = [(2, True), (1, False), (3, True)][self.episode % 3]
+        return observation, info
+
+
+def scripted_rows(mode: AutoresetMode) -> dict:
+    rows = play(EnvGroup(SyncVectorEnv([Scripted, Scripted], autoreset_mode=mode)), 9, seed=5)
+    assert rows["obs"]["obs"][:, :, 0].tolist() == [[5, 6]] * 10, "each env has its own seed"
+    return {name: (rows["obs"]["obs"][:, 0, 2] if name == "obs" else rows[name][:, 0]).tolist() for name in rows}
+
+
+def test_under_next_step_autoreset_a_final_row_comes_before_the_reset_row():
+    rows = scripted_rows(AutoresetMode.NEXT_STEP)
+    assert rows["obs"] == [0, 1, 2, 0, 1, 0, 1, 2, 3, 0]
+    assert rows["done"] == [1, 0, 0, 1, 0, 1, 0, 0, 0, 1]
+    assert rows["terminated"] == [0, 0, 1, 0, 0, 0, 0, 0, 1, 0]
+    assert rows["truncated"] == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+    assert rows["reward"] == [0, 1, 2, 0, 1, 0, 1, 2, 3, 0]
+    assert rows["episode_return"] == [0, 1, 3, 0, 1, 0, 1, 3, 6, 0]
+    assert rows["episode_step"] == [0, 1, 2, 0, 1, 0, 1, 2, 3, 0]
+
+
+def test_under_same_step_autoreset_one_row_ends_an_episode_and_begins_the_next():
+    rows = scripted_rows(AutoresetMode.SAME_STEP)
+    assert rows["obs"] == [0, 1, 0, 0, 1, 2, 0, 1, 0, 0]
+    assert rows["done"] == [1, 0, 1, 1, 0, 0, 1, 0, 1, 1]
+    assert rows["terminated"] == [0, 0, 1, 0, 0, 0, 1, 0, 1, 0]
+    assert rows["truncated"] == [0, 0, 0, 1, 0, 0, 0, 0, 0, 1]
+    assert rows["reward"] == [0, 1, 2, 1, 1, 2, 3, 1, 2, 1], "the reward is the ended episode's last"
+    assert rows["episode_return"] == [0, 1, 0, 0, 1, 3, 0, 1, 0, 0]
+    assert rows["episode_step"] == [0, 1, 0, 0, 1, 2, 0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_of_random_episodes_are_those_of_environments_played_one_by_one(mode):
+    num_steps, seed = 200, 3
+    group = EnvGroup(SyncVectorEnv([lambda: toy_envs.Counting(max_length=5)] * 4, autoreset_mode=mode))
+    rows = play(group, num_steps, seed)
+    for k in range(4):
+        env = toy_envs.Counting(max_length=5)
+        observation, _ = env.reset(seed=seed + k)
+        expected = [(observation, 0.0, True, False, False, 0.0, 0)]
+        total, length = 0.0, 0
+        while len(expected) <= num_steps:
+            observation, reward, terminated, truncated, _ = env.step(0)
+            total, length = total + reward, length + 1
+            ended = terminated or truncated
+            if not ended or mode == AutoresetMode.NEXT_STEP:
+                expected.append((observation, reward, False, terminated, truncated, total, length))
+            if ended:
+                observation, _ = env.reset()
+                same_step = mode == AutoresetMode.SAME_STEP
+                ends = (reward, True, terminated, truncated) if same_step else (0.0, True, False, False)
+                expected.append((observation, *ends, 0.0, 0))
+                total, length = 0.0, 0
+        for t in range(num_steps + 1):
+            np.testing.assert_array_equal(rows["obs"]["obs"][t, k], expected[t][0])
+            assert tuple(rows[name][t, k] for name in SCALARS) == expected[t][1:], (t, k)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("unroll_length", [1, 2, 7])
+def test_every_finished_episode_is_told_once_over_consecutive_rollouts(mode, unroll_length):
+    group = EnvGroup(SyncVectorEnv([lambda: toy_envs.Counting(max_length=4)] * 3, autoreset_mode=mode))
+    rows = play(group, 20 * unroll_length)
+    told = []
+    for first in range(0, 20 * unroll_length, unroll_length):
+        told += finished_episodes({name: rows[name][first : first + unroll_length + 1] for name in SCALARS})
+    assert told == finished_episodes(rows), "and in the same order"
+    numbers = rows["obs"]["obs"][-1, :, 1]  # number of the episode that each env is in
+    still_final = (rows["terminated"] | rows["truncated"])[-1] & ~rows["done"][-1]
+    assert len(told) == numbers.sum(), "a last row that is final is told by the rollout after it"
+    assert len(told) > 0 and still_final.sum() <= 3
+    assert all(total == length * (length + 1) / 2 for total, length in told)
+    assert all(type(total) is float and type(length) is int for total, length in told)
+
+
+def test_a_reset_forgets_what_came_before_it():
+    group = EnvGroup(SyncVectorEnv([Scripted, Scripted]))
+    rows = new_rows(group, 5)
+    group.reset(1, row(rows, 0))
+    for t in (1, 2):
+        group.step(np.zeros(2, np.int64), row(rows, t))
+    assert rows["terminated"][2].all(), "the first episode lasts two steps"
+    group.reset(1, row(rows, 3))
+    group.step(np.zeros(2, np.int64), row(rows, 4))
+    assert rows["done"][:, 0].tolist() == [1, 0, 0, 1, 0], "the step after a reset is an ordinary one"
+    assert rows["episode_return"][:, 0].tolist() == [0, 1, 3, 0, 1]
+    assert rows["terminated"][:, 0].tolist() == [0, 0, 1, 0, 0]
+
+
+# ------------------------------------------------------------------------------------------------ Atari
+
+
+def test_whole_games_of_breakout_are_told_with_all_their_lives():
+    """Held against ale-py's env without life episodes, fed with the actions that were really executed."""
+    num_steps, seed, fire = 500, 3, 1
+    rng = np.random.default_rng(0)
+    chosen = rng.integers(0, 4, (num_steps + 1, 2))
+    group = EnvGroup(envs.make("BreakoutNoFrameskip-v4", 2))
+    rows = play(group, num_steps, seed, lambda t: chosen[t])
+    group.close()
+
+    plain = AtariVectorEnv("breakout", 2, num_threads=1, reward_clipping=False, noop_max=30)
+    observations, info = plain.reset(seed=seed)
+    np.testing.assert_array_equal(rows["obs"]["obs"][0], observations)
+    lives, was_over, was_life_over = info["lives"], np.zeros(2, bool), np.zeros(2, bool)
+    total, length, games, lost_lives = np.zeros(2), np.zeros(2, int), [], 0
+    for t in range(1, num_steps + 1):
+        observations, reward, terminated, truncated, info = plain.step(np.where(was_life_over, fire, chosen[t]))
+        for k in np.flatnonzero(was_over):
+            games.append((total[k], length[k]))
+        total, length = np.where(was_over, 0, total + reward), np.where(was_over, 0, length + 1)
+        life_over = (info["lives"] < lives) & (info["lives"] > 0)
+        lost_lives += life_over.sum()
+        np.testing.assert_array_equal(rows["obs"]["obs"][t], observations)
+        np.testing.assert_array_equal(rows["terminated"][t], terminated | life_over)
+        np.testing.assert_array_equal(rows["done"][t], was_over | was_life_over)
+        np.testing.assert_array_equal(rows["reward"][t], reward)
+        np.testing.assert_array_equal(rows["episode_return"][t], total)
+        np.testing.assert_array_equal(rows["episode_step"][t], length)
+        lives, was_over, was_life_over = info["lives"], terminated | truncated, life_over
+    plain.close()
+    assert len(games) >= 2 and lost_lives >= 4 * len(games), "a game of Breakout has five lives"
+    assert finished_episodes(rows) == games
+    assert sum(total for total, _ in games) > 0
+
+
+def test_the_frame_limit_of_an_atari_game_truncates_and_does_not_terminate():
+    group = EnvGroup(envs.make("ALE/Pong-v5", 1, max_num_frames_per_episode=40))
+    rows = play(group, 23)
+    truncated = np.flatnonzero(rows["truncated"][:, 0]).tolist()
+    assert truncated == [10, 21], "40 frames are 10 steps; a row for the reset lies between"
+    assert not rows["terminated"].any()
+    assert np.flatnonzero(rows["done"][:, 0]).tolist() == [0, 11, 22]
+    assert [length for _, length in finished_episodes(rows)] == [10, 10]
+    assert envs.ATARI_FRAMES_PER_EPISODE == 108_000
+
+
+class LivesAsTold(VectorEnv):
+    """One env under NEXT_STEP whose lives and ends are a list; it notes the actions that reach it."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    num_envs = 1
+    single_observation_space, single_action_space = spaces.Box(0, 99, (), np.float32), spaces.Discrete(4)
+
+    class ale:  # noqa: N801
+        get_action_set = staticmethod(lambda: [Action.NOOP, Action.FIRE, Action.RIGHT, Action.LEFT])
+
+    def __init__(self, *told):
+        self.told, self.count, self.actions = told, 0, []
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {"lives": np.array([self.told[0][0]])}
+
+    def step(self, actions):
+        self.actions.append(int(actions[0]))
+        self.count += 1
+        lives, terminated, truncated = self.told[self.count]
+        info = {"lives": np.array([lives])}
+        return np.full(1, self.count, np.float32), np.ones(1), np.array([terminated]), np.array([truncated]), info
+
+
+def test_a_life_terminates_the_next_begins_with_fire_and_returns_carry_on_until_the_game_ends():
+    go, end = (False, False), (True, False)
+    env = LivesAsTold((2, *go), (2, *go), (1, *go), (1, *go), (0, *go), (0, *end), (2, *go), (2, *go))
+    rows = play(EnvGroup(envs.LifeEpisodes(env)), 7, actions=lambda t: np.array([3]))
+    assert env.actions == [3, 3, 1, 3, 3, 3, 3], "FIRE takes the place of the void action after a lost life"
+    assert rows["terminated"][:, 0].tolist() == [0, 0, 1, 0, 0, 1, 0, 0], "no lives left is not yet the end"
+    assert rows["done"][:, 0].tolist() == [1, 0, 0, 1, 0, 0, 1, 0]
+    assert rows["episode_return"][:, 0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
+    assert rows["episode_step"][:, 0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
+    assert rows["reward"][:, 0].tolist() == [0, 1, 1, 1, 1, 1, 0, 1]
+    assert finished_episodes(rows) == [(5.0, 5)]
+
+
+def test_a_game_cut_off_in_the_step_that_costs_a_life_is_over():
+    go, cut = (False, False), (False, True)
+    env = LivesAsTold((2, *go), (1, *cut), (2, *go), (2, *go))
+    rows = play(EnvGroup(envs.LifeEpisodes(env)), 3, actions=lambda t: np.array([3]))
+    assert env.actions == [3, 3, 3], "the next game begins by the reset, not by FIRE"
+    assert not rows["terminated"].any() and rows["truncated"][:, 0].tolist() == [0, 1, 0, 0]
+    assert finished_episodes(rows) == [(1.0, 1)]
+
+
+def test_a_game_cut_off_in_the_step_that_begins_a_life_leaves_two_final_rows_and_is_told_once():
+    go, cut = (False, False), (False, True)
+    env = LivesAsTold((2, *go), (1, *go), (1, *cut), (2, *go), (2, *go))
+    rows = play(EnvGroup(envs.LifeEpisodes(env)), 4)
+    assert rows["terminated"][:, 0].tolist() == [0, 1, 0, 0, 0]
+    assert rows["truncated"][:, 0].tolist() == [0, 0, 1, 0, 0]
+    assert rows["done"][:, 0].tolist() == [1, 0, 0, 1, 0]
+    assert finished_episodes(rows) == [(2.0, 2)]
+
+
+def test_a_noframeskip_v4_id_means_no_ops_and_fire_at_the_start_lives_as_episodes_and_no_sticky_actions():
+    env = envs.make("BreakoutNoFrameskip-v4", 3)
+    assert isinstance(env, envs.LifeEpisodes)
+    assert env.single_observation_space == spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    assert env.single_action_space == spaces.Discrete(4)
+    starts = env.reset(seed=1)[1]["episode_frame_number"]
+    assert len(set(starts.tolist())) > 1 and starts.max() <= 31, "different numbers of no-ops"
+    for _ in range(40):
+        _, _, _, _, info = env.step(np.zeros(3, np.int64))
+    assert (info["frame_number"] > 100).all() and (info["lives"] < 5).all(), "the ball was served"
+    env.close()
+
+    env = envs.make("BreakoutNoFrameskip-v4", 2, noop_max=0)
+    env.reset(seed=1)
+    for t in range(40):
+        observations = env.step(np.full(2, t % 4))[0]
+    np.testing.assert_array_equal(observations[0], observations[1], err_msg="without no-ops nothing is left to chance")
+    env.close()
+
+
+def test_an_ale_v5_id_means_sticky_actions_and_nothing_else_at_the_start_or_at_a_lost_life():
+    env = envs.make("ALE/Breakout-v5", 2)
+    assert isinstance(env, AtariVectorEnv)
+    observations, info = env.reset(seed=1)
+    assert info["episode_frame_number"].tolist() == [0, 0]
+    np.testing.assert_array_equal(observations[0], observations[1])
+    differs, lives, actions = False, info["lives"], [1, 2, 2, 3, 3]
+    for t in range(120):
+        observations, _, terminated, _, info = env.step(np.full(2, actions[t % 5]))
+        differs = differs or (observations[0] != observations[1]).any()
+        assert not terminated.any()
+        if (info["lives"] < lives).all():
+            break
+    assert differs, "the same actions stick differently"
+    assert (info["lives"] < lives).any(), "a life was lost and no episode ended"
+    env.close()
+
+
+def test_rewards_of_atari_are_not_clipped():
+    group = EnvGroup(envs.make("QbertNoFrameskip-v4", 1))
+    rng = np.random.default_rng(0)
+    rows = play(group, 60, 3, lambda t: rng.integers(0, 6, 1))
+    assert rows["reward"].max() == 25, "a cube of Q*bert"
+
+
+def test_one_step_of_atari_is_four_frames():
+    assert envs.frames_per_step("PongNoFrameskip-v4") == envs.frames_per_step("ALE/Pong-v5") == 4
+    assert envs.frames_per_step("CartPole-v1") == envs.frames_per_step("MinAtar/Breakout-v0") == 1
+
+
+# ---------------------------------------------------------------------------------------------- MinAtar
+
+
+def test_minatar_has_all_six_actions_and_plays_as_the_original_does():
+    pytest.importorskip("minatar")
+    group = EnvGroup(envs.make("MinAtar/Breakout-v0", 1))
+    assert group.single_action_space == spaces.Discrete(6)
+    assert group.observation_fields == {"obs": ((10, 10, 4), "bool")}
+    assert envs.make("MinAtar/Breakout-v1", 1).single_action_space == spaces.Discrete(3)
+    rng = np.random.default_rng(0)
+    actions = rng.integers(0, 6, 200)
+    rows = play(group, 199, 4, lambda t: actions[t : t + 1])
+
+    from minatar import Environment
+
+    original = Environment("breakout", sticky_action_prob=0.1)
+    original.seed(4)
+    original.reset()
+    over = False
+    for t in range(1, 200):
+        reward = 0
+        if over:
+            original.reset()
+            over = False
+        else:
+            reward, over = original.act(actions[t])
+        np.testing.assert_array_equal(rows["obs"]["obs"][t, 0], original.state())
+        assert (rows["reward"][t, 0], rows["terminated"][t, 0]) == (reward, over)
+    assert len(finished_episodes(rows)) > 5
+
+
+# ------------------------------------------------------------------------------------------------- ids
+
+
+@pytest.mark.parametrize(
+    ("env_id", "near"),
+    [
+        ("PongNoFramskip-v4", "PongNoFrameskip-v4"),
+        ("Pong-v4", "ALE/Pong-v5"),
+        ("ALE/Braekout-v5", "ALE/Breakout-v5"),
+        ("cartpole", "CartPole-v1"),
+        ("MinAtar/Breakuot-v0", "MinAtar/Breakout-v0"),
+        ("toy_envs:Countin-v0", "Counting-v0"),
+    ],
+)
+def test_an_unknown_id_is_named_with_the_nearest_that_exist(env_id, near):
+    with pytest.raises(ValueError, match=f"no environment is called '{env_id}'") as error:
+        envs.make(env_id, 1)
+    assert near in str(error.value)
+
+
+def test_impossible_requests_are_refused_with_what_to_do(monkeypatch, tmp_path):
+    with pytest.raises(ValueError, match="num_envs is 0"):
+        envs.make("CartPole-v1", 0)
+    with pytest.raises(ValueError, match="episodic_life is for Atari ids"):
+        envs.make("CartPole-v1", 1, episodic_life=True)
+    with pytest.raises(ImportError, match="no_such_module"):
+        envs.make("no_such_module:Env-v0", 1)
+    monkeypatch.setenv("ALE_ROMS_DIR", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="put pong.bin into ALE_ROMS_DIR=.*or unset"):
+        envs.make("ALE/Pong-v5", 1)
+
+
+def test_gymnasium_ids_run_at_full_speed_and_user_ids_name_their_module():
+    env = envs.make("Pendulum-v1", 2)
+    assert isinstance(env, SyncVectorEnv) and not env.copy, "a copy of every observation less"
+    assert "PassiveEnvChecker" not in str(env.envs[0])
+    assert type(envs.make("CartPole-v1", 2).unwrapped).__name__ == "CartPoleVectorEnv", "its own vector env"
+    env = envs.make("toy_envs:Counting-v0", 2, max_length=3)
+    assert env.envs[0].unwrapped.max_length == 3
+
+
+def test_cartpole_ends_after_500_steps_by_truncation():
+    """Its own vector env: a policy that balances."""
+    group = EnvGroup(envs.make("CartPole-v1", 1))
+    rows = new_rows(group, 503)
+    group.reset(0, row(rows, 0))
+    for t in range(1, 503):
+        x, x_dot, theta, theta_dot = rows["obs"]["obs"][t - 1, 0]
+        group.step(np.array([int(0.1 * x + 0.2 * x_dot + theta + 0.5 * theta_dot > 0)]), row(rows, t))
+    assert np.flatnonzero(rows["truncated"][:, 0]).tolist() == [500] and not rows["terminated"].any()
+    assert rows["done"][501, 0] and rows["episode_step"][502, 0] == 1
+    assert finished_episodes(rows) == [(500.0, 500)]
+
+
+def test_the_module_stays_small_and_imports_no_torch():
+    """Actors import it; Linux tells how much memory it then takes."""
+    code = """
+import sys
+from beast import envs
+for env_id in ("PongNoFrameskip-v4", "CartPole-v1"):
+    envs.EnvGroup(envs.make(env_id, 1))
+try:
+    envs.make("MinAtar/Breakout-v0", 1)
+except ImportError:
+    pass
+heavy = {"torch", "matplotlib", "pandas", "seaborn", "cv2", "scipy"} & set(sys.modules)
+assert not heavy, heavy
+if sys.platform == "linux":
+    pages = int(open("/proc/self/statm").read().split()[1])
+    assert pages * 4096 < 200e6, pages
+"""
+    root = Path(__file__).resolve().parent.parent
+    result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+# ---------------------------------------------------------------------------------- spaces and autoreset
+
+
+class Echo(gymnasium.Env):
+    """Keeps the actions it was given, as they came, in `told`."""
+
+    def __init__(self, action_space):
+        self.action_space = action_space
+        self.observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        self.told = []
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.told.append(action)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+def told_actions(space: spaces.Space, actions: np.ndarray) -> list:
+    env = SyncVectorEnv([lambda: Echo(space)] * len(actions))
+    play(EnvGroup(env), 1, actions=lambda t: actions)
+    return [sub_env.told[0] for sub_env in env.envs]
+
+
+def test_minus_one_to_one_spans_the_bounds_of_a_box_and_what_lies_outside_is_clipped():
+    space = spaces.Box(np.array([0, -4], np.float32), np.array([10, 4], np.float32))
+    actions = np.array([[-1, -1], [0, 0.5], [1, 1], [-7, 7]], np.float32)
+    np.testing.assert_allclose(told_actions(space, actions), [[0, -4], [5, 2], [10, 4], [0, 4]])
+
+
+def test_numbers_of_a_box_without_two_bounds_pass_unscaled():
+    space = spaces.Box(np.array([-np.inf, 0, 2], np.float32), np.array([np.inf, np.inf, 4], np.float32))
+    actions = np.array([[30, 5, 0], [-30, -5, -1]], np.float32)
+    np.testing.assert_allclose(told_actions(space, actions), [[30, 5, 3], [-30, 0, 2]])
+
+
+def test_a_box_of_any_shape_gets_its_shape_and_dtype_back():
+    space = spaces.Box(-2, 2, (2, 3), np.float64)
+    (action,) = told_actions(space, np.linspace(-1, 1, 6, dtype=np.float32)[None])
+    np.testing.assert_allclose(action, np.linspace(-2, 2, 6).reshape(2, 3), rtol=1e-6)
+    assert action.dtype == np.float64
+
+
+def test_categories_start_where_the_space_says():
+    assert [int(a) for a in told_actions(spaces.Discrete(3, start=-1), np.array([0, 1, 2]))] == [-1, 0, 1]
+    space = spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[0, 10], [20, 30]])
+    (action,) = told_actions(space, np.array([[1, 2, 3, 4]]))
+    assert action.tolist() == [[1, 12], [23, 34]]
+
+
+def test_the_parts_of_a_tuple_are_nested_again():
+    inner = spaces.Tuple((spaces.Discrete(4, start=10), spaces.MultiDiscrete([2, 5])))
+    space = spaces.Tuple((spaces.Discrete(3), inner, spaces.Discrete(7)))
+    first, second = told_actions(space, np.array([[2, 3, 1, 4, 6], [0, 1, 0, 2, 5]]))
+    assert (first[0], first[1][0], first[1][1].tolist(), first[2]) == (2, 13, [1, 4], 6)
+    assert (second[0], second[1][0], second[1][1].tolist(), second[2]) == (0, 11, [0, 2], 5)
+
+
+@pytest.mark.parametrize("action", [-1, 4, np.iinfo(np.int64).max])
+def test_an_action_that_the_space_does_not_have_is_refused_before_the_env_hangs_on_it(action):
+    with pytest.raises(ValueError, match=r"not all in Discrete\(4\)"):
+        envs.env_actions(spaces.Discrete(4), np.array([0, action]))
+
+
+def test_parts_of_dict_observations_get_their_own_names_nested_ones_joined_by_dots():
+    class Nested(Echo):
+        def __init__(self):
+            super().__init__(spaces.Discrete(2))
+            place = spaces.Dict({"x": spaces.Box(-1, 1, (2,), np.float32), "room": spaces.Discrete(9)})
+            bits = spaces.MultiBinary(3)
+            self.observation_space = spaces.Dict({"place": place, "bits": bits, "dice": spaces.MultiDiscrete([6, 6])})
+
+        def reset(self, *, seed=None, options=None):
+            return self.observation_space.sample(), {}
+
+        def step(self, action):
+            place = {"x": np.array([0.5, -0.5], np.float32), "room": 7}
+            observation = {"place": place, "bits": np.array([1, 0, 1], np.int8), "dice": np.array([2, 5])}
+            return observation, 0.0, False, False, {}
+
+    group = EnvGroup(SyncVectorEnv([Nested] * 2))
+    assert group.observation_fields == {
+        "bits": ((3,), "int8"),
+        "dice": ((2,), "int64"),
+        "place.room": ((), "int64"),
+        "place.x": ((2,), "float32"),
+    }
+    observations = play(group, 1)["obs"]
+    assert observations["bits"][1].tolist() == [[1, 0, 1]] * 2
+    assert observations["dice"][1].tolist() == [[2, 5]] * 2
+    assert observations["place.room"][1].tolist() == [7, 7]
+    assert observations["place.x"][1].tolist() == [[0.5, -0.5]] * 2
+
+
+def test_observation_spaces_that_have_no_array_are_refused_and_so_are_two_of_one_name():
+    with pytest.raises(ValueError, match="Text.*is not supported; supported are Box"):
+        envs.observation_fields(spaces.Dict({"text": spaces.Text(5)}))
+    box = spaces.Box(0, 1, (1,))
+    with pytest.raises(ValueError, match="'a.b'"):
+        envs.observation_fields(spaces.Dict({"a": spaces.Dict({"b": box}), "a.b": box}))
+
+
+def test_an_env_that_does_not_reset_itself_is_refused():
+    with pytest.raises(ValueError, match="is AutoresetMode.DISABLED, expected AutoresetMode.NEXT_STEP or SAME_STEP"):
+        EnvGroup(SyncVectorEnv([Scripted], autoreset_mode=AutoresetMode.DISABLED))
+    env = LivesAsTold((0, False, False))
+    env.metadata = {}
+    with pytest.raises(ValueError, match="is None, expected"):
+        EnvGroup(env)
+
+
+# ------------------------------------------------------------------------------------------------- toys
+
+
+@pytest.mark.parametrize(
+    ("toy", "best", "play_well"),
+    [
+        ("MultiDiscrete", 8.0, lambda obs: np.stack([obs["obs"][:, :3].argmax(1), obs["obs"][:, 3:].argmax(1)], 1)),
+        ("Tuple", 8.0, lambda obs: np.stack([obs["obs"][:, :3].argmax(1), obs["obs"][:, 3:].argmax(1)], 1)),
+        ("Dict", 8.0, lambda obs: 2 * (obs["image"][:, 7, 0, 0] > 0) + (obs["number"][:, 0] > 0)),
+    ],
+)
+def test_the_matching_toys_can_be_solved(toy, best, play_well):
+    group = EnvGroup(envs.make(f"toy_envs:{toy}-v0", 3))
+    rows = new_rows(group, 20)
+    group.reset(0, row(rows, 0))
+    for t in range(1, 20):
+        group.step(play_well(row(rows, t - 1)["obs"]), row(rows, t))
+    assert finished_episodes(rows) == [(best, 8)] * 6
+
+
+def test_the_memory_toy_pays_for_remembering_and_shows_the_cue_once():
+    group = EnvGroup(envs.make("toy_envs:MemoryCue-v0", 8, delay=3))
+    rows = new_rows(group, 7)
+    group.reset(0, row(rows, 0))
+    cues = rows["obs"]["obs"][0, :, :2].argmax(1)
+    assert set(cues) == {0, 1}
+    for t in range(1, 7):
+        group.step(cues if t != 2 else 0 * cues, row(rows, t))
+    assert not rows["obs"]["obs"][1:6, :, :2].any()
+    assert rows["obs"]["obs"][:6, :, 2].tolist() == [[0] * 8, [1] * 8] + [[0] * 8] * 4
+    assert rows["obs"]["obs"][:6, :, 3].tolist() == [[0] * 8] * 4 + [[1] * 8, [0] * 8]
+    assert finished_episodes(rows) == [(1.0, 5)] * 8
+
+
+def test_the_crashing_toys_crash_and_the_pixel_toy_is_atari_sized():
+    with pytest.raises(RuntimeError, match="this toy breaks here"):
+        play(EnvGroup(envs.make("toy_envs:CrashAtStep-v0", 2, n=5)), 20)
+    with pytest.raises(RuntimeError, match="cannot be reset"):
+        play(EnvGroup(envs.make("toy_envs:CrashInReset-v0", 2)), 1)
+    group = EnvGroup(envs.make("toy_envs:Pixel-v0", 2))
+    assert group.observation_fields == {"obs": ((4, 84, 84), "uint8")}
+    assert finished_episodes(play(group, 51)) == [(0.0, 50)] * 2
+
+
+def test_a_film_of_atari_is_in_color_and_ends_with_the_first_game(tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    import imageio.v2 as imageio
+
+    env = envs.make("ALE/Breakout-v5", 1)
+    group, path = EnvGroup(env), tmp_path / "game.mp4"
+    rows = new_rows(group, 2)
+    group.reset(5, row(rows, 0))
+    film = envs.Film("ALE/Breakout-v5", env, str(path), 5)
+    for t in range(10):
+        action = np.array([t % 4])
+        group.step(action, row(rows, 1))
+        film.add({**row(rows, 1), "action": action})
+    rows["episode_step"][1] = 0
+    film.add({**row(rows, 1), "action": action})
+    film.close()
+    frames = imageio.mimread(path, memtest=False)
+    assert len(frames) == 10 and frames[0].shape == (420, 320, 3)
+    assert np.ptp(frames[0].astype(int), axis=2).max() > 50, "Breakout's bricks are red"
