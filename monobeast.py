@@ -186,7 +186,7 @@ from torch import nn
 from beast import checkpoint, runs, vtrace
 from beast.distributions import action_shape_dtype, distribution, encode_action, encoded_action_width, policy_width
 from beast.rollout import RolloutMemory, Slots, max_policy_lag, nest_observations
-from beast.tensors import PublishedWeights, columns, join, map_tensors
+from beast.tensors import PublishedWeights, columns, join, keep_freed_memory, map_tensors
 from beast.threads import Crew, set_on_signals
 
 GROUPS_PER_ACTOR = 2  # double buffering: one group steps while the other's actions are chosen
@@ -237,9 +237,11 @@ class CenterImages(nn.Module):
         """Take images [N, C, H, W] into the running mean and variance (Chan et al. 1979)."""
         x = x.float() * self.unit
         share = len(x) / (self.count + len(x))
-        difference = x.mean(0) - self.mean
+        mean = x.mean(0)
+        variance = (x - mean).square().mean(0)
+        difference = mean - self.mean
         self.mean += difference * share
-        self.variance += (x.var(0, correction=0) - self.variance + difference.square() * (1 - share)) * share
+        self.variance += (variance - self.variance + difference.square() * (1 - share)) * share
         self.count += len(x)
         self.scale.copy_(self.unit / (self.variance.sqrt() + self.FLOOR))
         self.offset.copy_(-self.mean * self.scale / self.unit)
@@ -287,8 +289,9 @@ class Encoder(nn.Module):
     def forward(self, x):
         if not self.is_image:
             return self.head(x.flatten(1).float())
-        x = self.as_images(x).to(torch.float32, memory_format=self.memory_format)
+        x = self.as_images(x).float()
         x = self.center(x) if self.center else x * self.unit
+        x = x.contiguous(memory_format=self.memory_format)  # last: 40 us an image, 62 when converted with the dtype
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.amp):
             x = self.convolutions(x)
         return self.head(x.float().flatten(1))
@@ -761,6 +764,7 @@ def train(flags: Flags) -> None:
     """Train until steps or minutes are used up, or SIGINT or SIGTERM asks for an end. There is a checkpoint in any
     case."""
     flags = validate(flags)
+    keep_freed_memory()
     run = runs.Run(flags.root, flags.name, asdict(flags), resume_free=FREE_ON_RESUME)
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(run.close)

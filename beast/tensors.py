@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
+import sys
 import threading
 from collections.abc import Callable
 
@@ -29,6 +31,19 @@ def join(batches: list[dict], device: torch.device) -> dict:
 def columns(batch: dict, first: int, count: int) -> dict:
     """Columns of a batch [T, B, …] as views [T, count, …]; leaves may be tensors or numpy arrays."""
     return map_tensors(lambda x: x[:, first : first + count], batch)
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep the memory of freed tensors for the next ones instead of returning it to the kernel.
+
+    An update allocates the same activations each time. Without this the kernel takes them back and zeroes every page
+    again, 15,000 page faults an update of 168 images: a fifth of the learner's time (benchmarks/LEDGER.md).
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another libc
+            mallopt = ctypes.CDLL("libc.so.6").mallopt
+            mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD, bytes
+            mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, bytes
 
 
 class PublishedWeights:

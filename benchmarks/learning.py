@@ -1,0 +1,84 @@
+"""Learning curves: train a task as a user would, and keep its metrics and its curve under benchmarks/results/.
+
+    python benchmarks/learning.py cartpole              # one task, seed 1
+    python benchmarks/learning.py memory --seed 2
+    python benchmarks/learning.py pong --run runs/pong  # keep a run that was already trained with the task's flags
+
+A committed CSV begins with the command, commit, hardware and seed that gave it; `python plot.py` draws it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+SMALL = "--num_actors 1 --group_width 16 --hidden_size 256 --log_steps 10000"
+MEMORY = "--env toy_envs:MemoryCue-v0 --num_actors 1 --batch_width 8 --hidden_size 128 --core_size 64"
+MEMORY += " --learning_rate 1e-3 --entropy_cost 0.02 --total_steps 100000 --log_steps 5000"
+TASKS = {
+    "pong": "--env PongNoFrameskip-v4",
+    "cartpole": f"--env CartPole-v1 {SMALL} --batch_width 4 --hidden_size 512 --learning_rate 1e-3 --vtrace_lambda 0.95"
+    " --reward_scale 0.05 --total_steps 300000",
+    "minatar-breakout": "--env MinAtar/Breakout-v0 --num_actors 1 --batch_width 8 --hidden_size 128"
+    " --learning_rate 1e-3 --total_steps 3000000 --log_steps 50000",
+    "memory-lstm": f"{MEMORY} --core lstm",
+    "memory-gru": f"{MEMORY} --core gru",
+    "memory-none": f"{MEMORY} --core none",
+    "pendulum": f"--env Pendulum-v1 {SMALL} --batch_width 8 --learning_rate 1e-3 --discount 0.95 --reward_scale 0.1"
+    " --reward_clip 0 --vtrace_lambda 0.95 --entropy_cost 0.001 --total_steps 1000000",
+    "multidiscrete": f"--env toy_envs:MultiDiscrete-v0 {SMALL} --batch_width 8 --learning_rate 1e-3 --total_steps 200000",
+    "dict": f"--env toy_envs:Dict-v0 {SMALL} --batch_width 8 --learning_rate 1e-3 --total_steps 200000",
+}
+
+
+@dataclass
+class Options:
+    """Train a task and keep its curve."""
+
+    task: Annotated[str, tyro.conf.Positional]
+    """One of the tasks in benchmarks/learning.py."""
+    seed: int = 1
+    """Seed of the run."""
+    root: str = "runs"
+    """Directory for the run."""
+    run: str = ""
+    """A run directory to keep instead of training."""
+
+
+def main(options: Options) -> None:
+    if options.task not in TASKS:
+        sys.exit(f"error: no task is called {options.task!r}; there are {', '.join(TASKS)}")
+    name = f"{options.task}-seed{options.seed}"
+    path = Path(options.run or os.path.join(options.root, name))
+    if not options.run:
+        command = [sys.executable, str(ROOT / "monobeast.py"), *TASKS[options.task].split()]
+        command += ["--root", options.root, "--name", name, "--seed", str(options.seed)]
+        tests = str(ROOT / "tests")  # the toy environments live there
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))}
+        subprocess.run(command, check=True, env=environment)
+    start = json.loads((path / "meta.json").read_text())["starts"][-1]
+    config = json.loads((path / "config.json").read_text())
+    header = [
+        f"# command: python monobeast.py {TASKS[options.task]} --seed {config['seed']}",
+        f"# commit: {start['commit']}{' with uncommitted changes' if start['diff'] else ''}",
+        f"# hardware: {start['cpu']}, {start['cores']} cores, {' and '.join(start['gpus']) or 'no GPU'}",
+        f"# seed: {config['seed']}",
+    ]
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    output = RESULTS / f"{name}.csv"
+    output.write_text("\n".join(header) + "\n" + (path / "metrics.csv").read_text())
+    subprocess.run([sys.executable, str(ROOT / "plot.py"), str(output), "--out", str(output.with_suffix(".png"))], check=True)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))
