@@ -34,8 +34,8 @@ TASKS = {
     "memory-lstm": f"{MEMORY} --core lstm",
     "memory-gru": f"{MEMORY} --core gru",
     "memory-none": f"{MEMORY} --core none",
-    "pendulum": f"--env Pendulum-v1 {SMALL} --batch_width 8 --learning_rate 1e-3 --discount 0.95 --reward_scale 0.1"
-    " --reward_clip 0 --vtrace_lambda 0.95 --entropy_cost 0.001 --total_steps 1000000",
+    "pendulum": f"--env Pendulum-v1 {SMALL} --batch_width 4 --learning_rate 1e-3 --discount 0.9 --vtrace_lambda 0.95"
+    " --ppo_clip 0.2 --entropy_cost 0 --reward_scale 0.1 --reward_clip 0 --total_steps 600000",
     "multidiscrete": f"--env toy_envs:MultiDiscrete-v0 {SMALL} --batch_width 8 --learning_rate 1e-3 --total_steps 200000",
     "dict": f"--env toy_envs:Dict-v0 {SMALL} --batch_width 8 --learning_rate 1e-3 --total_steps 200000",
 }

@@ -1,0 +1,107 @@
+"""The README says nothing that does not run or does not exist."""
+
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import monobeast
+import plot
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+COMMANDS = [
+    line.split("#")[0].strip()
+    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+    if line.strip()
+]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A copy of what git has, as a user's fresh clone."""
+    path = tmp_path_factory.mktemp("clone")
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
+    for name in filter(None, files):
+        target = path / name.decode()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((ROOT / name.decode()).read_bytes())
+    return path
+
+
+def start(checkout: Path, command: str) -> subprocess.Popen:
+    """Start a README command with this interpreter's virtual environment in the place of a new one."""
+    words = command.replace(".venv/bin/", f"{sys.prefix}/bin/").split()
+    if words[0] == "make":  # -o: what is installed here is taken as complete
+        words += [f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.train", "-o", f"{sys.prefix}/.test"]
+    return subprocess.Popen(
+        words, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def read_until(process: subprocess.Popen, pattern: str, seconds: float) -> str:
+    output, deadline = "", time.monotonic() + seconds
+    os.set_blocking(process.stdout.fileno(), False)
+    while not re.search(pattern, output):
+        assert time.monotonic() < deadline and process.poll() is None, output
+        output += process.stdout.read() or ""
+        time.sleep(0.1)
+    os.set_blocking(process.stdout.fileno(), True)
+    return output
+
+
+def test_make_train_trains_pong_stops_on_ctrl_c_and_resumes(checkout):
+    assert "make train" in COMMANDS
+    for expected in (r"steps/s", r"resumed at step [1-9]"):
+        process = start(checkout, "make train")
+        output = read_until(process, r"[1-9][\d,]* steps +\d+ %", seconds=120)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: make and the program both get it
+        output += process.communicate(timeout=60)[0]
+        assert re.search(expected, output) and "stopped at step" in output, output
+        assert "Traceback" not in output
+    assert (checkout / "runs" / "pong" / "checkpoint.pt").exists()
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in ("make train", "make test")])
+def test_the_commands_for_a_trained_run_work(checkout, command):
+    assert (checkout / "runs" / "pong" / "checkpoint.pt").exists(), "needs the test above"
+    if "tensorboard" in command:
+        process = start(checkout, command + " --port 0")
+        read_until(process, r"http://", seconds=60)
+        os.killpg(process.pid, signal.SIGTERM)
+        process.communicate(timeout=30)
+        return
+    process = start(checkout, command.replace("--episodes 10", "--episodes 1"))
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, output
+
+
+def test_make_test_is_what_runs_these_tests():
+    assert "make test" in COMMANDS and "make test" in (ROOT / ".ci" / "run").read_text()
+    recipe = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "pytest" in recipe and "ruff" in recipe
+
+
+def test_every_flag_that_the_readme_names_exists():
+    known = {field.name for flags in (monobeast.Flags, plot.Flags) for field in dataclasses.fields(flags)}
+    named = set(re.findall(r"--([a-z_]+)", README)) - {"help", "logdir"}
+    assert len(named) > 20
+    assert named <= known, named - known
+
+
+def test_every_diff_in_the_readme_changes_lines_that_exist():
+    diffs = re.findall(r"```diff\n(.*?)```", README, re.DOTALL)
+    assert len(diffs) == 3
+    source = [line.strip() for line in (ROOT / "monobeast.py").read_text().splitlines()]
+    for diff in diffs:
+        for line in diff.splitlines():
+            words = line.strip()
+            if words and not words.startswith("+"):
+                assert words.lstrip("-").strip() in source, line
