@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
 import gymnasium
+from gymnasium import spaces
 
 from beast import actors, envs
 
@@ -29,8 +30,8 @@ class Flags:
     mode: Literal["train", "test"] = "train"
     """train, or play whole games with a run's checkpoint (test)."""
     env: str = "PongNoFrameskip-v4"
-    """Environment id: Atari (`<Game>NoFrameskip-v4` or `ALE/<Game>-v5`), `MinAtar/<Game>-v0`, any gymnasium id, or
-    `module:id`."""
+    """Environment id: `<Game>NoFrameskip-v4` or `ALE/<Game>-v5` (Atari), `MinAtar/<Game>-v0`, any of gymnasium's, or
+    `module:id`. --mode test plays the one that the checkpoint was trained on."""
     name: str = ""
     """Name of the run; a run of this name that exists is resumed. Empty: `mono-<env>-<time>`."""
     root: str = "runs"
@@ -60,7 +61,7 @@ class Flags:
     """Rollouts in shared memory; with the widths they bound the policy lag. 0 chooses one more than there are groups,
     or enough for a batch."""
     max_env_restarts: int = 5
-    """Times an actor that died is restarted before its death ends the run."""
+    """Times in a row that an actor is restarted before its death ends the run; 10 minutes of work begin a new row."""
     env_timeout: float = 60.0
     """Seconds after which an actor that does not answer counts as dead."""
     deterministic: bool = False
@@ -68,7 +69,8 @@ class Flags:
 
     # The agent.
     net: Literal["shallow", "deep", "mlp"] = "shallow"
-    """Encoder of images: the Nature CNN, the IMPALA ResNet, or flattened into an MLP. Vectors always go into an MLP."""
+    """Encoder of images: the Nature CNN (one 3x3 convolution under 36 pixels), the IMPALA ResNet, or an MLP; all else
+    goes into an MLP."""
     width: Literal[1, 2, 4] = 1
     """Channels of the deep net in multiples of IMPALA's 16, 32, 32."""
     hidden_size: int = 512
@@ -130,7 +132,7 @@ class Flags:
     """bfloat16 in the convolutions; auto where the hardware has it (a GPU, AVX512-BF16 or AMX), as it is slow
     elsewhere."""
     channels_last: bool = True
-    """Keep images with their channels innermost: 1.2 to 1.5 times as fast on CPUs."""
+    """Keep images with their channels innermost, the order in which convolutions are fastest."""
     compile: bool = False
     """torch.compile the learner's net: a minute at the start, worth it on a GPU."""
     learner_threads: int = 0
@@ -177,6 +179,7 @@ import math
 import os
 import threading
 import time
+import traceback
 from collections import deque
 
 import numpy as np
@@ -187,7 +190,7 @@ from beast import checkpoint, runs, vtrace
 from beast.distributions import action_shape_dtype, distribution, encode_action, encoded_action_width, policy_width
 from beast.rollout import RolloutMemory, Slots, max_policy_lag, nest_observations
 from beast.tensors import PublishedWeights, columns, join, keep_freed_memory, map_tensors
-from beast.threads import Crew, set_on_signals
+from beast.threads import Crew, Interrupts
 
 GROUPS_PER_ACTOR = 2  # double buffering: one group steps while the other's actions are chosen
 
@@ -215,8 +218,8 @@ class ResidualBlock(nn.Module):
 class CenterImages(nn.Module):
     """Float images [N, C, H, W] in units of each pixel's own deviation from its mean.
 
-    In Pong 99 % of an image never changes; after a convolution the ball is 5 % of a large constant. With the constant
-    taken out the values see the ball within 50,000 steps instead of some 500,000 (benchmarks/results/pong-search.csv).
+    Most of a Pong image never changes, and after a convolution the ball is a few percent of a large constant. Without
+    the constant the value loss was a quarter to a half at step 100,000 (benchmarks/results/pong-search.csv).
     """
 
     FLOOR = 0.2  # added to a deviation, in units of a uint8 image's full range: noise of rare pixels stays small
@@ -250,24 +253,28 @@ class CenterImages(nn.Module):
 class Encoder(nn.Module):
     """Features [N, size] of one observation field [N, *shape]: images through convolutions, all else through an MLP."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: str, flags: Flags, amp: bool):
+    def __init__(self, space: gymnasium.Space, flags: Flags, amp: bool):
         super().__init__()
-        self.amp, gain = amp, math.sqrt(2)
-        self.is_image = len(shape) == 3 and flags.net != "mlp"
+        self.amp, gain, shape = amp, math.sqrt(2), space.shape
+        self.categories = space if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) else None
+        if self.categories is not None:
+            self.start = torch.as_tensor(space.start)
+        self.unit = 1 / 255 if space.dtype == np.uint8 and self.categories is None else 1.0
+        self.is_image = len(shape) == 3 and flags.net != "mlp" and self.categories is None
         if not self.is_image:
             width = flags.hidden_size // 4
-            sizes = [max(math.prod(shape), 1), width, width]
+            inputs = encoded_action_width(space) if self.categories is not None else math.prod(shape)
+            sizes = [inputs, width, width]
             layers = [orthogonal(nn.Linear(i, o), gain) for i, o in zip(sizes, sizes[1:])]
             self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
             self.size = width
             return
         self.channels_first = shape[0] < shape[2]
         self.memory_format = torch.channels_last if flags.channels_last else torch.contiguous_format
-        self.unit = 1 / 255 if dtype == "uint8" else 1.0
         shape = shape if self.channels_first else (shape[2], shape[0], shape[1])
         channels = shape[0]
-        self.center = CenterImages(shape, self.unit) if flags.center_images and dtype == "uint8" else None
-        if min(shape[1:]) < 36:  # MinAtar and other grids
+        self.center = CenterImages(shape, self.unit) if flags.center_images and space.dtype == np.uint8 else None
+        if flags.net == "shallow" and min(shape[1:]) < 36:  # MinAtar and other grids
             layers = [orthogonal(nn.Conv2d(channels, 16, 3), gain), nn.ReLU()]
         elif flags.net == "shallow":  # Mnih et al. 2015
             convolutions = [nn.Conv2d(channels, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3)]
@@ -287,8 +294,10 @@ class Encoder(nn.Module):
         self.to(memory_format=self.memory_format)
 
     def forward(self, x):
+        if self.categories is not None:
+            return self.head(encode_action(self.categories, x - self.start.to(x.device)))
         if not self.is_image:
-            return self.head(x.flatten(1).float())
+            return self.head(x.flatten(1).float() * self.unit)
         x = self.as_images(x).float()
         x = self.center(x) if self.center else x * self.unit
         x = x.contiguous(memory_format=self.memory_format)  # last: 40 us an image, 62 when converted with the dtype
@@ -310,22 +319,20 @@ class Net(nn.Module):
     and the values [T, B], both float32, and the core's state after row T-1.
     """
 
-    def __init__(self, observation_fields: dict, action_space: gymnasium.Space, flags: Flags, amp: bool = False):
+    def __init__(self, observation_spaces: dict, action_space: gymnasium.Space, flags: Flags, amp: bool = False):
         super().__init__()
-        self.action_space, self.flags = action_space, flags
-        self.encoders = nn.ModuleDict(
-            {
-                name.replace(".", "/"): Encoder(shape, dtype, flags, amp)
-                for name, (shape, dtype) in observation_fields.items()
-            }
-        )
-        size = sum(e.size for e in self.encoders.values()) + 1 + encoded_action_width(action_space)
+        self.action_space, self.flags, self.amp = action_space, flags, amp
+        self.names = list(observation_spaces)
+        self.encoders = nn.ModuleList([Encoder(space, flags, amp) for space in observation_spaces.values()])
+        size = sum(encoder.size for encoder in self.encoders) + 1 + encoded_action_width(action_space)
         self.core = None
         if flags.core != "none":
             self.core = (nn.LSTM if flags.core == "lstm" else nn.GRU)(size, flags.core_size)
             for name, parameter in self.core.named_parameters():
                 nn.init.orthogonal_(parameter) if "weight" in name else nn.init.zeros_(parameter)
-            if flags.core == "lstm":  # begin by remembering (Gers et al. 2000): the gates are input, forget, cell, output
+            if (
+                flags.core == "lstm"
+            ):  # begin by remembering (Gers et al. 2000): the gates are input, forget, cell, output
                 nn.init.ones_(self.core.bias_ih_l0[flags.core_size : 2 * flags.core_size])
             size = flags.core_size
         self.policy = orthogonal(nn.Linear(size, policy_width(action_space)), 0.01)
@@ -337,25 +344,25 @@ class Net(nn.Module):
 
     def observe(self, observations: dict) -> None:
         """Take observations [N, *shape] into the statistics that center the images."""
-        for name, encoder in self.encoders.items():
+        for name, encoder in zip(self.names, self.encoders):
             if encoder.is_image and encoder.center:
-                encoder.center.observe(encoder.as_images(observations[name.replace("/", ".")]))
+                encoder.center.observe(encoder.as_images(observations[name]))
 
     def forward(self, inputs: dict, core_state: tuple) -> tuple[torch.Tensor, torch.Tensor, tuple]:
         done = inputs["done"]
         T, B = done.shape
-        goes_on = (~done).float().unsqueeze(-1)  # an episode's first row knows nothing of the one before
+        begins = done.unsqueeze(-1)  # an episode's first row knows nothing of the one before, and be it NaN
         features = [
-            encoder(inputs["obs"][name.replace("/", ".")].flatten(0, 1)).view(T, B, -1)
-            for name, encoder in self.encoders.items()
+            encoder(inputs["obs"][name].flatten(0, 1)).view(T, B, -1)
+            for name, encoder in zip(self.names, self.encoders)
         ]
-        reward = scale_rewards(self.flags, inputs["reward"]).clamp(-1, 1).unsqueeze(-1)
-        last_action = encode_action(self.action_space, inputs["action"])
-        x = torch.cat([*features, reward * goes_on, last_action * goes_on], dim=-1)  # [T, B, size]
+        last_reward = scale_rewards(self.flags, inputs["reward"]).clamp(-1, 1).unsqueeze(-1).masked_fill(begins, 0)
+        last_action = encode_action(self.action_space, inputs["action"]).masked_fill(begins, 0)
+        x = torch.cat([*features, last_reward, last_action], dim=-1)  # [T, B, size]
         if self.core is not None:
             outputs = []
             for t in range(T):
-                core_state = tuple(state * goes_on[t] for state in core_state)
+                core_state = tuple(state.masked_fill(begins[t], 0) for state in core_state)
                 output, core_state = self.core(x[t : t + 1], core_state if len(core_state) == 2 else core_state[0])
                 core_state = core_state if isinstance(core_state, tuple) else (core_state,)
                 outputs.append(output)
@@ -391,12 +398,15 @@ def compute_loss(
         clip_pg_rho_threshold=flags.clip_pg_rho,
         lambda_=flags.vtrace_lambda,
     )
+    ratio = torch.where(mask, log_rhos, 0).exp()
+    if flags.ppo_clip:  # its own ratio takes the place of V-trace's
+        next_vs = torch.cat([vs[1:], values[-1:].detach()])
+        advantages = rewards + discounts * next_vs - values[:-1].detach()
     weight = mask.float()
     count = weight.sum().clamp(min=1)
     if flags.normalize_advantages:
         centered = advantages - (advantages * weight).sum() / count
         advantages = centered / ((centered.square() * weight).sum() / count).sqrt().clamp(min=1e-5)
-    ratio = torch.where(mask, log_rhos, 0).exp()
     if flags.ppo_clip:
         clipped = ratio.clamp(1 / (1 + flags.ppo_clip), 1 + flags.ppo_clip)
         policy_gains = torch.minimum(ratio * advantages, clipped * advantages)
@@ -431,7 +441,7 @@ class Group:
 
 
 class Inference:
-    """Chooses the actions of all groups: reads an observation where it lies in its slot, writes the action beside it."""
+    """Chooses the actions of all groups: reads observations where they lie in the slots, writes actions beside them."""
 
     def __init__(
         self,
@@ -571,9 +581,9 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.net.parameters(), flags.grad_clip or math.inf)
-        T, B = batch["done"].shape
+        void = ((batch["terminated"] | batch["truncated"]) & ~batch["done"])[:-1]
         lag = (self.updates - batch["policy_version"][1:]).float()
-        self.steps += (T - 1) * B
+        self.steps += int((~void).sum())
         stats |= {"losses/total_loss": loss.detach(), "losses/grad_norm": norm, "stats/policy_lag_mean": lag.mean()}
         stats = {name: float(value) for name, value in stats.items()}  # on a GPU this waits for the update
         stats["stats/policy_lag_max"] = float(lag.max())
@@ -586,8 +596,9 @@ class Learner:
             self.bad_updates_in_a_row += 1
             if self.bad_updates_in_a_row >= flags.max_bad_updates:
                 raise FloatingPointError(
-                    f"loss or gradients were NaN or Inf in {self.bad_updates_in_a_row} updates in a row (--max_bad_updates "
-                    f"{flags.max_bad_updates}); the last: {stats}. Lower --learning_rate or --grad_clip, or --amp off."
+                    f"loss or gradients were NaN or Inf in {self.bad_updates_in_a_row} updates in a row "
+                    f"(--max_bad_updates {flags.max_bad_updates}); the last: {stats}. "
+                    "Lower --learning_rate or --grad_clip, or try --amp off."
                 )
         self.updates += 1
         return stats
@@ -620,7 +631,7 @@ class Learner:
         torch.set_rng_state(state["rng"])
 
 
-# Flags that may differ when a run is resumed: they change when and where it computes, not what it learns.
+# Flags that may differ when a run is resumed. More total steps stretch the decay of the learning rate from there on.
 FREE_ON_RESUME = {
     *("mode", "name", "root", "total_steps", "total_minutes", "max_env_restarts", "env_timeout", "max_bad_updates"),
     *("device", "amp", "channels_last", "compile", "learner_threads", "actor_niceness", "pin_actors", "log_steps"),
@@ -631,18 +642,16 @@ FREE_ON_RESUME = {
 class Training:
     """One start of a run: who shares the slots, what a learning step consists of, what is written down."""
 
-    def __init__(self, flags: Flags, run: runs.Run, cleanup: contextlib.ExitStack):
-        """Everything that has to be closed is entered into `cleanup`."""
+    def __init__(self, flags: Flags, run: runs.Run, net: Net, fields: dict, cleanup: contextlib.ExitStack):
+        """`fields` are those of a rollout. Everything that has to be closed is entered into `cleanup`."""
         self.flags, self.run = flags, run
-        self.device, amp = choose_device(flags)
-        observation_fields, action_space = probe_env(flags)
-        torch.manual_seed(flags.seed)
-        self.learner = Learner(flags, Net(observation_fields, action_space, flags, amp).to(self.device))
-        if run.resumed:
-            self.learner.load_state_dict(checkpoint.load(run.checkpoint_path))
+        self.device = next(net.parameters()).device
+        self.learner = Learner(flags, net)
+        state = checkpoint.load(run.checkpoint_path) if run.resumed else None
+        if state:
+            self.learner.load_state_dict(state)
             run.log(f"resumed at step {self.learner.steps:,}")
         self.num_groups = flags.num_actors * GROUPS_PER_ACTOR
-        fields = rollout_fields(observation_fields, action_space)
         self.memory = RolloutMemory(fields, flags.num_slots, flags.unroll_length, flags.group_width)
         self.slots = Slots(flags.num_slots)
         self.weights = PublishedWeights(self.learner.net, self.learner.updates)
@@ -655,13 +664,15 @@ class Training:
             self.actors = actors.ActorProcesses(
                 script, flags, self.memory, flags.num_actors, GROUPS_PER_ACTOR, self.env_seed,
                 max_restarts=flags.max_env_restarts, timeout=flags.env_timeout,
-                niceness=flags.actor_niceness, pin=flags.pin_actors,
+                niceness=flags.actor_niceness, pin=flags.pin_actors, log=run.log,
             )  # fmt: skip
         cleanup.callback(self.actors.close)
         action_seed = self.env_seed(self.num_groups, 0)
         self.inference = Inference(
             self.learner.net, self.memory, self.slots, self.actors, self.weights, self.num_groups, action_seed
         )
+        if state:  # the stream of action noise goes on, too
+            self.inference.generator.set_state(state["action_rng"])
         self.frames_per_step = envs.frames_per_step(flags.env)
         self.metrics = runs.Metrics(
             run.path, self.learner.steps if run.resumed else None, flags.tensorboard, flags.track
@@ -676,9 +687,9 @@ class Training:
         self._began, self._seconds_before = time.monotonic(), self.learner.seconds
         run.log(
             f"{flags.name}: {flags.env}, {sum(p.numel() for p in self.learner.net.parameters()):,} parameters on "
-            f"{self.device}{' in bf16' if amp else ''}, {self.num_groups} groups of {flags.group_width} environments, "
-            f"{self.memory.num_bytes / 1e6:.0f} MB of slots, updates of {flags.batch_width} x {flags.unroll_length} "
-            f"steps, policy lag at most {self.lag_bound} updates"
+            f"{self.device}{' in bf16' if net.amp else ''}, {self.num_groups} groups of {flags.group_width} "
+            f"environments, {self.memory.num_bytes / 1e6:.0f} MB of slots, updates of {flags.batch_width} x "
+            f"{flags.unroll_length} steps, policy lag at most {self.lag_bound} updates"
         )
 
     def env_seed(self, group: int, life: int) -> int:
@@ -686,8 +697,12 @@ class Training:
         words = np.random.SeedSequence([self.flags.seed, self.run.num_starts, group, life]).generate_state(1)
         return int(words[0] >> 2)
 
+    def seconds(self) -> float:
+        """Of training, all starts of the run together."""
+        return self._seconds_before + time.monotonic() - self._began
+
     def finished(self) -> bool:
-        out_of_time = self.flags.total_minutes and self.learner.seconds >= 60 * self.flags.total_minutes
+        out_of_time = self.flags.total_minutes and self.seconds() >= 60 * self.flags.total_minutes
         return self.learner.steps >= self.flags.total_steps or bool(out_of_time)
 
     def learn(self, block: bool) -> bool:
@@ -711,7 +726,6 @@ class Training:
                 batch_state = tuple(state[:, first : first + B] for state in core_state)
                 self._gathered.append(learner.update(columns(rollout, first, B), batch_state))
                 self.weights.publish(learner.net, learner.updates)
-            learner.seconds = self._seconds_before + time.monotonic() - self._began
             if learner.steps // self.flags.log_steps != self._row_steps // self.flags.log_steps:
                 self.write_metrics()
         self.slots.release(taken)
@@ -719,14 +733,15 @@ class Training:
         return True
 
     def write_metrics(self) -> None:
-        """A row of metrics over all updates since the last one."""
+        """A row of metrics over all updates since the last one, but for losses those that were not skipped."""
         learner, now = self.learner, time.monotonic()
         seconds = now - self._row_began
-        row = {name: float(np.mean([stats[name] for stats in self._gathered])) for name in self._gathered[0]}
+        good = [stats for stats in self._gathered if math.isfinite(stats["losses/grad_norm"])] or self._gathered
+        row = {name: float(np.mean([stats[name] for stats in good])) for name in good[0]}
         row["stats/policy_lag_max"] = max(stats["stats/policy_lag_max"] for stats in self._gathered)
         row |= {
             "frames": learner.steps * self.frames_per_step,
-            "hours": learner.seconds / 3600,
+            "hours": self.seconds() / 3600,
             "charts/SPS": (learner.steps - self._row_steps) / seconds,
             "charts/learning_rate": learner.learning_rate(),
             "stats/policy_lag_bound": self.lag_bound,
@@ -749,26 +764,40 @@ class Training:
         self._row_began, self._row_steps, self._waited = now, learner.steps, 0.0
         self._row_starved = self.inference.starved_seconds
 
+    def write_last_metrics(self) -> None:
+        """The row of the updates since the last full one, at the end of a start."""
+        if self._gathered:
+            self.write_metrics()
+
     def save(self) -> None:
         with self.updating:
+            self.learner.seconds = self.seconds()
             mean = float(np.mean(self.learner.returns)) if self.learner.returns else -math.inf
             is_best = len(self.learner.returns) == self.learner.returns.maxlen and mean > self.learner.best
             self.learner.best = mean if is_best else self.learner.best
             state = copy.deepcopy({"config": asdict(self.flags), **self.learner.state_dict()})
+            state["action_rng"] = self.inference.generator.get_state()
         checkpoint.save(self.run.checkpoint_path, state)
         if is_best:
             checkpoint.save(self.run.best_path, state)
 
 
 def train(flags: Flags) -> None:
-    """Train until steps or minutes are used up, or SIGINT or SIGTERM asks for an end. There is a checkpoint in any
-    case."""
+    """Train until steps or minutes are used up, or SIGINT or SIGTERM asks for an end; a checkpoint is left in any case.
+
+    A failure while it trains is logged with its traceback and raises SystemExit(1).
+    """
     flags = validate(flags)
+    device, amp = choose_device(flags)
+    observation_spaces, action_space = probe_env(flags)
     keep_freed_memory()
+    torch.manual_seed(flags.seed)
+    net = Net(observation_spaces, action_space, flags, amp).to(device)
     run = runs.Run(flags.root, flags.name, asdict(flags), resume_free=FREE_ON_RESUME)
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(run.close)
-        training = Training(flags, run, cleanup)
+        interrupts = cleanup.enter_context(Interrupts())
+        training = Training(flags, run, net, rollout_fields(observation_spaces, action_space), cleanup)
         learner = training.learner
         console = runs.Console(
             flags.total_steps, flags.total_minutes, training.frames_per_step, learner.steps, learner.seconds / 60
@@ -780,7 +809,6 @@ def train(flags: Flags) -> None:
             training.actors.wake()
 
         crew = Crew(wake_all)
-        cleanup.enter_context(set_on_signals(crew.stop))
 
         def infer() -> None:
             torch.set_num_threads(1)
@@ -803,18 +831,23 @@ def train(flags: Flags) -> None:
             for work in (lock_step,) if flags.deterministic else (infer, learn):
                 crew.start(work)
             next_save = time.monotonic() + 60 * flags.checkpoint_minutes
-            while not crew.stop.wait(0.25):
+            while not (crew.stop.wait(0.25) or interrupts.received or training.finished()):
                 console.update(learner.steps, training.latest)
                 if time.monotonic() >= next_save:
                     training.save()
                     next_save = time.monotonic() + 60 * flags.checkpoint_minutes
         finally:
             crew.end()
+            if crew.failure:  # told before anything else can fail
+                is_told = isinstance(crew.failure, actors.ActorError)  # with the actor's own traceback
+                run.log(str(crew.failure) if is_told else "".join(traceback.format_exception(crew.failure)))
+            training.write_last_metrics()
             training.save()
-        crew.raise_failure()
         console.update(learner.steps, training.latest, final=True)
         mean = f"mean return of the last {len(learner.returns)} episodes {np.mean(learner.returns or [math.nan]):.2f}"
         run.log(f"stopped at step {learner.steps:,}: {mean}, {learner.seconds / 60:.1f} minutes, {run.checkpoint_path}")
+        if crew.failure:
+            sys.exit(1)
         if learner.steps >= flags.total_steps:
             run.log("all of --total_steps are done: raise them to train on, or give another --name")
 
@@ -822,18 +855,19 @@ def train(flags: Flags) -> None:
 def test(flags: Flags) -> dict:
     """Play whole games with a checkpoint, print mean ± standard error and write them to test.json in the run's
     directory."""
+    flags = validate(flags)
     path = flags.checkpoint or os.path.join(flags.root, flags.name, "checkpoint.pt")
     state = checkpoint.load(path)
     trained = Flags(**{key: value for key, value in state["config"].items() if key in {f.name for f in fields(Flags)}})
-    trained.env, trained.seed, trained.video = flags.env or trained.env, flags.seed, flags.video
-    observation_fields, action_space = probe_env(trained)
-    net = Net(observation_fields, action_space, trained).eval()
+    trained.seed, trained.video = flags.seed, flags.video  # create_env may look at them
+    observation_spaces, action_space = probe_env(trained)
+    net = Net(observation_spaces, action_space, trained).eval()
     net.load_state_dict(state["net"])
     generator = torch.Generator().manual_seed(flags.seed)
     # Each environment plays its fixed share of the games: taking whichever end first would favour short ones.
     width = min(flags.episodes, 1 if flags.video else 10)
     quota = [flags.episodes // width + (index < flags.episodes % width) for index in range(width)]
-    memory = RolloutMemory(rollout_fields(observation_fields, action_space), 1, 1, width)
+    memory = RolloutMemory(rollout_fields(observation_spaces, action_space), 1, 1, width)
     group = envs.EnvGroup(create_env(trained, width))
     film = envs.Film(trained.env, group.env, flags.video, flags.seed) if flags.video else None
     games: list[list[tuple[float, int]]] = [[] for _ in range(width)]
@@ -871,8 +905,8 @@ def test(flags: Flags) -> dict:
         "lengths_in_steps": [length for _, length in played],
     }
     print(
-        f"{trained.env}: mean return {returns.mean():.2f} ± {standard_error:.2f} (standard error) over {len(returns)} whole "
-        f"{'game' if len(returns) == 1 else 'games'}, {'greedy' if flags.greedy else 'sampled'}, seed {flags.seed}, after {result['steps']:,} steps"
+        f"{trained.env}: mean return {returns.mean():.2f} ± {standard_error:.2f} (standard error) over {len(returns)} "
+        f"whole games, {'greedy' if flags.greedy else 'sampled'}, seed {flags.seed}, after {result['steps']:,} steps"
     )
     output = os.path.join(os.path.dirname(path), "test.json")
     with open(output, "w") as file:
@@ -882,19 +916,19 @@ def test(flags: Flags) -> dict:
 
 
 def probe_env(flags: Flags) -> tuple[dict, gymnasium.Space]:
-    """The observation fields and the action space of `create_env`'s environments."""
+    """The observation spaces by name and the action space of `create_env`'s environments."""
     env = create_env(flags, 1)
     try:
         action_shape_dtype(env.single_action_space)
-        return envs.observation_fields(env.single_observation_space), env.single_action_space
+        return envs.observation_spaces(env.single_observation_space), env.single_action_space
     finally:
         env.close()
 
 
-def rollout_fields(observation_fields: dict, action_space: gymnasium.Space) -> dict:
+def rollout_fields(observation_spaces: dict, action_space: gymnasium.Space) -> dict:
     """Name -> (shape, dtype) of everything that one environment has in one row."""
     return {
-        **{f"obs/{name}": field for name, field in observation_fields.items()},
+        **{f"obs/{name}": envs.observation_field(space) for name, space in observation_spaces.items()},
         **{name: ((), "float32") for name in ("reward", "baseline", "episode_return")},
         **{name: ((), "bool") for name in ("done", "terminated", "truncated")},
         **{name: ((), "int32") for name in ("episode_step", "policy_version")},
@@ -905,11 +939,16 @@ def rollout_fields(observation_fields: dict, action_space: gymnasium.Space) -> d
 
 def choose_device(flags: Flags) -> tuple[torch.device, bool]:
     """Where to compute, and whether in bfloat16."""
-    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if flags.device == "auto" else flags.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {flags.device}: torch {torch.__version__} finds no GPU; use --device cpu or auto")
-    capable = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
-    return device, flags.amp == "on" or (flags.amp == "auto" and capable)
+    num_gpus = torch.cuda.device_count()
+    try:
+        device = torch.device(("cuda" if num_gpus else "cpu") if flags.device == "auto" else flags.device)
+    except RuntimeError:
+        raise ValueError(f"--device {flags.device}: no such device; give cpu, cuda, cuda:1 or auto") from None
+    if device.type == "cuda" and (device.index or 0) >= num_gpus:
+        raise ValueError(f"--device {flags.device}: torch {torch.__version__} finds {num_gpus} GPUs; use cpu or auto")
+    is_gpu = device.type == "cuda"
+    has_bf16 = torch.cuda.is_bf16_supported() if is_gpu else torch.cpu._is_avx512_bf16_supported()
+    return device, flags.amp == "on" or (flags.amp == "auto" and has_bf16)
 
 
 def validate(flags: Flags) -> Flags:
@@ -938,8 +977,8 @@ def validate(flags: Flags) -> Flags:
     K, B = flags.group_width, flags.batch_width
     if K % B and B % K:
         raise ValueError(
-            f"--group_width {K} and --batch_width {B}: one must divide the other, so that a batch is a part of one rollout or "
-            f"several whole ones; try --batch_width {math.gcd(K, B)} or {K * max(1, round(B / K))}"
+            f"--group_width {K} and --batch_width {B}: one must divide the other, so that a batch is a part of one "
+            f"rollout or several whole ones; try --batch_width {math.gcd(K, B)} or {K * max(1, round(B / K))}"
         )
     groups, slots_per_batch = flags.num_actors * GROUPS_PER_ACTOR, max(B // K, 1)
     needed = max(groups, slots_per_batch)
@@ -959,7 +998,11 @@ def main() -> None:
     flags = tyro.cli(Flags, description=__doc__, use_underscores=True)
     try:
         (train if flags.mode == "train" else test)(flags)
-    except (ValueError, MemoryError, ImportError, FileNotFoundError) as error:  # bad input: the message says what to change
+    except (ValueError, MemoryError, ImportError, FileNotFoundError) as error:
+        raised_in = traceback.extract_tb(error.__traceback__)[-1]
+        ours = os.path.dirname(os.path.abspath(runs.__file__)) + os.sep
+        if not raised_in.filename.startswith(ours) and raised_in.name not in ("validate", "choose_device"):
+            raise  # a fault in somebody's code, for which a traceback helps more than a message
         sys.exit(f"error: {error}")
 
 

@@ -100,12 +100,15 @@ def _actor_loop(connection: socket.socket, flags_class, create_env) -> None:
     actor = Actor(
         create_env, flags_class(**task["flags"]), memory, {int(g): seed for g, seed in task["groups"].items()}
     )
-    for group in actor.groups:
-        connection.sendall(READY.pack(group))
-    while message := _receive(connection, GO.size):
-        group, slot, row = GO.unpack(message)
-        actor.write_row(group, slot, row)
-        connection.sendall(READY.pack(group))
+    try:
+        for group in actor.groups:
+            connection.sendall(READY.pack(group))
+        while message := _receive(connection, GO.size):
+            group, slot, row = GO.unpack(message)
+            actor.write_row(group, slot, row)
+            connection.sendall(READY.pack(group))
+    finally:
+        actor.close()
 
 
 def _receive(connection: socket.socket, size: int) -> bytes | None:
@@ -138,7 +141,7 @@ class _Process:
     popen: subprocess.Popen | None = None
     connection: socket.socket | None = None
     errors: object = None  # its stderr: a temporary file
-    was_ready: bool = False
+    ever_ready: bool = False  # in any of its lives: environments that never worked are not tried again
     restart_at: float = 0.0  # time.monotonic(), where popen is None
     started_at: float = 0.0  # time.monotonic()
     restarts: int = 0  # in a row, each soon after the last
@@ -161,14 +164,15 @@ class ActorProcesses:
         timeout: float,
         niceness: int = 0,
         pin: bool = False,
+        log=print,
     ):
         """`seed(group, life)` gives the seed of a group's environments in its nth life (0 at first).
 
-        An actor that does not answer for `timeout` seconds counts as dead.
+        An actor that does not answer for `timeout` seconds counts as dead. `log` is told of every restart.
         """
         self.script, self.flags, self.memory, self.seed = script, flags, memory, seed
         self.groups_per_actor, self.max_restarts, self.timeout = groups_per_actor, max_restarts, timeout
-        self.niceness, self.pin = niceness, pin
+        self.niceness, self.pin, self.log = niceness, pin, log
         self.total_restarts = 0
         self._selector = selectors.DefaultSelector()
         self._wake_receiver, self._wake_sender = socket.socketpair()
@@ -227,7 +231,7 @@ class ActorProcesses:
             for (group,) in READY.iter_unpack(data):
                 process.waiting_since.pop(group, None)
                 ready.append(group)
-            process.was_ready = process.was_ready or bool(data)
+            process.ever_ready = process.ever_ready or bool(data)
             if not data:
                 lost += self._bury(process, "died")
         now = time.monotonic()
@@ -258,6 +262,7 @@ class ActorProcesses:
                 except subprocess.TimeoutExpired:
                     process.popen.kill()
                     process.popen.wait()
+                _kill_group(process.popen)
                 process.errors.close()
         self._selector.close()
         self._wake_receiver.close()
@@ -281,7 +286,7 @@ class ActorProcesses:
             start_new_session=True,  # Ctrl-C is for the parent, which stops the actors itself
         )
         theirs.close()
-        cpus = sorted(os.sched_getaffinity(0)) if self.pin else []
+        cpus = sorted(os.sched_getaffinity(0)) if self.pin and hasattr(os, "sched_getaffinity") else []
         task = {
             "flags": dataclasses.asdict(self.flags),
             "memory": self.memory.description(),
@@ -293,7 +298,7 @@ class ActorProcesses:
         data = json.dumps(task).encode()
         ours.sendall(struct.pack("<I", len(data)) + data)
         self._lives[process.index] += 1
-        process.connection, process.errors, process.was_ready = ours, errors, False
+        process.connection, process.errors = ours, errors
         process.started_at = time.monotonic()
         process.waiting_since = {group: time.monotonic() + 60.0 for group in self._groups(process)}  # imports, ROMs
         self._selector.register(ours, selectors.EVENT_READ, process)
@@ -307,8 +312,9 @@ class ActorProcesses:
         except subprocess.TimeoutExpired:
             process.popen.kill()
             code = process.popen.wait()
-        process.errors.seek(0)
-        errors = process.errors.read().decode(errors="replace").strip()[-8000:]
+        _kill_group(process.popen)
+        process.errors.seek(max(0, process.errors.seek(0, os.SEEK_END) - 8000))
+        errors = process.errors.read().decode(errors="replace").strip()
         process.errors.close()
         ended = (
             f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with code {code}"
@@ -316,9 +322,9 @@ class ActorProcesses:
         message = (
             f"actor {process.index} {ended if what == 'died' else what}; what it printed last:\n{errors or '(nothing)'}"
         )
-        if not process.was_ready:
+        if not process.ever_ready:
             process.popen = process.connection = None
-            raise ActorError(f"{message}\nIt had not made its environments yet, so it is not restarted.")
+            raise ActorError(f"{message}\nIts environments never worked, so it is not restarted.")
         if time.monotonic() - process.started_at > FORGIVEN_AFTER:
             process.restarts = 0
         if process.restarts >= self.max_restarts:
@@ -331,10 +337,16 @@ class ActorProcesses:
         process.restart_at = time.monotonic() + min(0.1 * 2**process.restarts, 10.0)
         process.restarts += 1
         self.total_restarts += 1
-        print(
-            f"{message}\nRestarting it ({process.restarts} of --max_env_restarts {self.max_restarts}).", file=sys.stderr
-        )
+        self.log(f"{message}\nRestarting it ({process.restarts} of --max_env_restarts {self.max_restarts}).")
         return self._groups(process)
+
+
+def _kill_group(popen: subprocess.Popen) -> None:
+    """End what an actor's environments have started themselves and not ended with it."""
+    try:
+        os.killpg(popen.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
+        pass
 
 
 class LocalActors:

@@ -267,7 +267,12 @@ def observation_fields(space: spaces.Space) -> dict[str, tuple[tuple[int, ...], 
     Raises:
         ValueError: a part is none of Box, Discrete, MultiDiscrete and MultiBinary, or two parts get one name.
     """
-    return {name: _field(leaf) for name, (_, leaf) in _leaves(space).items()}
+    return {name: observation_field(leaf) for name, (_, leaf) in _leaves(space).items()}
+
+
+def observation_spaces(space: spaces.Space) -> dict[str, spaces.Space]:
+    """Name -> space of each part of an observation, under the names of `observation_fields`."""
+    return {name: leaf for name, (_, leaf) in _leaves(space).items()}
 
 
 def _leaves(space: spaces.Space) -> dict[str, tuple[tuple[str, ...], spaces.Space]]:
@@ -285,7 +290,8 @@ def _leaves(space: spaces.Space) -> dict[str, tuple[tuple[str, ...], spaces.Spac
     return leaves
 
 
-def _field(space: spaces.Space) -> tuple[tuple[int, ...], str]:
+def observation_field(space: spaces.Space) -> tuple[tuple[int, ...], str]:
+    """(shape, dtype) of one part of an observation as it is stored; ValueError if it is not supported."""
     if isinstance(space, spaces.Discrete):
         return (), "int64"
     if isinstance(space, (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)):

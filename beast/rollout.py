@@ -11,6 +11,7 @@ import mmap
 import os
 import tempfile
 import threading
+import weakref
 
 import numpy as np
 
@@ -42,6 +43,7 @@ class RolloutMemory:
             size += -(-num_bytes // ALIGNMENT) * ALIGNMENT
         self.num_bytes = size
         self.fd = _anonymous_file(size) if fd is None else fd
+        weakref.finalize(self, os.close, self.fd)
         self._map = mmap.mmap(self.fd, size)
         self.arrays = {
             name: np.frombuffer(self._map, dtype, int(np.prod(shapes[name], dtype=np.int64)), offsets[name]).reshape(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import threading
 from collections.abc import Callable
@@ -33,38 +32,42 @@ class Crew:
         for thread in self._threads:
             thread.join()
 
-    def raise_failure(self) -> None:
-        """Raise the first failure of any thread, with that thread's traceback."""
-        if self._failures:
-            raise self._failures[0]
+    @property
+    def failure(self) -> BaseException | None:
+        """The first failure of any thread, with that thread's traceback."""
+        return self._failures[0] if self._failures else None
 
     def _run(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException as error:  # told by the thread that calls raise_failure
+        except BaseException as error:  # told by the thread that asks for `failure`
             self._failures.append(error)
         finally:
             self.stop.set()
             self._wake_all()
 
 
-@contextlib.contextmanager
-def set_on_signals(event: threading.Event):
-    """Have SIGINT and SIGTERM set the event instead of what they did before. A second signal does that."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python delivers signals to the main thread alone
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+class Interrupts:
+    """Notes SIGINT and SIGTERM in `received` instead of what they did before; a second signal does that again.
 
-    def handle(number, frame) -> None:
-        event.set()
-        for each, handler in before.items():
-            signal.signal(each, handler)
+    A handler may run inside any call of the main thread, so it takes no lock: it sets an attribute, to be polled.
+    """
 
-    for number in before:
-        signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+    def __init__(self):
+        self.received = False
+        self._before: dict = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():  # no other thread may set handlers, or gets signals
+            self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+            for number in self._before:
+                signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exception) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def _handle(self, number, frame) -> None:
+        self.received = True
+        self.__exit__()

@@ -24,7 +24,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 SMALL = "--num_actors 1 --group_width 16 --hidden_size 256 --log_steps 10000"
 MEMORY = "--env toy_envs:MemoryCue-v0 --num_actors 1 --batch_width 8 --hidden_size 128 --core_size 64"
-MEMORY += " --learning_rate 1e-3 --entropy_cost 0.02 --total_steps 100000 --log_steps 5000"
+MEMORY += " --learning_rate 5e-4 --entropy_cost 0.02 --total_steps 100000 --log_steps 5000"
 TASKS = {
     "pong": "--env PongNoFrameskip-v4",
     "cartpole": f"--env CartPole-v1 {SMALL} --batch_width 4 --hidden_size 512 --learning_rate 1e-3 --vtrace_lambda 0.95"
@@ -36,7 +36,8 @@ TASKS = {
     "memory-none": f"{MEMORY} --core none",
     "pendulum": f"--env Pendulum-v1 {SMALL} --batch_width 4 --learning_rate 1e-3 --discount 0.9 --vtrace_lambda 0.95"
     " --ppo_clip 0.2 --entropy_cost 0 --reward_scale 0.1 --reward_clip 0 --total_steps 600000",
-    "multidiscrete": f"--env toy_envs:MultiDiscrete-v0 {SMALL} --batch_width 8 --learning_rate 1e-3 --total_steps 200000",
+    "multidiscrete": f"--env toy_envs:MultiDiscrete-v0 {SMALL} --batch_width 8 --learning_rate 1e-3"
+    " --total_steps 200000",
     "dict": f"--env toy_envs:Dict-v0 {SMALL} --batch_width 8 --learning_rate 1e-3 --total_steps 200000",
 }
 
@@ -69,7 +70,8 @@ def main(options: Options) -> None:
     start = json.loads((path / "meta.json").read_text())["starts"][-1]
     config = json.loads((path / "config.json").read_text())
     header = [
-        f"# command: python monobeast.py {TASKS[options.task]} --seed {config['seed']}",
+        f"# command: python benchmarks/learning.py {options.task} --seed {config['seed']}",
+        f"# which ran: python {' '.join([os.path.basename(start['argv'][0]), *start['argv'][1:]])}",
         f"# commit: {start['commit']}{' with uncommitted changes' if start['diff'] else ''}",
         f"# hardware: {start['cpu']}, {start['cores']} cores, {' and '.join(start['gpus']) or 'no GPU'}",
         f"# seed: {config['seed']}",
@@ -77,7 +79,9 @@ def main(options: Options) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     output = RESULTS / f"{name}.csv"
     output.write_text("\n".join(header) + "\n" + (path / "metrics.csv").read_text())
-    subprocess.run([sys.executable, str(ROOT / "plot.py"), str(output), "--out", str(output.with_suffix(".png"))], check=True)
+    subprocess.run(
+        [sys.executable, str(ROOT / "plot.py"), str(output), "--out", str(output.with_suffix(".png"))], check=True
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How fast this machine simulates, acts and learns, and how much of its cores that uses.
 
-    python benchmarks/throughput.py                      # about 10 minutes; writes benchmarks/results/throughput-<env>.{json,md}
+    python benchmarks/throughput.py          # about 10 minutes; writes benchmarks/results/throughput-<env>.{json,md}
 
 Measured in turn, `--repeats` times, so that a change in the machine's load falls on all alike:
 
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
@@ -38,6 +38,8 @@ class Options:
     """Measured seconds of each whole stage, after as many of warm-up as `warmup` says."""
     warmup: float = 20.0
     """Seconds before the measurement: imports, ROMs, first episodes."""
+    batch_width: int = 0
+    """Columns of one update; 0 takes monobeast.py's default."""
     repeats: int = 3
     """Repetitions; the table shows their median, lowest and highest."""
     out: str = os.path.join(ROOT, "benchmarks", "results")
@@ -47,9 +49,12 @@ class Options:
 def main(options: Options) -> None:
     import monobeast
 
-    flags = monobeast.validate(monobeast.Flags(env=options.env, tensorboard=False, total_steps=10**9, lr_decay="none"))
+    flags = monobeast.Flags(env=options.env, total_steps=10**9, lr_decay="none")
+    flags = monobeast.validate(replace(flags, batch_width=options.batch_width or flags.batch_width))
+    monobeast.keep_freed_memory()
     print(
-        f"{options.env}: {flags.num_actors} actors x 2 groups x {flags.group_width} environments, T={flags.unroll_length}"
+        f"{options.env}: {flags.num_actors} actors of 2 groups of {flags.group_width} environments, "
+        f"T={flags.unroll_length}, B={flags.batch_width}"
     )
     frames = monobeast.envs.frames_per_step(options.env)
     runs: dict[str, list[float]] = {}
@@ -83,13 +88,15 @@ def main(options: Options) -> None:
     lines = [
         f"# Throughput on {options.env}",
         "",
-        f"{result['hardware']}, torch {result['torch']}, T={flags.unroll_length}, B={flags.batch_width}, {flags.net} net, "
+        f"{result['hardware']}, torch {result['torch']}, T={flags.unroll_length}, B={flags.batch_width}, "
+        f"{flags.net} net, "
         f"{flags.num_actors} actors of 2 groups of {flags.group_width} environments, commit {result['commit'][:10]}.",
         "",
-        f"| stage | agent steps/s, median (lowest to highest) | frames/s ({frames} a step) | share of pure simulation |",
+        f"| stage | agent steps/s: median (lowest to highest) | frames/s ({frames} a step) | share of simulation |",
         "|---|---|---|---|",
         *(
-            f"| {name} | {median[name]:,.0f} ({min(runs[name]):,.0f} to {max(runs[name]):,.0f}) | {median[name] * frames:,.0f} "
+            f"| {name} | {median[name]:,.0f} ({min(runs[name]):,.0f} to {max(runs[name]):,.0f}) "
+            f"| {median[name] * frames:,.0f} "
             f"| {median[name] / median['simulation']:.0%} |"
             for name in ("simulation", "+ inference", "+ learning")
         ),
@@ -99,8 +106,9 @@ def main(options: Options) -> None:
         *(f"| {stage} | {1e3 * median[f'{stage} alone']:.3f} |" for stage in ("env", "inference", "learning")),
         f"| all | {1e3 * cpu_seconds:.3f} |",
         "",
-        f"Work-conservation ratio: {result['work_conservation']:.2f}. Shared memory: {memory['shared_mb_per_env']:.2f} MB per "
-        f"environment. Resident memory of an actor: {memory['actor_mb']:.0f} MB.",
+        f"Work-conservation ratio: {result['work_conservation']:.2f}. Shared memory: "
+        f"{memory['shared_mb_per_env']:.2f} MB per environment. Resident memory of an actor: "
+        f"{memory['actor_mb']:.0f} MB.",
         "",
         f"`{result['command']}`",
     ]
@@ -121,11 +129,11 @@ def alone(flags) -> dict[str, float]:
 
     torch.set_num_threads(1)
     device, amp = monobeast.choose_device(flags)
-    observation_fields, action_space = monobeast.probe_env(flags)
-    fields = monobeast.rollout_fields(observation_fields, action_space)
+    observation_spaces, action_space = monobeast.probe_env(flags)
+    fields = monobeast.rollout_fields(observation_spaces, action_space)
     memory = monobeast.RolloutMemory(fields, 1, flags.unroll_length, flags.group_width)
     actor = monobeast.actors.Actor(monobeast.create_env, flags, memory, {0: flags.seed})
-    net = monobeast.Net(observation_fields, action_space, flags, amp).to(device)
+    net = monobeast.Net(observation_spaces, action_space, flags, amp).to(device)
     learner = monobeast.Learner(flags, net)
     rollout = memory.rollout(0)
     for name in ("action", "policy_logits", "baseline", "policy_version"):
@@ -182,11 +190,11 @@ def with_actors(flags, options: Options, memory_use: dict, infer: bool) -> float
 
     torch.set_num_threads(1)
     device, amp = monobeast.choose_device(flags)
-    observation_fields, action_space = monobeast.probe_env(flags)
-    fields = monobeast.rollout_fields(observation_fields, action_space)
+    observation_spaces, action_space = monobeast.probe_env(flags)
+    fields = monobeast.rollout_fields(observation_spaces, action_space)
     memory = monobeast.RolloutMemory(fields, flags.num_slots, flags.unroll_length, flags.group_width)
     slots = monobeast.Slots(flags.num_slots)
-    net = monobeast.Net(observation_fields, action_space, flags, amp).to(device)
+    net = monobeast.Net(observation_spaces, action_space, flags, amp).to(device)
     actors = monobeast.actors.ActorProcesses(
         os.path.abspath(monobeast.__file__),
         flags,
@@ -238,27 +246,10 @@ def trained(flags, options: Options) -> float:
     """Agent steps/s of a whole training run, read from its metrics after the warm-up."""
     with tempfile.TemporaryDirectory() as root:
         minutes = (options.warmup + options.seconds) / 60
-        command = [
-            sys.executable,
-            os.path.join(ROOT, "monobeast.py"),
-            "--env",
-            options.env,
-            "--root",
-            root,
-            "--name",
-            "bench",
-        ]
-        command += [
-            "--total_minutes",
-            str(minutes),
-            "--log_steps",
-            "1000",
-            "--tensorboard",
-            "False",
-            "--lr_decay",
-            "none",
-        ]
-        subprocess.run(command, check=True, capture_output=True, text=True)
+        command = [sys.executable, os.path.join(ROOT, "monobeast.py"), "--env", options.env, "--root", root]
+        command += f"--name bench --total_minutes {minutes} --batch_width {flags.batch_width} --log_steps 1000".split()
+        command += "--no_tensorboard --lr_decay none --total_steps 1000000000".split()
+        subprocess.run(command, check=True)
         with open(os.path.join(root, "bench", "metrics.csv")) as file:
             rows = [(float(row["hours"]) * 3600, float(row["step"])) for row in csv.DictReader(file)]
     rows = [row for row in rows if row[0] >= options.warmup]

@@ -155,7 +155,7 @@ def test_an_exception_in_the_learner_ends_the_run_with_its_traceback_and_a_check
 def compute_loss(*arguments, original=monobeast.compute_loss, calls=[]):
     calls.append(None)
     if len(calls) > 50:
-        raise RuntimeError("fifty updates are enough")
+        raise ValueError("fifty updates are enough")  # a fork's own mistake, not the user's input
     return original(*arguments)
 monobeast.compute_loss = compute_loss
 """
@@ -180,6 +180,14 @@ monobeast.Inference._act = act
     training = Training(tmp_path, code=code)
     assert training.end(60) == 1
     assert "RuntimeError: no more actions" in training.text()
+
+
+def test_what_an_environment_started_itself_ends_with_its_actor(tmp_path):
+    training = Training(tmp_path, "--env", "toy_envs:StartsProcess-v0")
+    training.wait_until_training()
+    assert any("sleep" in process.name() for process in training.family())
+    training.process.send_signal(signal.SIGTERM)
+    assert training.end(PROMPTLY) == 0
 
 
 def test_actors_end_with_a_main_process_that_was_killed(tmp_path):

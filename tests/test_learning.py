@@ -14,7 +14,15 @@ from learning import TASKS  # noqa: E402
 
 def train(tmp_path, task: str, total_steps: int, *flags: str) -> list[float]:
     """The returns that a benchmark task reached in fewer steps than it has there: one for each row of metrics."""
-    command = [sys.executable, str(ROOT / "monobeast.py"), *TASKS[task].split(), "--root", str(tmp_path), "--name", "run"]
+    command = [
+        sys.executable,
+        str(ROOT / "monobeast.py"),
+        *TASKS[task].split(),
+        "--root",
+        str(tmp_path),
+        "--name",
+        "run",
+    ]
     command += ["--total_steps", str(total_steps), "--log_steps", "5000", "--no_tensorboard", *flags]
     result = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(ROOT / "tests")}, capture_output=True, text=True, timeout=400

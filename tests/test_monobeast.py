@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 import toy_envs  # noqa: F401  registers its environments
+from gymnasium import spaces
 
 import monobeast
 from beast import actors, checkpoint
+from beast.distributions import distribution
 from beast.rollout import RolloutMemory, Slots
 from beast.tensors import PublishedWeights
 from monobeast import Flags, Inference, Learner, Net
@@ -35,9 +37,9 @@ class LockStep:
     def __init__(self, flags: Flags):
         torch.manual_seed(flags.seed)
         self.flags = flags
-        observation_fields, self.action_space = monobeast.probe_env(flags)
-        self.net = Net(observation_fields, self.action_space, flags)
-        fields = monobeast.rollout_fields(observation_fields, self.action_space)
+        observation_spaces, self.action_space = monobeast.probe_env(flags)
+        self.net = Net(observation_spaces, self.action_space, flags)
+        fields = monobeast.rollout_fields(observation_spaces, self.action_space)
         self.memory = RolloutMemory(fields, flags.num_slots, flags.unroll_length, flags.group_width)
         self.slots = Slots(flags.num_slots)
         self.weights = PublishedWeights(self.net, 0)
@@ -58,18 +60,33 @@ class LockStep:
         return taken[0], rollout, self.inference.initial_states[taken[0]]
 
 
-@pytest.mark.parametrize("core", ["none", "lstm", "gru"])
-def test_recomputing_a_rollout_with_the_weights_that_made_it_gives_the_stored_policy_and_values(core):
-    lock_step = LockStep(small_flags(core=core))
-    episodes = 0
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"core": "lstm"},
+        {"core": "gru"},
+        {"env": "Pendulum-v1", "core": "lstm"},
+        {"env": "toy_envs:Tuple-v0"},
+        {"env": "toy_envs:Dict-v0", "core": "lstm"},
+        {"env": "PongNoFrameskip-v4", "group_width": 1, "batch_width": 1, "unroll_length": 4},
+    ],
+)
+def test_recomputing_a_rollout_with_the_weights_that_made_it_gives_ratio_one_and_the_stored_values(changes):
+    lock_step = LockStep(small_flags(**changes))
     for _ in range(30):
         _, rollout, core_state = lock_step.next_rollout()
         with torch.no_grad():
             policy_logits, values, _ = lock_step.net(rollout, core_state)
-        torch.testing.assert_close(policy_logits[:-1].exp(), rollout["policy_logits"][1:].exp(), rtol=1e-5, atol=1e-5)
+        stored, actions = rollout["policy_logits"][1:], rollout["action"][1:]
+        log_probs = [distribution(lock_step.action_space, p).log_prob(actions) for p in (policy_logits[:-1], stored)]
+        torch.testing.assert_close((log_probs[0] - log_probs[1]).exp(), torch.ones_like(values[1:]), rtol=0, atol=1e-5)
+        torch.testing.assert_close(policy_logits[:-1], stored, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(values[:-1], rollout["baseline"][1:], rtol=1e-5, atol=1e-5)
-        episodes += int(rollout["done"][1:].sum())
-    assert episodes > 10, "the rollouts must contain ends of episodes"
+        # As training would: a later version of the weights, images centered by what was seen since.
+        lock_step.net.observe(monobeast.map_tensors(lambda x: x[-1], rollout["obs"]))
+        lock_step.weights.publish(lock_step.net, 1)
+        lock_step.next_rollout(), lock_step.next_rollout(), lock_step.next_rollout()
 
 
 def test_rollouts_overlap_by_one_row_and_follow_one_another_without_a_gap():
@@ -399,6 +416,44 @@ def test_a_video_of_a_game_is_written(tmp_path):
     frames = imageio.mimread(tmp_path / "game.mp4", memtest=False)
     assert len(frames) > 20 and frames[0].shape[2] == 3
     assert any((frame != frames[0]).any() for frame in frames)
+
+
+def test_the_first_row_of_an_episode_forgets_even_a_core_state_of_nan():
+    flags = small_flags(core="lstm")
+    net = Net(*monobeast.probe_env(flags), flags)
+    row = {"obs": {"obs": torch.zeros(1, 2, 4)}, "reward": torch.tensor([[torch.nan, 0.0]])}
+    row |= {"action": torch.zeros(1, 2, dtype=torch.int64), "done": torch.tensor([[True, False]])}
+    poisoned = tuple(state.index_fill(1, torch.tensor([0]), torch.nan) for state in net.initial_state(2))
+    policy_logits, values, core_state = net(row, poisoned)
+    assert all(tensor.isfinite().all() for tensor in (policy_logits, values, *core_state))
+
+
+@pytest.mark.parametrize("net", ["shallow", "mlp"])
+def test_every_kind_of_observation_reaches_the_model_in_units_near_one(net):
+    kinds = {
+        "walker/joints": spaces.Box(-1, 1, (3,)),
+        "type": spaces.Discrete(500, start=7),
+        "parts": spaces.MultiDiscrete([3, 4]),
+        "bits": spaces.MultiBinary(5),
+        "ram": spaces.Box(0, 255, (128,), np.uint8),
+        "image": spaces.Box(0, 255, (84, 84, 3), np.uint8),
+        "grid": spaces.Box(0, 1, (10, 10, 4), bool),
+    }
+    flags = small_flags(net=net)
+    model = Net(kinds, spaces.Discrete(2), flags)
+    highest = {
+        name: torch.from_numpy(np.full((1, 2, *space.shape), space.high if hasattr(space, "high") else 0, space.dtype))
+        for name, space in kinds.items()
+        if isinstance(space, spaces.Box)
+    }
+    highest |= {"type": torch.full((1, 2), 506), "parts": torch.tensor([[[2, 3]] * 2]), "bits": torch.ones(1, 2, 5)}
+    row = {"obs": highest, "reward": torch.zeros(1, 2), "done": torch.zeros(1, 2, dtype=torch.bool)}
+    seen = []
+    for encoder in model.encoders:
+        first = next(m for m in encoder.modules() if isinstance(m, (torch.nn.Linear, torch.nn.Conv2d)))
+        first.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].abs().max()))
+    model({**row, "action": torch.zeros(1, 2, dtype=torch.int64)}, ())
+    assert len(seen) == len(kinds) and max(seen) <= 1
 
 
 def test_images_are_centered_by_the_running_mean_and_deviation_of_all_that_was_seen():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 
 import gymnasium
@@ -185,5 +186,13 @@ class Hang(Counting):
         return super().step(action)
 
 
-for _toy in (Counting, MemoryCue, MultiDiscrete, Tuple, Dict, Pixel, CrashAtStep, CrashInReset, Hang):
+class StartsProcess(Counting):
+    """Starts a process of its own, as simulators do, and forgets it."""
+
+    def __init__(self):
+        super().__init__()
+        self.simulator = subprocess.Popen(["sleep", "1000"])
+
+
+for _toy in (Counting, MemoryCue, MultiDiscrete, Tuple, Dict, Pixel, CrashAtStep, CrashInReset, Hang, StartsProcess):
     gymnasium.register(f"{_toy.__name__}-v0", f"toy_envs:{_toy.__name__}")
