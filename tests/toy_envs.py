@@ -187,11 +187,15 @@ class Hang(Counting):
 
 
 class StartsProcess(Counting):
-    """Starts a process of its own, as simulators do, and forgets it."""
+    """Starts a process of its own, as simulators do, and ends it in `close`."""
 
     def __init__(self):
         super().__init__()
         self.simulator = subprocess.Popen(["sleep", "1000"])
+
+    def close(self):
+        self.simulator.kill()
+        self.simulator.wait()
 
 
 for _toy in (Counting, MemoryCue, MultiDiscrete, Tuple, Dict, Pixel, CrashAtStep, CrashInReset, Hang, StartsProcess):
