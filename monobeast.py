@@ -1,7 +1,7 @@
 """MonoBeast: IMPALA in one file, on one machine, over shared memory.
 
     python monobeast.py --env PongNoFrameskip-v4 --name pong                # train; the same line again resumes
-    python monobeast.py --env PongNoFrameskip-v4 --name pong --mode test    # play whole games with the checkpoint
+    python monobeast.py --mode test --name pong                             # play whole games with the checkpoint
     python plot.py runs/pong                                                # draw the learning curve
 
 Actor processes step groups of environments straight into rollout slots in shared memory. The inference thread reads
@@ -188,8 +188,10 @@ from torch import nn
 
 from beast import checkpoint, runs, vtrace
 from beast.distributions import action_shape_dtype, distribution, encode_action, encoded_action_width, policy_width
+from beast.flags import check_limits, exit_with_message
+from beast.machine import choose_device, keep_freed_memory
 from beast.rollout import RolloutMemory, Slots, max_policy_lag, nest_observations
-from beast.tensors import PublishedWeights, columns, join, keep_freed_memory, map_tensors
+from beast.tensors import PublishedWeights, columns, join, map_tensors, rollout_fields
 from beast.threads import Crew, Interrupts
 
 GROUPS_PER_ACTOR = 2  # double buffering: one group steps while the other's actions are chosen
@@ -251,7 +253,7 @@ class CenterImages(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Features [N, size] of one observation field [N, *shape]: images through convolutions, all else through an MLP."""
+    """Features [N, size] of one observation field [N, *shape]: images by convolutions, all else by an MLP."""
 
     def __init__(self, space: gymnasium.Space, flags: Flags, amp: bool):
         super().__init__()
@@ -313,10 +315,10 @@ class Encoder(nn.Module):
 class Net(nn.Module):
     """Policy and value: encoders of the observation fields, an optional recurrent core, two heads.
 
-    `forward(inputs, core_state)` takes `inputs["obs"][name]` [T, B, *shape], `inputs["reward"]` [T, B] (unclipped),
-    `inputs["done"]` [T, B], `inputs["action"]` [T, B, …] (the last action and its reward), and the core's state before
-    row 0, a tuple of [1, B, core_size] (empty without a core). It returns the policy's parameters [T, B, policy_width]
-    and the values [T, B], both float32, and the core's state after row T-1.
+    `forward(inputs, core_state)` takes `inputs["obs"][name]` [T, B, *shape], `inputs["done"]` [T, B], the last action
+    `inputs["action"]` [T, B, …] and its reward `inputs["reward"]` [T, B] (unclipped), and the core's state before row
+    0, a tuple of [1, B, core_size] (empty without a core). It returns the policy's parameters [T, B, policy_width] and
+    the values [T, B], both float32, and the core's state after row T-1.
     """
 
     def __init__(self, observation_spaces: dict, action_space: gymnasium.Space, flags: Flags, amp: bool = False):
@@ -513,8 +515,6 @@ class Inference:
     def _advance(self, number: int) -> None:
         group = self.groups[number]
         group.row += 1
-        if group.row == 0:
-            self.initial_states[group.slot] = group.core_state
         self.actors.go(number, group.slot, group.row)
 
     @torch.no_grad()
@@ -531,13 +531,13 @@ class Inference:
         actions = distribution(self.action_space, policy_logits).sample(self.generator)
         width = self.memory.group_width
         for index, (number, group) in enumerate(zip(numbers, groups)):
-            columns = slice(index * width, (index + 1) * width)
+            mine = slice(index * width, (index + 1) * width)
             row = self._tensor_row(group.slot, group.row + 1)
-            row["action"].copy_(actions[:, columns])
-            row["policy_logits"].copy_(policy_logits[:, columns])
-            row["baseline"].copy_(baseline[:, columns])
+            row["action"].copy_(actions[:, mine])
+            row["policy_logits"].copy_(policy_logits[:, mine])
+            row["baseline"].copy_(baseline[:, mine])
             row["policy_version"].fill_(version)
-            group.core_state = tuple(state[:, columns] for state in core_state)
+            group.core_state = tuple(state[:, mine] for state in core_state)
             self._advance(number)
         self.batch_sizes.append(len(numbers) * width)
 
@@ -788,7 +788,7 @@ def train(flags: Flags) -> None:
     A failure while it trains is logged with its traceback and raises SystemExit(1).
     """
     flags = validate(flags)
-    device, amp = choose_device(flags)
+    device, amp = choose_device(flags.device, flags.amp)
     observation_spaces, action_space = probe_env(flags)
     keep_freed_memory()
     torch.manual_seed(flags.seed)
@@ -925,32 +925,6 @@ def probe_env(flags: Flags) -> tuple[dict, gymnasium.Space]:
         env.close()
 
 
-def rollout_fields(observation_spaces: dict, action_space: gymnasium.Space) -> dict:
-    """Name -> (shape, dtype) of everything that one environment has in one row."""
-    return {
-        **{f"obs/{name}": envs.observation_field(space) for name, space in observation_spaces.items()},
-        **{name: ((), "float32") for name in ("reward", "baseline", "episode_return")},
-        **{name: ((), "bool") for name in ("done", "terminated", "truncated")},
-        **{name: ((), "int32") for name in ("episode_step", "policy_version")},
-        "action": action_shape_dtype(action_space),
-        "policy_logits": ((policy_width(action_space),), "float32"),
-    }
-
-
-def choose_device(flags: Flags) -> tuple[torch.device, bool]:
-    """Where to compute, and whether in bfloat16."""
-    num_gpus = torch.cuda.device_count()
-    try:
-        device = torch.device(("cuda" if num_gpus else "cpu") if flags.device == "auto" else flags.device)
-    except RuntimeError:
-        raise ValueError(f"--device {flags.device}: no such device; give cpu, cuda, cuda:1 or auto") from None
-    if device.type == "cuda" and (device.index or 0) >= num_gpus:
-        raise ValueError(f"--device {flags.device}: torch {torch.__version__} finds {num_gpus} GPUs; use cpu or auto")
-    is_gpu = device.type == "cuda"
-    has_bf16 = torch.cuda.is_bf16_supported() if is_gpu else torch.cpu._is_avx512_bf16_supported()
-    return device, flags.amp == "on" or (flags.amp == "auto" and has_bf16)
-
-
 def validate(flags: Flags) -> Flags:
     """The flags with automatic values filled in. Raises ValueError with the value, the limit and the remedy."""
     limits = {  # name: lowest, highest
@@ -970,10 +944,7 @@ def validate(flags: Flags) -> Flags:
         "num_actors": (1, 1024),
         "actor_niceness": (0, 19),
     }
-    for name, (lowest, highest) in limits.items():
-        value = getattr(flags, name)
-        if not lowest <= value <= highest:
-            raise ValueError(f"--{name} {value}: it must lie between {lowest} and {highest}")
+    check_limits(flags, limits)
     K, B = flags.group_width, flags.batch_width
     if K % B and B % K:
         raise ValueError(
@@ -996,14 +967,8 @@ def main() -> None:
     import tyro
 
     flags = tyro.cli(Flags, description=__doc__, use_underscores=True)
-    try:
+    with exit_with_message("validate"):
         (train if flags.mode == "train" else test)(flags)
-    except (ValueError, MemoryError, ImportError, FileNotFoundError) as error:
-        raised_in = traceback.extract_tb(error.__traceback__)[-1]
-        ours = os.path.dirname(os.path.abspath(runs.__file__)) + os.sep
-        if not raised_in.filename.startswith(ours) and raised_in.name not in ("validate", "choose_device"):
-            raise  # a fault in somebody's code, for which a traceback helps more than a message
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
-"""Nested batches of tensors, and weights that a learner hands to inference."""
+"""Batches as nested dicts of tensors, what a rollout holds, and weights that a learner hands to inference."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import ctypes
-import sys
 import threading
 from collections.abc import Callable
 
 import torch
+from gymnasium import Space
 from torch import nn
+
+from beast.distributions import action_shape_dtype, policy_width
+from beast.envs import observation_field
 
 
 def map_tensors(function: Callable, *batches):
@@ -33,17 +35,16 @@ def columns(batch: dict, first: int, count: int) -> dict:
     return map_tensors(lambda x: x[:, first : first + count], batch)
 
 
-def keep_freed_memory() -> None:
-    """Have glibc keep the memory of freed tensors for the next ones instead of returning it to the kernel.
-
-    An update allocates the same activations each time. Without this the kernel takes them back and zeroes every page
-    again, 15,000 page faults an update of 168 images: a fifth of the learner's time (benchmarks/LEDGER.md).
-    """
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # another libc
-            mallopt = ctypes.CDLL("libc.so.6").mallopt
-            mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD, bytes
-            mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, bytes
+def rollout_fields(observation_spaces: dict, action_space: Space) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Name -> (shape, dtype) of everything that one environment has in one row (README.md, "What a row means")."""
+    return {
+        **{f"obs/{name}": observation_field(space) for name, space in observation_spaces.items()},
+        **{name: ((), "float32") for name in ("reward", "baseline", "episode_return")},
+        **{name: ((), "bool") for name in ("done", "terminated", "truncated")},
+        **{name: ((), "int32") for name in ("episode_step", "policy_version")},
+        "action": action_shape_dtype(action_space),
+        "policy_logits": ((policy_width(action_space),), "float32"),
+    }
 
 
 class PublishedWeights:

@@ -27,7 +27,7 @@ MEMORY = "--env toy_envs:MemoryCue-v0 --num_actors 1 --batch_width 8 --hidden_si
 MEMORY += " --learning_rate 5e-4 --entropy_cost 0.02 --total_steps 100000 --log_steps 5000"
 TASKS = {
     "pong": "--env PongNoFrameskip-v4",
-    "cartpole": f"--env CartPole-v1 {SMALL} --batch_width 4 --hidden_size 512 --learning_rate 1e-3 --vtrace_lambda 0.95"
+    "cartpole": f"--env CartPole-v1 {SMALL} --batch_width 4 --learning_rate 5e-4 --vtrace_lambda 0.95 --ppo_clip 0.2"
     " --reward_scale 0.05 --total_steps 300000",
     "minatar-breakout": "--env MinAtar/Breakout-v0 --num_actors 1 --batch_width 4 --hidden_size 128"
     " --learning_rate 1e-3 --vtrace_lambda 0.95 --entropy_cost 0.05 --total_steps 3000000 --log_steps 50000",

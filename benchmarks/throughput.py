@@ -128,7 +128,7 @@ def alone(flags) -> dict[str, float]:
     import monobeast
 
     torch.set_num_threads(1)
-    device, amp = monobeast.choose_device(flags)
+    device, amp = monobeast.choose_device(flags.device, flags.amp)
     observation_spaces, action_space = monobeast.probe_env(flags)
     fields = monobeast.rollout_fields(observation_spaces, action_space)
     memory = monobeast.RolloutMemory(fields, 1, flags.unroll_length, flags.group_width)
@@ -189,7 +189,7 @@ def with_actors(flags, options: Options, memory_use: dict, infer: bool) -> float
     import monobeast
 
     torch.set_num_threads(1)
-    device, amp = monobeast.choose_device(flags)
+    device, amp = monobeast.choose_device(flags.device, flags.amp)
     observation_spaces, action_space = monobeast.probe_env(flags)
     fields = monobeast.rollout_fields(observation_spaces, action_space)
     memory = monobeast.RolloutMemory(fields, flags.num_slots, flags.unroll_length, flags.group_width)

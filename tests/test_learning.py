@@ -33,12 +33,12 @@ def train(tmp_path, task: str, total_steps: int, *flags: str) -> list[float]:
 
 
 def test_cartpole_is_learned(tmp_path):
-    returns = train(tmp_path, "cartpole", 150_000)
+    returns = train(tmp_path, "cartpole", 100_000)
     assert returns[0] < 40, "a random policy balances for 22 steps"
     assert returns[-1] > 150, returns
 
 
 def test_the_memory_task_is_learned_with_an_lstm(tmp_path):
-    returns = train(tmp_path, "memory-lstm", 60_000)
+    returns = train(tmp_path, "memory-lstm", 80_000)
     assert max(returns[:2]) < 0.6, "without a memory half of the answers are wrong: 0"
     assert returns[-1] > 0.8, returns

@@ -1,0 +1,41 @@
+"""What a run finds on its machine: where to compute, in which precision, and how memory is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+
+import torch
+
+
+def choose_device(device: str, amp: str) -> tuple[torch.device, bool]:
+    """Where to compute (`auto`: a GPU where there is one), and whether in bfloat16 (`auto`: where the hardware has it).
+
+    Raises ValueError for a device that there is not.
+    """
+    num_gpus = torch.cuda.device_count()
+    try:
+        chosen = torch.device(("cuda" if num_gpus else "cpu") if device == "auto" else device)
+    except RuntimeError:
+        raise ValueError(f"--device {device}: no such device; give cpu, cuda, cuda:1 or auto") from None
+    if chosen.type == "cuda" and (chosen.index or 0) >= num_gpus:
+        raise ValueError(f"--device {device}: torch {torch.__version__} finds {num_gpus} GPUs; use cpu or auto")
+    if chosen.type == "cuda":
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        has_bf16 = torch.cpu._is_avx512_bf16_supported()
+    return chosen, amp == "on" or (amp == "auto" and has_bf16)
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep the memory of freed tensors for the next ones instead of returning it to the kernel.
+
+    An update allocates the same activations each time. Without this the kernel takes them back and zeroes every page
+    again: 15,000 page faults an update of 168 images, a fifth of the learner's time (benchmarks/LEDGER.md).
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another libc
+            mallopt = ctypes.CDLL("libc.so.6").mallopt
+            mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD, bytes
+            mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, bytes
