@@ -39,3 +39,4 @@ def keep_freed_memory() -> None:
             mallopt = ctypes.CDLL("libc.so.6").mallopt
             mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD, bytes
             mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, bytes
+            mallopt(-8, 1)  # M_ARENA_MAX: the heap of any other arena ends at 64 MB, which an update outgrows
