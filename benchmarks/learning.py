@@ -69,10 +69,12 @@ def main(options: Options) -> None:
         subprocess.run(command, check=True, env=environment)
     start = json.loads((path / "meta.json").read_text())["starts"][-1]
     config = json.loads((path / "config.json").read_text())
+    diffs = [line for line in (start["diff"] or "").splitlines() if line.startswith("diff --git")]
+    is_dirty = any("benchmarks/results/" not in line for line in diffs)  # other results are no part of the code
     header = [
         f"# command: python benchmarks/learning.py {options.task} --seed {config['seed']}",
         f"# which ran: python {' '.join([os.path.basename(start['argv'][0]), *start['argv'][1:]])}",
-        f"# commit: {start['commit']}{' with uncommitted changes' if start['diff'] else ''}",
+        f"# commit: {start['commit']}{' with uncommitted changes' if is_dirty else ''}",
         f"# hardware: {start['cpu']}, {start['cores']} cores, {' and '.join(start['gpus']) or 'no GPU'}",
         f"# seed: {config['seed']}",
     ]
