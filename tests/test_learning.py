@@ -23,7 +23,7 @@ def train(tmp_path, task: str, total_steps: int, *flags: str) -> list[float]:
         "--name",
         "run",
     ]
-    command += ["--total_steps", str(total_steps), "--log_steps", "5000", "--no_tensorboard", *flags]
+    command += ["--total_steps", str(total_steps), "--log_steps", "5000", "--no_tensorboard", "--deterministic", *flags]
     result = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(ROOT / "tests")}, capture_output=True, text=True, timeout=400
     )
