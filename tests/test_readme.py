@@ -17,6 +17,10 @@ import monobeast
 import plot
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import throughput  # noqa: E402
+
 README = (ROOT / "README.md").read_text()
 COMMANDS = [
     line.split("#")[0].strip()
@@ -97,7 +101,8 @@ def test_make_test_is_what_runs_these_tests():
 
 
 def test_every_flag_that_the_readme_names_exists():
-    known = {field.name for flags in (monobeast.Flags, plot.Flags) for field in dataclasses.fields(flags)}
+    programs = (monobeast.Flags, plot.Flags, throughput.Options)
+    known = {field.name for flags in programs for field in dataclasses.fields(flags)}
     named = set(re.findall(r"--([a-z_]+)", README)) - {"help", "logdir"}
     assert len(named) > 20
     assert named <= known, named - known
