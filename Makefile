@@ -1,4 +1,4 @@
-# Each target sets up all that it needs on a fresh Debian, Ubuntu or macOS machine with Python 3.10 or newer.
+# Each target sets up all that it needs on a fresh Debian or Ubuntu machine with Python 3.10 or newer.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin

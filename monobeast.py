@@ -844,7 +844,9 @@ def train(flags: Flags) -> None:
             training.write_last_metrics()
             training.save()
         console.update(learner.steps, training.latest, final=True)
-        mean = f"mean return of the last {len(learner.returns)} episodes {np.mean(learner.returns or [math.nan]):.2f}"
+        mean = "no episode has ended yet"
+        if learner.returns:
+            mean = f"mean return of the last {len(learner.returns)} episodes {np.mean(learner.returns):.2f}"
         run.log(f"stopped at step {learner.steps:,}: {mean}, {learner.seconds / 60:.1f} minutes, {run.checkpoint_path}")
         if crew.failure:
             sys.exit(1)
