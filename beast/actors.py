@@ -34,6 +34,8 @@ FORGIVEN_AFTER = 600.0  # seconds of work after which an actor's earlier deaths 
 class ActorError(RuntimeError):
     """An actor failed and may not be restarted again. The message holds its own traceback."""
 
+    is_told = True  # by the message: the traceback of whoever raised it adds nothing
+
 
 # ---------------------------------------------------------------------------------------------- the actor's side
 

@@ -16,9 +16,12 @@ from beast.envs import observation_field
 
 
 def map_tensors(function: Callable, *batches):
-    """Apply a function to every leaf of nested dicts (of all batches at once, where there are several of one shape)."""
+    """Apply a function to every leaf of nested dicts and tuples (of all batches at once, where there are several of
+    one shape)."""
     if isinstance(batches[0], dict):
         return {key: map_tensors(function, *(batch[key] for batch in batches)) for key in batches[0]}
+    if isinstance(batches[0], tuple):
+        return tuple(map_tensors(function, *parts) for parts in zip(*batches))
     return function(*batches)
 
 

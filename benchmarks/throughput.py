@@ -134,7 +134,7 @@ def alone(flags) -> dict[str, float]:
     memory = monobeast.RolloutMemory(fields, 1, flags.unroll_length, flags.group_width)
     actor = monobeast.actors.Actor(monobeast.create_env, flags, memory, {0: flags.seed})
     net = monobeast.Net(observation_spaces, action_space, flags, amp).to(device)
-    learner = monobeast.Learner(flags, net)
+    learner = monobeast.Learner(flags, net, monobeast.make_optimizer(flags, net), monobeast.compute_loss)
     rollout = memory.rollout(0)
     for name in ("action", "policy_logits", "baseline", "policy_version"):
         rollout[name][...] = 0
@@ -208,7 +208,13 @@ def with_actors(flags, options: Options, memory_use: dict, infer: bool) -> float
     )
     try:
         inference = monobeast.Inference(
-            net, memory, slots, actors, monobeast.PublishedWeights(net, 0), flags.num_actors * 2, seed=1
+            net,
+            memory,
+            slots,
+            actors,
+            monobeast.PublishedWeights(net, 0),
+            flags.num_actors * 2,
+            torch.Generator().manual_seed(1),
         )
         if not infer:
             inference._act = lambda numbers: act_randomly(inference, numbers, action_space)

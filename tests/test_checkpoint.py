@@ -140,6 +140,7 @@ import glob, os, random, signal, sys, time
 import torch
 from beast import checkpoint
 
+torch.set_num_threads(1)  # OpenMP's threads do not live on in a forked writer
 path, random = sys.argv[1], random.Random(0)
 checkpoint.save(path, {"count": 0, "weights": torch.zeros(1_000_000)})
 newest = interrupted = 0

@@ -47,7 +47,9 @@ class LockStep:
         self.actors = actors.LocalActors(
             monobeast.create_env, flags, self.memory, num_groups, lambda group, life: 100 + group
         )
-        self.inference = Inference(self.net, self.memory, self.slots, self.actors, self.weights, num_groups, seed=1)
+        self.inference = Inference(
+            self.net, self.memory, self.slots, self.actors, self.weights, num_groups, torch.Generator().manual_seed(1)
+        )
 
     def next_rollout(self) -> tuple[int, dict, tuple]:
         """Its slot, its rows as tensors (valid until the next call) and the core's state before row 0."""
@@ -195,7 +197,8 @@ def test_a_resumed_learner_does_to_the_bit_what_it_would_have_done_without_the_s
         batches.append((monobeast.map_tensors(lambda x: x.clone(), rollout), core_state))
 
     def new_learner() -> Learner:
-        return Learner(flags, Net(*monobeast.probe_env(flags), flags))
+        net = Net(*monobeast.probe_env(flags), flags)
+        return Learner(flags, net, monobeast.make_optimizer(flags, net), monobeast.compute_loss)
 
     straight = new_learner()
     for batch, core_state in batches[:3]:

@@ -1,0 +1,93 @@
+"""The learner: a net, its optimizer and the counts that its schedule follows. Model and loss come from the variant."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from beast.tensors import map_tensors
+
+
+class Learner:
+    """Trains `net` on rollouts; all that a checkpoint holds of the learning is in `state_dict`.
+
+    `compute_loss(flags, net, action_space, batch, core_state)` gives a loss and statistics as tensors. `flags` has
+    learning_rate, lr_decay, total_steps, grad_clip and max_bad_updates.
+    """
+
+    def __init__(self, flags, net: nn.Module, optimizer: torch.optim.Optimizer, compute_loss: Callable):
+        self.flags, self.net, self.optimizer, self.compute_loss = flags, net, optimizer, compute_loss
+        self.steps = self.updates = self.bad_updates = self.bad_updates_in_a_row = 0
+        self.seconds = 0.0  # of training, all starts of the run together
+        self.returns: deque[float] = deque(maxlen=100)
+        self.lengths: deque[int] = deque(maxlen=100)
+        self.episodes = 0
+        self.best = -math.inf
+
+    def learning_rate(self) -> float:
+        left = max(1 - self.steps / self.flags.total_steps, 0.0) if self.flags.lr_decay == "linear" else 1.0
+        return self.flags.learning_rate * left
+
+    def update(self, batch: dict, core_state: tuple) -> dict[str, float]:
+        """One step of the optimizer on rollouts [T+1, B, …]. A NaN or Inf in loss or gradients leaves all weights
+        alone; FloatingPointError after too many of them in a row."""
+        flags = self.flags
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate()
+        loss, stats = self.compute_loss(flags, self.net, self.net.action_space, batch, core_state)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.net.parameters(), flags.grad_clip or math.inf)
+        void = ((batch["terminated"] | batch["truncated"]) & ~batch["done"])[:-1]
+        lag = (self.updates - batch["policy_version"][1:]).float()
+        self.steps += int((~void).sum())
+        stats |= {"losses/total_loss": loss.detach(), "losses/grad_norm": norm, "stats/policy_lag_mean": lag.mean()}
+        stats = {name: float(value) for name, value in stats.items()}  # on a GPU this waits for the update
+        stats["stats/policy_lag_max"] = float(lag.max())
+        if math.isfinite(stats["losses/total_loss"]) and math.isfinite(stats["losses/grad_norm"]):
+            self.optimizer.step()
+            self.net.observe(map_tensors(lambda x: x[-1], batch["obs"]))
+            self.bad_updates_in_a_row = 0
+        else:
+            self.bad_updates += 1
+            self.bad_updates_in_a_row += 1
+            if self.bad_updates_in_a_row >= flags.max_bad_updates:
+                raise FloatingPointError(
+                    f"loss or gradients were NaN or Inf in {self.bad_updates_in_a_row} updates in a row "
+                    f"(--max_bad_updates {flags.max_bad_updates}); the last: {stats}. "
+                    "Lower --learning_rate or --grad_clip, or try --amp off."
+                )
+        self.updates += 1
+        return stats
+
+    def record_episodes(self, finished: list[tuple[float, int]]) -> None:
+        """Note the return and the length in steps of games that have ended."""
+        for episode_return, length in finished:
+            self.returns.append(episode_return)
+            self.lengths.append(length)
+            self.episodes += 1
+
+    def state_dict(self) -> dict:
+        """All that a later start needs to go on as if there had been no stop."""
+        counts = ("steps", "updates", "bad_updates", "bad_updates_in_a_row", "seconds", "episodes", "best")
+        return {
+            "net": self.net.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "counts": {name: getattr(self, name) for name in counts},
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+            "rng": torch.get_rng_state(),
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        self.net.load_state_dict(state["net"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for name, value in state["counts"].items():
+            setattr(self, name, value)
+        self.returns.extend(state["returns"])
+        self.lengths.extend(state["lengths"])
+        torch.set_rng_state(state["rng"])
