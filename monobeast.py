@@ -40,7 +40,7 @@ class Flags:
     """Seeds environments, weights and action sampling; a run with other seeds is an independent repetition."""
 
     # How long to train.
-    total_steps: int = 1_200_000
+    total_steps: int = 3_000_000
     """Agent steps to train for (times 4 for Atari frames); the learning rate decays towards this count."""
     total_minutes: float = 0.0
     """Minutes of training, earlier starts of the run included, after which it stops; 0 means no limit."""
@@ -92,7 +92,7 @@ class Flags:
     """V-trace's clip of importance weights in value targets (rho bar)."""
     clip_pg_rho: float = 1.0
     """V-trace's clip of importance weights in the policy gradient."""
-    ppo_clip: float = 0.0
+    ppo_clip: float = 0.2
     """Clip the policy ratio to [1/(1+x), 1+x] as in APPO; 0 takes the V-trace policy gradient instead."""
     normalize_advantages: bool = True
     """Shift and scale the advantages of an update to mean 0 and deviation 1: the policy's step no longer depends on
@@ -112,7 +112,7 @@ class Flags:
     # The optimizer.
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """Adam, or RMSProp as in TorchBeast (torch's: epsilon outside of the root)."""
-    learning_rate: float = 4e-4
+    learning_rate: float = 3e-4
     """Step size of the optimizer at the start."""
     lr_decay: Literal["linear", "none"] = "linear"
     """Decay the learning rate to 0 at the total steps, or keep it."""
