@@ -24,21 +24,21 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 SMALL = "--num_actors 1 --group_width 16 --hidden_size 256 --log_steps 10000"
 MEMORY = "--env toy_envs:MemoryCue-v0 --num_actors 1 --batch_width 8 --hidden_size 128 --core_size 64"
-MEMORY += " --learning_rate 5e-4 --entropy_cost 0.02 --total_steps 100000 --log_steps 5000"
+MEMORY += " --ppo_clip 0 --learning_rate 5e-4 --entropy_cost 0.02 --total_steps 100000 --log_steps 5000"
 TASKS = {
     "pong": "--env PongNoFrameskip-v4",
     "cartpole": f"--env CartPole-v1 {SMALL} --batch_width 4 --learning_rate 5e-4 --vtrace_lambda 0.95 --ppo_clip 0.2"
     " --reward_scale 0.05 --total_steps 300000",
     "minatar-breakout": "--env MinAtar/Breakout-v0 --num_actors 1 --batch_width 4 --hidden_size 128"
-    " --learning_rate 1e-3 --vtrace_lambda 0.95 --entropy_cost 0.05 --total_steps 3000000 --log_steps 50000",
+    " --ppo_clip 0 --learning_rate 1e-3 --vtrace_lambda 0.95 --entropy_cost 0.05 --total_steps 3000000 --log_steps 50000",
     "memory-lstm": f"{MEMORY} --core lstm",
     "memory-gru": f"{MEMORY} --core gru",
     "memory-none": f"{MEMORY} --core none",
     "pendulum": f"--env Pendulum-v1 {SMALL} --batch_width 4 --learning_rate 1e-3 --discount 0.9 --vtrace_lambda 0.95"
     " --ppo_clip 0.2 --entropy_cost 0 --reward_scale 0.1 --reward_clip 0 --total_steps 600000",
-    "multidiscrete": f"--env toy_envs:MultiDiscrete-v0 {SMALL} --batch_width 8 --learning_rate 1e-3"
+    "multidiscrete": f"--env toy_envs:MultiDiscrete-v0 {SMALL} --batch_width 8 --ppo_clip 0 --learning_rate 1e-3"
     " --total_steps 200000",
-    "dict": f"--env toy_envs:Dict-v0 {SMALL} --batch_width 8 --learning_rate 1e-3 --total_steps 200000",
+    "dict": f"--env toy_envs:Dict-v0 {SMALL} --batch_width 8 --ppo_clip 0 --learning_rate 1e-3 --total_steps 200000",
 }
 
 
