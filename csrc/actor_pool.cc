@@ -1,0 +1,473 @@
+#include "actor_pool.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+namespace beast {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::minutes kForgivenAfter{10};       // of work: then earlier restarts of a stream no longer count
+constexpr double kFirstPause = 0.1, kLongestPause = 10;  // seconds before a stream is connected again
+
+struct Stopped {};  // unwinds the thread of a stream when the pool stops
+
+class Stopwatch {  // adds its lifetime to `total`
+ public:
+  explicit Stopwatch(std::atomic<int64_t>& total) : total_(total), began_(Clock::now()) {}
+  ~Stopwatch() { total_ += std::chrono::nanoseconds(Clock::now() - began_).count(); }
+
+ private:
+  std::atomic<int64_t>& total_;
+  const Clock::time_point began_;
+};
+
+class Counted {  // one more in `total` for its lifetime
+ public:
+  explicit Counted(std::atomic<int64_t>& total) : total_(total) { ++total_; }
+  ~Counted() { --total_; }
+
+ private:
+  std::atomic<int64_t>& total_;
+};
+
+uint64_t mixed(uint64_t x) {  // splitmix64: https://prng.di.unimi.it/splitmix64.c
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+// Other episodes in every stream and every life of it. Below 2^30: environments take seeds below 2^31, and K of a
+// stream follow one another.
+uint64_t env_seed(uint64_t seed, uint64_t stream, uint64_t life) {
+  return mixed(mixed(mixed(seed) ^ stream) ^ life) >> 34;
+}
+
+std::string describe(const Array& array) {
+  return std::string(dtype_name(array.dtype())) + " " + to_string(array.shape());
+}
+
+std::string describe(const Field& field) {
+  return field.name + " " + dtype_name(field.dtype) + " " + to_string(field.shape);
+}
+
+std::string describe(const StreamSpec& spec) {
+  std::string text = std::to_string(spec.num_envs) + " of \"" + spec.env + "\" with";
+  for (const Field& field : spec.fields) text += " " + describe(field) + ";";
+  return text;
+}
+
+Shape with_rows(int64_t num_rows, const Shape& row) {  // row: [1, K, ...]
+  Shape shape = row;
+  shape[0] = num_rows;
+  return shape;
+}
+
+void copy_row(const Array& from, int64_t from_row, const Array& to, int64_t to_row) {
+  const Array source = from.slice_first(from_row, 1);
+  if (source.num_bytes()) std::memcpy(to.slice_first(to_row, 1).data(), source.data(), source.num_bytes());
+}
+
+// [L, 1, ...] -> [L, K, ...], in memory of its own.
+Array repeated(const Array& array, int64_t num_envs) {
+  Shape shape = array.shape();
+  shape[1] = num_envs;
+  Array result = Array::allocate(array.dtype(), shape);
+  const size_t layers = shape[0], bytes = layers ? array.num_bytes() / layers : 0;
+  for (size_t i = 0; bytes && i < layers * num_envs; ++i) {
+    std::memcpy(result.data() + i * bytes, array.data() + i / num_envs * bytes, bytes);
+  }
+  return result;
+}
+
+// A copy keeps no more alive than it holds; a caller's rows of an answer may keep the whole batch.
+Array copied(const Array& array) {
+  Array result = Array::allocate(array.dtype(), array.shape());
+  if (array.num_bytes()) std::memcpy(result.data(), array.data(), array.num_bytes());
+  return result;
+}
+
+// T+1 rows of one stream, filled one by one.
+class Rollout {
+ public:
+  Rollout(const StreamSpec& spec, int64_t unroll_length) : spec_(spec), num_rows_(unroll_length + 1) {
+    for (const Field& field : spec.fields) {
+      Shape shape = {num_rows_, spec.num_envs};
+      shape.insert(shape.end(), field.shape.begin(), field.shape.end());
+      fields_.push_back(Array::allocate(field.dtype, std::move(shape)));
+    }
+  }
+
+  // The rollout after this one, whose row 0 is this one's last row.
+  Rollout next() const {
+    Rollout next(spec_, num_rows_ - 1);
+    for (size_t i = 0; i < fields_.size(); ++i) copy_row(fields_[i], num_rows_ - 1, next.fields_[i], 0);
+    next.agent_outputs_ = agent_outputs_->map([&](const Array& output) {
+      Array rows = Array::allocate(output.dtype(), output.shape());
+      copy_row(output, num_rows_ - 1, rows, 0);
+      return rows;
+    });
+    return next;
+  }
+
+  // Where the stream writes row `row` to.
+  std::vector<std::byte*> destinations(int64_t row) const {
+    std::vector<std::byte*> result;
+    for (const Array& field : fields_) result.push_back(field.slice_first(row, 1).data());
+    return result;
+  }
+
+  ArrayNest env_outputs(int64_t begin, int64_t count) const {
+    ArrayNest::Tuple outputs = {spec_.observation.map([&](int64_t i) { return fields_[i].slice_first(begin, count); })};
+    for (const char* name : {"reward", "done", "episode_step", "episode_return", "terminated", "truncated"}) {
+      outputs.push_back(fields_[spec_.index_of(name)].slice_first(begin, count));
+    }
+    return outputs;
+  }
+
+  // Copies outputs [1, K, ...]; those of the first call say what all later ones must be like.
+  void set_agent_outputs(int64_t row, const ArrayNest& outputs) {
+    if (!agent_outputs_) {
+      agent_outputs_ = outputs.map([&](const Array& output) {
+        if (output.shape().size() < 2 || output.shape()[0] != 1 || output.shape()[1] != spec_.num_envs) {
+          throw std::invalid_argument("inference answered agent outputs of shape " + to_string(output.shape()) +
+                                      ", expected [1, " + std::to_string(spec_.num_envs) +
+                                      ", ...]: set_outputs takes ((action, ...), agent_state), leaves [1, rows, ...]");
+        }
+        Array rows = Array::allocate(output.dtype(), with_rows(num_rows_, output.shape()));
+        std::memset(rows.data(), 0, rows.slice_first(0, 1).num_bytes());
+        return rows;
+      });
+    }
+    const std::vector<Array> rows = agent_outputs_->flatten(), answers = outputs.flatten();
+    if (rows.size() != answers.size()) {
+      throw std::invalid_argument("inference answered " + std::to_string(answers.size()) +
+                                  " agent outputs, in its first answer there were " + std::to_string(rows.size()));
+    }
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (answers[i].dtype() != rows[i].dtype() || with_rows(num_rows_, answers[i].shape()) != rows[i].shape()) {
+        throw std::invalid_argument("agent output " + std::to_string(i) + " is " + describe(answers[i]) +
+                                    ", in the first answer it was " + describe(rows[i].slice_first(0, 1)));
+      }
+      copy_row(answers[i], 0, rows[i], row);
+    }
+  }
+
+  ArrayNest item(ArrayNest initial_agent_state) const {
+    return ArrayNest::Tuple{ArrayNest::Tuple{env_outputs(0, num_rows_), *agent_outputs_},
+                            std::move(initial_agent_state)};
+  }
+
+ private:
+  StreamSpec spec_;
+  int64_t num_rows_;
+  std::vector<Array> fields_;               // [T+1, K, ...] each
+  std::optional<ArrayNest> agent_outputs_;  // once the first answer told what they are
+};
+
+void check_state(const ArrayNest& state, const ArrayNest& expected) {
+  const std::vector<Array> leaves = state.flatten(), wanted = expected.flatten();
+  if (leaves.size() != wanted.size()) {
+    throw std::invalid_argument("inference answered an agent state of " + std::to_string(leaves.size()) +
+                                " arrays, initial_agent_state has " + std::to_string(wanted.size()));
+  }
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (leaves[i].dtype() != wanted[i].dtype() || leaves[i].shape() != wanted[i].shape()) {
+      throw std::invalid_argument("array " + std::to_string(i) + " of the agent state that inference answered is " +
+                                  describe(leaves[i]) + ", expected " + describe(wanted[i]) +
+                                  " by initial_agent_state");
+    }
+  }
+}
+
+// The first leaf of the agent's outputs without its time: [K, ...].
+Array action_of(const ArrayNest& agent_outputs, const StreamSpec& spec) {
+  const Array& output = agent_outputs.front();
+  Shape expected = {1, spec.num_envs};
+  expected.insert(expected.end(), spec.action.shape.begin(), spec.action.shape.end());
+  if (!spec.takes_any_action && (output.dtype() != spec.action.dtype || output.shape() != expected)) {
+    throw std::invalid_argument("the first of the agent outputs, the action, is " + describe(output) + ", expected " +
+                                dtype_name(spec.action.dtype) + " " + to_string(expected));
+  }
+  return output.reshaped(Shape(output.shape().begin() + 1, output.shape().end()));
+}
+
+}  // namespace
+
+class ActorPool::Actor {
+ public:
+  Actor(ActorPool& pool, size_t index, std::string address)
+      : pool_(pool), index_(index), address_(std::move(address)) {}
+
+  // The thread: one life of the environments after the other.
+  void run() {
+    int64_t restarts = 0;
+    for (uint64_t life = 0;; ++life) {
+      const uint64_t seed = env_seed(pool_.options_.seed, index_, life);
+      const Clock::time_point began = Clock::now();
+      try {
+        live(seed);
+      } catch (const Stopped&) {
+        return;
+      } catch (const ClosedBatchingQueue&) {
+        return;
+      } catch (const ConnectionError& error) {
+        if (pool_.stopping()) return;
+        if (!connected_once_) return pool_.fail(std::current_exception());  // connecting was tried again and again
+        if (in_rollout_) ++pool_.dropped_rollouts_;
+        if (Clock::now() - began > kForgivenAfter) restarts = 0;
+        if (restarts >= pool_.options_.max_env_restarts) {
+          return pool_.fail(std::make_exception_ptr(ConnectionError(
+              std::string(error.what()) + "\nIt was connected again " + std::to_string(restarts) +
+              " times in a row (max_env_restarts " + std::to_string(pool_.options_.max_env_restarts) + ").")));
+        }
+        const double jitter = 0.75 + 0.5 * (seed % 1024) / 1024.0;  // streams of one server do not all come at once
+        const double pause = jitter * std::min(kFirstPause * std::exp2(restarts), kLongestPause);
+        ++restarts;
+        ++pool_.restarts_;
+        pool_.say(std::string(error.what()) + "\nConnecting again (" + std::to_string(restarts) +
+                  " of max_env_restarts " + std::to_string(pool_.options_.max_env_restarts) + ").");
+        if (!pool_.pause(std::chrono::duration<double>(pause))) return;
+      } catch (...) {
+        return pool_.fail(std::current_exception());
+      }
+    }
+  }
+
+  void cancel() {  // from any thread
+    std::shared_ptr<EnvStream> stream;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stream = stream_;
+    }
+    if (stream) stream->cancel();
+  }
+
+  std::optional<StreamSpec> spec() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return spec_;
+  }
+
+ private:
+  // Rollouts without end. Leaves by an exception only.
+  void live(uint64_t seed) {
+    in_rollout_ = false;
+    const std::shared_ptr<EnvStream> stream = pool_.connect_(address_);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stream_ = stream;
+    }
+    const Interrupt interrupt = [this] {
+      if (pool_.stopping()) throw Stopped();
+    };
+    interrupt();  // a stop() from before the stream could be cancelled
+    const StreamSpec spec = stream->open(seed);
+    accept(spec);
+    const Counted connected(pool_.streams_connected_);
+
+    ArrayNest agent_state =
+        pool_.initial_agent_state_.map([&](const Array& array) { return repeated(array, spec.num_envs); });
+    const ArrayNest initial_agent_state = agent_state;
+    Rollout rollout(spec, pool_.options_.unroll_length);
+    {
+      const Stopwatch stopwatch(pool_.environment_ns_);
+      stream->read_row(rollout.destinations(0));
+    }
+    for (;;) {
+      const ArrayNest state_before_row_0 = agent_state.map(copied);
+      for (int64_t row = 0; row < pool_.options_.unroll_length; ++row) {
+        const ArrayNest agent_outputs = act(rollout.env_outputs(row, 1), agent_state, interrupt);
+        check_state(agent_state, initial_agent_state);
+        const Stopwatch stopwatch(pool_.environment_ns_);
+        rollout.set_agent_outputs(row + 1, agent_outputs);
+        stream->write_actions(action_of(agent_outputs, spec));
+        in_rollout_ = true;
+        stream->read_row(rollout.destinations(row + 1));
+        pool_.steps_ += spec.num_envs;
+      }
+      Rollout next = rollout.next();  // before the learner has this one, and may write to it
+      {
+        const Stopwatch stopwatch(pool_.enqueue_ns_);
+        pool_.learner_queue_->enqueue(rollout.item(state_before_row_0), interrupt);
+      }
+      ++pool_.rollouts_;
+      in_rollout_ = false;
+      rollout = std::move(next);
+    }
+  }
+
+  // Returns agent_outputs and replaces agent_state.
+  ArrayNest act(ArrayNest env_outputs, ArrayNest& agent_state, const Interrupt& interrupt) {
+    const Stopwatch stopwatch(pool_.inference_ns_);
+    const ArrayNest answer = pool_.inference_batcher_->compute(ArrayNest::Tuple{std::move(env_outputs), agent_state},
+                                                               interrupt, std::nullopt);
+    if (!answer.is_tuple() || answer.tuple().size() != 2) {
+      throw std::invalid_argument(
+          "inference must answer with a tuple (agent_outputs, agent_state); an agent without a "
+          "state answers with (agent_outputs, ())");
+    }
+    agent_state = answer.tuple()[1];
+    return answer.tuple()[0];
+  }
+
+  // A server that comes back must bring the same environments.
+  void accept(const StreamSpec& spec) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (spec_ && describe(*spec_) != describe(spec)) {
+      throw HandshakeError("environment server " + address_ + " came back with " + describe(spec) + " before it had " +
+                           describe(*spec_));
+    }
+    spec_ = spec;
+    connected_once_ = true;
+  }
+
+  ActorPool& pool_;
+  const size_t index_;
+  const std::string address_;
+  bool connected_once_ = false;  // in any life
+  bool in_rollout_ = false;      // with a step in it that would be lost
+  mutable std::mutex mutex_;     // of the two below, which other threads ask for
+  std::shared_ptr<EnvStream> stream_;
+  std::optional<StreamSpec> spec_;
+};
+
+ActorPool::ActorPool(const ActorPoolOptions& options, std::shared_ptr<BatchingQueue> learner_queue,
+                     std::shared_ptr<DynamicBatcher> inference_batcher, std::vector<std::string> addresses,
+                     ArrayNest initial_agent_state, Connect connect)
+    : options_(options),
+      learner_queue_(std::move(learner_queue)),
+      inference_batcher_(std::move(inference_batcher)),
+      initial_agent_state_(std::move(initial_agent_state)),
+      connect_(std::move(connect)) {
+  if (options_.unroll_length < 1) {
+    throw std::invalid_argument("unroll_length is " + std::to_string(options_.unroll_length) + ", must be 1 or more");
+  }
+  if (options_.max_env_restarts < 0) {
+    throw std::invalid_argument("max_env_restarts is " + std::to_string(options_.max_env_restarts) +
+                                ", must be 0 or more");
+  }
+  if (addresses.empty()) throw std::invalid_argument("env_server_addresses is empty: a pool needs one stream at least");
+  initial_agent_state_.for_each([](const Array& array) {
+    if (array.shape().size() < 2 || array.shape()[1] != 1) {
+      throw std::invalid_argument("initial_agent_state has an array of shape " + to_string(array.shape()) +
+                                  ", expected [L, 1, ...]: the state of one environment");
+    }
+  });
+  for (std::string& address : addresses) {
+    actors_.push_back(std::make_unique<Actor>(*this, actors_.size(), std::move(address)));
+  }
+}
+
+ActorPool::~ActorPool() { stop_and_wait(); }
+
+void ActorPool::run(const Interrupt& interrupt, const Log& log) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (std::exchange(started_, true)) throw std::runtime_error("run() was called already: a pool runs once");
+  }
+  const auto log_messages = [&] {
+    std::vector<std::string> messages;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      messages.swap(messages_);
+    }
+    for (const std::string& message : messages) {
+      if (log) log(message);
+    }
+  };
+  try {
+    for (const auto& actor : actors_) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      threads_.emplace_back([this, actor = actor.get()] {
+        actor->run();
+        std::lock_guard<std::mutex> lock(mutex_);
+        --num_running_;
+        changed_.notify_all();
+      });
+      ++num_running_;
+    }
+    for (;;) {
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        if (stopping_ || num_running_ == 0) break;
+        changed_.wait_for(lock, std::chrono::milliseconds(100));
+      }
+      log_messages();
+      if (interrupt) interrupt();
+      if (learner_queue_->is_closed() && inference_batcher_->is_closed()) break;
+    }
+  } catch (...) {
+    fail(std::current_exception());
+  }
+  stop();
+  for (std::thread& thread : threads_) thread.join();
+  try {
+    log_messages();
+  } catch (...) {
+    fail(std::current_exception());
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  ended_ = true;
+  changed_.notify_all();
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+void ActorPool::stop() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  for (const auto& actor : actors_) actor->cancel();
+}
+
+void ActorPool::stop_and_wait() {
+  stop();
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return !started_ || ended_; });
+}
+
+ActorPoolCounters ActorPool::counters() const {
+  ActorPoolCounters counters;
+  counters.steps = steps_;
+  counters.restarts = restarts_;
+  counters.rollouts = rollouts_;
+  counters.dropped_rollouts = dropped_rollouts_;
+  counters.streams_connected = streams_connected_;
+  counters.rows_waiting = learner_queue_->size();
+  counters.seconds_inference = inference_ns_ * 1e-9;
+  counters.seconds_environment = environment_ns_ * 1e-9;
+  counters.seconds_enqueue = enqueue_ns_ * 1e-9;
+  return counters;
+}
+
+std::vector<std::optional<StreamSpec>> ActorPool::specs() const {
+  std::vector<std::optional<StreamSpec>> specs;
+  for (const auto& actor : actors_) specs.push_back(actor->spec());
+  return specs;
+}
+
+void ActorPool::fail(std::exception_ptr failure) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!failure_) failure_ = std::move(failure);
+  stopping_ = true;
+  changed_.notify_all();
+}
+
+void ActorPool::say(std::string message) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  messages_.push_back(std::move(message));
+  changed_.notify_all();
+}
+
+bool ActorPool::pause(std::chrono::duration<double> duration) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return !changed_.wait_for(lock, duration, [this] { return stopping_.load(); });
+}
+
+}  // namespace beast

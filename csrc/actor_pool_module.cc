@@ -1,0 +1,260 @@
+// The Python side of ActorPool and handshake(). What it says to users is in libbeast.pyi.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "actor_pool.h"
+#include "grpc_stream.h"
+#include "python_nest.h"
+#include "wire.h"
+
+namespace beast {
+namespace {
+
+std::chrono::milliseconds milliseconds_of(const char* name, double seconds) {
+  if (!(seconds > 0 && seconds < 1e6)) {
+    throw py::value_error(std::string(name) + " is " + std::to_string(seconds) + ", expected seconds above 0");
+  }
+  return std::max(std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000)), std::chrono::milliseconds(1));
+}
+
+// Pools whose threads must end before the interpreter does: one may be run by a daemon thread, which nobody joins.
+class LivePools {
+ public:
+  void add(const std::shared_ptr<ActorPool>& pool) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    pools_.push_back(pool);
+  }
+
+  void stop() {
+    std::vector<std::weak_ptr<ActorPool>> pools;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      pools.swap(pools_);
+    }
+    for (const auto& weak : pools) {
+      if (const auto pool = weak.lock()) pool->stop_and_wait();
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<ActorPool>> pools_;
+};
+
+LivePools& live_pools() {
+  static auto* const pools = new LivePools();  // never destroyed: threads may outlive main()
+  return *pools;
+}
+
+py::tuple field_type(const Field& field) {
+  return py::make_tuple(dtype_name(field.dtype), py::tuple(py::cast(field.shape)));
+}
+
+py::object names_of(const Nest<int64_t>& nest, const std::vector<Field>& fields) {
+  if (nest.is_leaf()) return py::str(fields[nest.leaf()].name);
+  if (nest.is_tuple()) {
+    py::list parts;
+    for (const auto& part : nest.tuple()) parts.append(names_of(part, fields));
+    return py::tuple(parts);
+  }
+  py::dict parts;
+  for (const auto& [name, part] : nest.dict()) parts[py::str(name)] = names_of(part, fields);
+  return parts;
+}
+
+py::dict spec_to_python(const StreamSpec& spec) {
+  py::dict fields, result;
+  for (const Field& field : spec.fields) fields[py::str(field.name)] = field_type(field);
+  result["env"] = spec.env;
+  result["num_envs"] = spec.num_envs;
+  result["fields"] = fields;
+  result["observation"] = names_of(spec.observation, spec.fields);
+  result["action"] = spec.takes_any_action ? py::object(py::none()) : field_type(spec.action);
+  result["observation_space"] = spec.observation_space;
+  result["action_space"] = spec.action_space;
+  return result;
+}
+
+class PythonActorPool {
+ public:
+  PythonActorPool(std::shared_ptr<ActorPool> pool, py::object log) : pool_(std::move(pool)), log_(std::move(log)) {
+    live_pools().add(pool_);
+  }
+
+  ~PythonActorPool() {
+    py::gil_scoped_release release;
+    pool_->stop_and_wait();
+  }
+
+  void run() {
+    const auto log = [this](const std::string& message) {
+      py::gil_scoped_acquire acquire;
+      if (log_.is_none()) {
+        py::print(message, py::arg("file") = py::module_::import("sys").attr("stderr"), py::arg("flush") = true);
+      } else {
+        log_(message);
+      }
+    };
+    without_gil([&](const Interrupt& interrupt) { pool_->run(interrupt, log); });
+  }
+
+  void stop() {
+    py::gil_scoped_release release;
+    pool_->stop();
+  }
+
+  int64_t count() const { return pool_->count(); }
+
+  py::dict counters() const {
+    const ActorPoolCounters counters = pool_->counters();
+    py::dict result;
+    result["steps"] = counters.steps;
+    result["restarts"] = counters.restarts;
+    result["rollouts"] = counters.rollouts;
+    result["dropped_rollouts"] = counters.dropped_rollouts;
+    result["streams_connected"] = counters.streams_connected;
+    result["rows_waiting"] = counters.rows_waiting;
+    result["seconds_inference"] = counters.seconds_inference;
+    result["seconds_environment"] = counters.seconds_environment;
+    result["seconds_enqueue"] = counters.seconds_enqueue;
+    return result;
+  }
+
+  py::list specs() const {
+    py::list result;
+    for (const auto& spec : pool_->specs()) result.append(spec ? py::object(spec_to_python(*spec)) : py::none());
+    return result;
+  }
+
+ private:
+  const std::shared_ptr<ActorPool> pool_;
+  const py::object log_;
+};
+
+std::unique_ptr<PythonActorPool> make_pool(int64_t unroll_length, std::shared_ptr<BatchingQueue> learner_queue,
+                                           std::shared_ptr<DynamicBatcher> inference_batcher,
+                                           std::vector<std::string> env_server_addresses,
+                                           const py::object& initial_agent_state, const std::string& token,
+                                           const std::string& root_certificates, uint64_t seed, const std::string& env,
+                                           double env_timeout, double connect_timeout, int64_t max_env_restarts,
+                                           bool insecure, py::object log) {
+  GrpcOptions options{"",
+                      token,
+                      root_certificates,
+                      env,
+                      insecure,
+                      milliseconds_of("env_timeout", env_timeout),
+                      milliseconds_of("connect_timeout", connect_timeout)};
+  for (const std::string& address : env_server_addresses) {
+    options.address = address;
+    check(options);
+  }
+  const auto connect = [options](const std::string& address) {
+    GrpcOptions with_address = options;
+    with_address.address = address;
+    return make_grpc_stream(with_address);
+  };
+  auto pool = std::make_shared<ActorPool>(
+      ActorPoolOptions{unroll_length, seed, max_env_restarts}, std::move(learner_queue), std::move(inference_batcher),
+      std::move(env_server_addresses), nest_from_python(initial_agent_state), connect);
+  return std::make_unique<PythonActorPool>(std::move(pool), std::move(log));
+}
+
+// Opens a stream, while the main thread goes on looking out for Ctrl-C.
+StreamSpec open_interruptibly(EnvStream& stream, const Interrupt& interrupt) {
+  auto opened = std::async(std::launch::async, [&] { return stream.open(0); });  // its destructor waits
+  try {
+    while (opened.wait_for(std::chrono::milliseconds(100)) != std::future_status::ready) {
+      if (interrupt) interrupt();
+    }
+  } catch (...) {
+    stream.cancel();
+    throw;
+  }
+  return opened.get();
+}
+
+py::dict handshake(const std::string& address, const std::string& token, const std::string& root_certificates,
+                   const std::string& env, double timeout, bool insecure) {
+  const std::chrono::milliseconds limit = milliseconds_of("timeout", timeout);
+  const auto stream = make_grpc_stream({address, token, root_certificates, env, insecure, limit, limit});
+  return spec_to_python(
+      without_gil([&](const Interrupt& interrupt) { return open_interruptibly(*stream, interrupt); }));
+}
+
+// Steps the environments of one stream with actions of zeros, and nothing else: what the transport costs by itself.
+std::vector<double> round_trips(const std::string& address, double seconds, const std::string& token,
+                                const std::string& root_certificates, bool insecure) {
+  using Clock = std::chrono::steady_clock;
+  const auto stream = make_grpc_stream({address, token, root_certificates, "", insecure});
+  return without_gil([&](const Interrupt& interrupt) {
+    const StreamSpec spec = open_interruptibly(*stream, interrupt);
+    Shape shape = spec.action.shape;
+    shape.insert(shape.begin(), spec.num_envs);
+    const Array actions = Array::allocate(spec.takes_any_action ? DType::kInt64 : spec.action.dtype, shape);
+    std::fill_n(actions.data(), actions.num_bytes(), std::byte{0});
+    std::vector<Array> row;
+    std::vector<std::byte*> destinations;
+    for (const size_t bytes : field_bytes(spec)) {
+      row.push_back(Array::allocate(DType::kUInt8, {static_cast<int64_t>(bytes)}));
+      destinations.push_back(row.back().data());
+    }
+    stream->read_row(destinations);
+    std::vector<double> result;
+    for (const auto end = Clock::now() + std::chrono::duration<double>(seconds); Clock::now() < end;) {
+      const auto began = Clock::now();
+      stream->write_actions(actions);
+      stream->read_row(destinations);
+      result.push_back(std::chrono::duration<double>(Clock::now() - began).count());
+      if (interrupt && result.size() % 1024 == 0) interrupt();
+    }
+    return result;
+  });
+}
+
+}  // namespace
+
+void bind_actor_pool(py::module_& module) {
+  py::register_exception_translator([](std::exception_ptr error) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const ConnectionError& lost) {
+      PyErr_SetString(PyExc_ConnectionError, lost.what());
+    } catch (const HandshakeError& refused) {
+      PyErr_SetString(PyExc_ConnectionRefusedError, refused.what());
+    }
+  });
+  py::class_<PythonActorPool>(module, "ActorPool")
+      .def(py::init(&make_pool), py::arg("unroll_length"), py::arg("learner_queue"), py::arg("inference_batcher"),
+           py::arg("env_server_addresses"), py::arg("initial_agent_state"), py::kw_only(), py::arg("token") = "",
+           py::arg("root_certificates") = py::bytes(), py::arg("seed") = 1, py::arg("env") = "",
+           py::arg("env_timeout") = 60.0, py::arg("connect_timeout") = 30.0, py::arg("max_env_restarts") = 5,
+           py::arg("insecure") = false, py::arg("log") = py::none())
+      .def("run", &PythonActorPool::run)
+      .def("stop", &PythonActorPool::stop)
+      .def("count", &PythonActorPool::count)
+      .def("counters", &PythonActorPool::counters)
+      .def("specs", &PythonActorPool::specs);
+  module.def("handshake", &handshake, py::arg("address"), py::kw_only(), py::arg("token") = "",
+             py::arg("root_certificates") = py::bytes(), py::arg("env") = "", py::arg("timeout") = 30.0,
+             py::arg("insecure") = false);
+  module.def("round_trips", &round_trips, py::arg("address"), py::arg("seconds"), py::kw_only(), py::arg("token") = "",
+             py::arg("root_certificates") = py::bytes(), py::arg("insecure") = false);
+  // Before the interpreter goes: a thread that comes back from run() later would find none.
+  py::module_::import("atexit").attr("register")(py::cpp_function([] {
+    py::gil_scoped_release release;
+    live_pools().stop();
+  }));
+}
+
+}  // namespace beast

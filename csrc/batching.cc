@@ -1,0 +1,411 @@
+#include "batching.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace beast {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kPollInterval = std::chrono::milliseconds(100);  // how long a Ctrl-C may go unnoticed
+
+// One blocking call's waits, in slices where there is somebody to ask whether to go on.
+class Waiter {
+ public:
+  explicit Waiter(const Interrupt& interrupt) : interrupt_(interrupt), next_poll_(Clock::now() + kPollInterval) {}
+
+  // Returns after a notification, at the deadline, or sooner: look at the condition again.
+  void wait(std::condition_variable& condition, std::unique_lock<std::mutex>& lock,
+            std::optional<Clock::time_point> deadline = std::nullopt) {
+    if (interrupt_ && Clock::now() >= next_poll_) {
+      lock.unlock();  // who is asked may need a lock that somebody holds who waits for ours, such as Python's GIL
+      interrupt_();
+      lock.lock();
+      next_poll_ = Clock::now() + kPollInterval;
+      return;  // a notification may have been missed meanwhile
+    }
+    if (interrupt_) deadline = deadline ? std::min(*deadline, next_poll_) : next_poll_;
+    if (deadline) {
+      condition.wait_until(lock, *deadline);
+    } else {
+      condition.wait(lock);
+    }
+  }
+
+ private:
+  const Interrupt& interrupt_;
+  Clock::time_point next_poll_;
+};
+
+void check_options(const BatchingOptions& options) {
+  const auto got = [](const char* rule, int64_t value) {
+    return std::invalid_argument(rule + (", but got " + std::to_string(value)));
+  };
+  if (options.batch_dim < 0) throw got("Batch dim must be >= 0", options.batch_dim);
+  if (options.minimum_batch_size < 1) throw got("Min batch size must be >= 1", options.minimum_batch_size);
+  if (options.maximum_batch_size < options.minimum_batch_size) {
+    throw got("Max batch size must be >= min batch size", options.maximum_batch_size);
+  }
+  if (options.timeout && options.timeout->count() < 0) throw got("Timeout must be >= 0 ms", options.timeout->count());
+  if (options.maximum_queue_size && *options.maximum_queue_size < options.maximum_batch_size) {
+    throw got("Max queue size must be >= max batch size", *options.maximum_queue_size);
+  }
+}
+
+// What two items must share to be joined along batch_dim; empty where they can be.
+std::string why_not_joined(const ArrayNest& a, const ArrayNest& b, size_t batch_dim) {
+  if (a.is_leaf() && b.is_leaf()) {
+    Shape shape = a.leaf().shape();
+    if (batch_dim < shape.size() && batch_dim < b.leaf().shape().size()) shape[batch_dim] = b.leaf().shape()[batch_dim];
+    if (a.leaf().dtype() == b.leaf().dtype() && shape == b.leaf().shape()) return "";
+    return std::string(dtype_name(a.leaf().dtype())) + to_string(a.leaf().shape()) + " and " +
+           dtype_name(b.leaf().dtype()) + to_string(b.leaf().shape());
+  }
+  if (a.is_tuple() && b.is_tuple()) {
+    if (a.tuple().size() != b.tuple().size()) {
+      return "tuples of " + std::to_string(a.tuple().size()) + " and " + std::to_string(b.tuple().size());
+    }
+    for (size_t i = 0; i < a.tuple().size(); ++i) {
+      if (std::string why = why_not_joined(a.tuple()[i], b.tuple()[i], batch_dim); !why.empty()) return why;
+    }
+    return "";
+  }
+  if (a.is_dict() && b.is_dict()) {
+    auto other = b.dict().begin();
+    for (const auto& [name, part] : a.dict()) {
+      if (other == b.dict().end() || other->first != name)
+        return "dicts of different keys, \"" + name + "\" in one only";
+      if (std::string why = why_not_joined(part, other->second, batch_dim); !why.empty()) return why;
+      ++other;
+    }
+    return other == b.dict().end() ? "" : "dicts of different keys, \"" + other->first + "\" in one only";
+  }
+  return "different structures";
+}
+
+// The parts' leaves side by side, each copied once; the leaves of a whole item alone are not copied at all.
+ArrayNest join(const std::vector<RowQueue::Part>& parts, int64_t batch_dim) {
+  std::vector<std::vector<Array>> leaves;
+  for (const RowQueue::Part& part : parts) {
+    if (std::string why = why_not_joined(parts[0].item, part.item, batch_dim); !why.empty()) {
+      throw std::invalid_argument("items that cannot be batched along dimension " + std::to_string(batch_dim) + ": " +
+                                  why);
+    }
+    leaves.push_back(part.item.flatten());
+  }
+  std::vector<Array> joined;
+  for (size_t leaf = 0; leaf < leaves[0].size(); ++leaf) {
+    std::vector<Columns> columns;
+    for (size_t i = 0; i < parts.size(); ++i) columns.push_back({leaves[i][leaf], parts[i].begin, parts[i].rows});
+    joined.push_back(concatenate_columns(columns, batch_dim));
+  }
+  return parts[0].item.pack_as(joined);
+}
+
+}  // namespace
+
+RowQueue::RowQueue(const BatchingOptions& options, bool may_split) : options_(options), may_split_(may_split) {
+  check_options(options_);
+}
+
+int64_t RowQueue::count_rows(const ArrayNest& item) const {
+  const int64_t dim = options_.batch_dim;
+  std::optional<int64_t> rows;
+  item.for_each([&](const Array& leaf) {
+    if (rows && !options_.check_inputs) return;  // unchecked: the first leaf speaks for all
+    const Shape& shape = leaf.shape();
+    if (static_cast<int64_t>(shape.size()) <= dim) {
+      throw std::invalid_argument("Enqueued tensors must have more than batch_dim == " + std::to_string(dim) +
+                                  " dimensions, but got " + std::to_string(shape.size()) + ", shape " +
+                                  to_string(shape));
+    }
+    if (rows && *rows != shape[dim]) {
+      throw std::invalid_argument("Enqueued tensors must have equally many rows in dimension " + std::to_string(dim) +
+                                  ", but got " + std::to_string(*rows) + " and " + std::to_string(shape[dim]) +
+                                  ", shape " + to_string(shape));
+    }
+    rows = shape[dim];
+  });
+  if (!rows) throw std::invalid_argument("Cannot enqueue empty vector of tensors: the nest has no leaf");
+  if (*rows == 0)
+    throw std::invalid_argument("Cannot enqueue no rows: dimension " + std::to_string(dim) + " has size 0");
+  if (!may_split_ && *rows > options_.maximum_batch_size) {
+    throw std::invalid_argument("Inputs of " + std::to_string(*rows) + " rows exceed the maximum batch size of " +
+                                std::to_string(options_.maximum_batch_size) +
+                                ": raise maximum_batch_size or compute fewer rows at once");
+  }
+  return *rows;
+}
+
+// An item that cannot be joined with those waiting is refused where it comes from; later it would fail them all.
+void RowQueue::check_joins(const ArrayNest& item) const {
+  if (!options_.check_inputs || options_.maximum_batch_size == 1 || parts_.empty()) return;
+  if (std::string why = why_not_joined(parts_.back().item, item, options_.batch_dim); !why.empty()) {
+    throw std::invalid_argument("Cannot be batched along dimension " + std::to_string(options_.batch_dim) +
+                                " with what is waiting: " + why);
+  }
+}
+
+void RowQueue::put(ArrayNest item, int64_t rows, std::shared_ptr<Call> call, const Interrupt& interrupt) {
+  Waiter waiter(interrupt);
+  std::unique_lock lock(mutex_);
+  while (!closed_ && options_.maximum_queue_size && num_rows_ >= *options_.maximum_queue_size) {
+    waiter.wait(rows_went_, lock);
+  }
+  if (closed_) throw ClosedBatchingQueue("Enqueue to closed queue");
+  check_joins(item);
+  parts_.push_back({std::move(item), 0, rows, Clock::now(), std::move(call)});
+  num_rows_ += rows;
+  // A consumer has something to do when the minimum is there, or when a first row starts the clock.
+  if (num_rows_ >= options_.minimum_batch_size || (options_.timeout && parts_.size() == 1)) rows_came_.notify_one();
+}
+
+bool RowQueue::ready(Clock::time_point now) const {
+  if (parts_.empty()) return false;
+  return closed_ || num_rows_ >= options_.minimum_batch_size ||
+         (options_.timeout && now >= parts_.front().arrival + *options_.timeout);
+}
+
+std::vector<RowQueue::Part> RowQueue::take(const Interrupt& interrupt) {
+  Waiter waiter(interrupt);
+  std::unique_lock lock(mutex_);
+  try {
+    while (!ready(Clock::now())) {
+      if (closed_) throw ClosedBatchingQueue("Dequeue from closed queue");
+      std::optional<Clock::time_point> deadline;
+      if (options_.timeout && !parts_.empty()) deadline = parts_.front().arrival + *options_.timeout;
+      waiter.wait(rows_came_, lock, deadline);
+    }
+  } catch (...) {
+    rows_came_.notify_one();  // the notification that this thread leaves unused may be another one's only one
+    throw;
+  }
+
+  std::vector<Part> taken;
+  int64_t room = options_.maximum_batch_size;
+  while (!parts_.empty() && room > 0) {
+    Part& front = parts_.front();
+    if (front.rows > room && !may_split_) break;  // never the first: count_rows() refuses wider ones
+    const int64_t rows = std::min(front.rows, room);
+    room -= rows;
+    num_rows_ -= rows;
+    if (rows == front.rows) {
+      taken.push_back(std::move(front));
+      parts_.pop_front();
+    } else {
+      taken.push_back(front);
+      taken.back().rows = rows;
+      front.begin += rows;
+      front.rows -= rows;
+    }
+  }
+  if (!parts_.empty()) rows_came_.notify_one();
+  rows_went_.notify_all();
+  return taken;
+}
+
+void RowQueue::remove(const Call* call) {
+  std::deque<Part> removed;  // freed without the lock
+  std::lock_guard lock(mutex_);
+  const auto part = std::find_if(parts_.begin(), parts_.end(), [&](const Part& p) { return p.call.get() == call; });
+  if (part == parts_.end()) return;
+  num_rows_ -= part->rows;
+  removed.push_back(std::move(*part));
+  parts_.erase(part);
+}
+
+int64_t RowQueue::size() const {
+  std::lock_guard lock(mutex_);
+  return num_rows_;
+}
+
+bool RowQueue::is_closed() const {
+  std::lock_guard lock(mutex_);
+  return closed_;
+}
+
+void RowQueue::close(Pending pending) {
+  std::deque<Part> dropped;  // freed without the lock
+  std::lock_guard lock(mutex_);
+  if (closed_) throw std::runtime_error("Queue was closed already");
+  closed_ = true;
+  if (pending == Pending::kDrop) {
+    dropped.swap(parts_);
+    num_rows_ = 0;
+  }
+  rows_came_.notify_all();
+  rows_went_.notify_all();
+}
+
+BatchingQueue::BatchingQueue(const BatchingOptions& options) : rows_(options, /*may_split=*/true) {}
+
+void BatchingQueue::enqueue(ArrayNest item, const Interrupt& interrupt) {
+  const int64_t rows = rows_.count_rows(item);
+  rows_.put(std::move(item), rows, nullptr, interrupt);
+}
+
+ArrayNest BatchingQueue::dequeue(const Interrupt& interrupt) {
+  return join(rows_.take(interrupt), rows_.options().batch_dim);
+}
+
+// Where a compute() waits for its answer. The first one counts.
+class Call {
+ public:
+  void answer(ArrayNest outputs) {
+    finish(State::kAnswered, [&] { outputs_ = std::move(outputs); });
+  }
+  void fail(const std::string& message) {
+    finish(State::kFailed, [&] { message_ = message; });
+  }
+  void close() {
+    finish(State::kClosed, [] {});
+  }
+
+  ArrayNest wait(const Interrupt& interrupt, std::optional<std::chrono::milliseconds> timeout) {
+    Waiter waiter(interrupt);
+    std::optional<Clock::time_point> deadline;
+    if (timeout) deadline = Clock::now() + *timeout;
+    std::unique_lock lock(mutex_);
+    while (state_ == State::kWaiting) {
+      if (deadline && Clock::now() >= *deadline) {
+        throw TimeoutError("Compute timeout reached. No consumer set outputs within " +
+                           std::to_string(timeout->count()) + " ms");
+      }
+      waiter.wait(finished_, lock, deadline);
+    }
+    if (state_ == State::kFailed) throw AsyncError(message_);
+    if (state_ == State::kClosed) throw ClosedBatchingQueue("Batching queue closed during compute");
+    return std::move(outputs_);
+  }
+
+ private:
+  enum class State { kWaiting, kAnswered, kFailed, kClosed };
+
+  template <typename Function>
+  void finish(State state, Function&& keep) {
+    std::lock_guard lock(mutex_);
+    if (state_ != State::kWaiting) return;
+    state_ = state;
+    keep();
+    finished_.notify_one();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable finished_;
+  State state_ = State::kWaiting;
+  ArrayNest outputs_;
+  std::string message_;
+};
+
+Batch::Batch(std::vector<RowQueue::Part> parts, int64_t batch_dim, bool check_outputs)
+    : batch_dim_(batch_dim), check_outputs_(check_outputs) {
+  for (const RowQueue::Part& part : parts) {
+    callers_.push_back({part.call, part.rows});
+    num_rows_ += part.rows;
+  }
+  try {
+    inputs_ = join(parts, batch_dim);
+  } catch (const std::exception& error) {  // no destructor runs for what was never constructed
+    set_error(error.what());
+    throw;
+  }
+}
+
+Batch::~Batch() {
+  set_error("The batch was dropped unanswered: its consumer called neither set_outputs nor set_error");
+}
+
+void Batch::set_error(const std::string& message) {
+  if (answered_.exchange(true)) return;
+  for (const Caller& caller : callers_) caller.call->fail(message);
+}
+
+void Batch::set_outputs(const ArrayNest& outputs) {
+  if (answered_) throw std::runtime_error("set_outputs called twice");
+  std::vector<ArrayNest> parts;
+  try {
+    parts = split(outputs);
+  } catch (const std::exception& error) {
+    set_error(error.what());
+    throw;
+  }
+  if (answered_.exchange(true)) throw std::runtime_error("set_outputs called twice");
+  for (size_t i = 0; i < parts.size(); ++i) callers_[i].call->answer(std::move(parts[i]));
+}
+
+std::vector<ArrayNest> Batch::split(const ArrayNest& outputs) const {
+  if (check_outputs_) {
+    outputs.for_each([&](const Array& leaf) {
+      const Shape& shape = leaf.shape();
+      if (static_cast<int64_t>(shape.size()) <= batch_dim_) {
+        throw std::invalid_argument("With batch dimension " + std::to_string(batch_dim_) +
+                                    ", output shape must have at least " + std::to_string(batch_dim_ + 1) +
+                                    " dimensions, but got " + to_string(shape));
+      }
+      if (shape[batch_dim_] != num_rows_) {
+        throw std::invalid_argument(
+            "Output shape must have the same batch dimension as the input batch size. Expected: " +
+            std::to_string(num_rows_) + ". Observed: " + std::to_string(shape[batch_dim_]));
+      }
+    });
+  }
+  std::vector<ArrayNest> parts;
+  int64_t begin = 0;
+  for (const Caller& caller : callers_) {
+    parts.push_back(outputs.map([&](const Array& leaf) { return slice(leaf, batch_dim_, begin, caller.rows); }));
+    begin += caller.rows;
+  }
+  return parts;
+}
+
+namespace {
+
+BatchingOptions batcher_options(BatchingOptions options) {
+  options.check_inputs = true;
+  options.maximum_queue_size.reset();
+  return options;
+}
+
+}  // namespace
+
+DynamicBatcher::DynamicBatcher(BatchingOptions options, bool check_outputs)
+    : rows_(batcher_options(std::move(options)), /*may_split=*/false), check_outputs_(check_outputs) {}
+
+DynamicBatcher::~DynamicBatcher() = default;
+
+ArrayNest DynamicBatcher::compute(ArrayNest inputs, const Interrupt& interrupt,
+                                  std::optional<std::chrono::milliseconds> timeout) {
+  const auto call = std::make_shared<Call>();
+  // Known to close() for as long as this call lasts, and gone from the queue after it, whatever ends it.
+  struct Registration {
+    DynamicBatcher& batcher;
+    const std::shared_ptr<Call>& call;
+    Registration(DynamicBatcher& b, const std::shared_ptr<Call>& c) : batcher(b), call(c) {
+      std::lock_guard lock(batcher.mutex_);
+      batcher.calls_.insert(call);
+    }
+    ~Registration() {
+      batcher.rows_.remove(call.get());
+      std::lock_guard lock(batcher.mutex_);
+      batcher.calls_.erase(call);
+    }
+  } registration(*this, call);
+
+  const int64_t rows = rows_.count_rows(inputs);
+  rows_.put(std::move(inputs), rows, call, interrupt);
+  return call->wait(interrupt, timeout);
+}
+
+std::shared_ptr<Batch> DynamicBatcher::next(const Interrupt& interrupt) {
+  return std::make_shared<Batch>(rows_.take(interrupt), rows_.options().batch_dim, check_outputs_);
+}
+
+void DynamicBatcher::close(Pending pending) {
+  rows_.close(pending);
+  if (pending == Pending::kDrain) return;
+  std::lock_guard lock(mutex_);
+  for (const std::shared_ptr<Call>& call : calls_) call->close();
+}
+
+}  // namespace beast

@@ -1,0 +1,113 @@
+// libFuzzer target for the decoder of what env servers send (csrc/wire.h): bytes from a server must neither crash the
+// learner, nor make it allocate what they only claim to hold, nor touch a rollout's memory unless all of a row is
+// there.
+//
+// The input is split as a stream of messages would be: a byte for the size of the pieces in which it arrives, then
+// messages, each after its length in two bytes. The first one is read as a hello, the others as rows.
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+#include <google/protobuf/stubs/logging.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "../wire.h"
+
+using google::protobuf::io::ArrayInputStream;
+
+namespace {
+
+constexpr int64_t kMaxRow = 1 << 16;  // what is worth allocating here; beyond that only the hello is of interest
+constexpr auto kUntouched = std::byte{0xab};
+
+struct Message {
+  const uint8_t* data;
+  size_t size;
+};
+
+Message next_message(const uint8_t*& data, size_t& size) {
+  size_t length = size;  // what has no length goes to the end
+  if (size >= 2) {
+    length = std::min<size_t>(data[0] | data[1] << 8, size - 2);
+    data += 2;
+    size -= 2;
+  }
+  const Message message{data, length};
+  data += length;
+  size -= length;
+  return message;
+}
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+// Whether all of the row's bytes lie one after the other in the message, where a reader would have found them.
+bool holds(const Message& message, const std::vector<std::byte>& row) {
+  const auto* begin = reinterpret_cast<const std::byte*>(message.data);
+  return std::search(begin, begin + message.size, row.begin(), row.end()) != begin + message.size || row.empty();
+}
+
+void read_rows(const beast::StreamSpec& spec, const uint8_t* data, size_t size, int piece) {
+  const std::vector<size_t> sizes = beast::field_bytes(spec);
+  size_t row_bytes = 0;
+  for (size_t bytes : sizes) row_bytes += bytes;
+  if (row_bytes > kMaxRow) return;
+  while (size > 0) {
+    const Message message = next_message(data, size);
+    std::vector<std::vector<std::byte>> fields;  // each in memory of its own, so that a byte too many is seen
+    std::vector<std::byte*> destinations;
+    for (size_t bytes : sizes) fields.emplace_back(bytes, kUntouched);
+    for (auto& field : fields) destinations.push_back(field.data());
+    bool was_read = true;
+    try {
+      ArrayInputStream input(message.data, static_cast<int>(message.size), piece);
+      beast::read_row(&input, message.size, sizes, destinations);
+    } catch (const beast::ConnectionError& error) {
+      was_read = false;
+      require(beast::readable(error.what()) == error.what());
+    }
+    std::vector<std::byte> row;
+    for (const auto& field : fields) row.insert(row.end(), field.begin(), field.end());
+    const bool untouched = std::all_of(row.begin(), row.end(), [](std::byte byte) { return byte == kUntouched; });
+    require(holds(message, row) || (!was_read && untouched));
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  google::protobuf::SetLogHandler(nullptr);  // it has a line to say about every string that is no UTF-8
+  return 0;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size < 1) return 0;
+  const int piece = 1 + *data;
+  ++data, --size;
+  const Message first = next_message(data, size);
+  beast::StreamSpec spec;
+  try {
+    ArrayInputStream input(first.data, static_cast<int>(first.size), piece);
+    spec = beast::read_hello(&input, first.size);
+  } catch (const beast::ConnectionError& error) {
+    return 0;
+  } catch (const beast::HandshakeError& error) {
+    return 0;
+  }
+  require(spec.num_envs >= 1 && spec.num_envs <= beast::kMaxEnvs);
+  int64_t row_bytes = 0;
+  for (size_t bytes : beast::field_bytes(spec)) row_bytes += static_cast<int64_t>(bytes);
+  require(row_bytes > 0 && row_bytes <= beast::kMaxRowBytes);
+  std::vector<int64_t> indices = spec.observation.flatten();
+  std::sort(indices.begin(), indices.end());
+  require(std::adjacent_find(indices.begin(), indices.end()) == indices.end());
+  for (int64_t index : indices) require(index >= 0 && index < static_cast<int64_t>(spec.fields.size()));
+  for (const char* name : {"reward", "done", "terminated", "truncated", "episode_return", "episode_step"}) {
+    require(spec.index_of(name) >= 0);
+  }
+  read_rows(spec, data, size, piece);
+  return 0;
+}

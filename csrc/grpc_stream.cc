@@ -1,0 +1,329 @@
+#include "grpc_stream.h"
+
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/support/proto_buffer_reader.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <iterator>
+#include <mutex>
+#include <utility>
+
+#include "wire.h"
+
+namespace beast {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+constexpr char kMethod[] = "/beast.rpc.Environments/Stream";
+constexpr milliseconds kStatusTimeout{1000};  // for the reason of a stream that has ended already
+
+// gRPC's own clock for this: a deadline in wall-clock time would jump with it.
+gpr_timespec deadline_after(milliseconds timeout) {
+  return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(timeout.count(), GPR_TIMESPAN));
+}
+
+milliseconds until(Clock::time_point deadline) {
+  return std::max(std::chrono::ceil<milliseconds>(deadline - Clock::now()), milliseconds(0));
+}
+
+std::string seconds(milliseconds duration) {
+  std::string text = std::to_string(duration.count() / 1000.0);
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') text.pop_back();
+  return text + " s";
+}
+
+bool starts_with(const std::string& text, const std::string& prefix) {
+  return text.compare(0, prefix.size(), prefix) == 0;
+}
+
+bool is_unix(const std::string& address) {
+  return starts_with(address, "unix:") || starts_with(address, "unix-abstract:");
+}
+
+bool is_loopback(const std::string& address) {
+  std::string host = address;
+  for (const char* scheme : {"dns:///", "dns:", "ipv4:", "ipv6:"}) {
+    if (starts_with(host, scheme)) host.erase(0, std::string(scheme).size());
+  }
+  host = host.substr(0, host.rfind(':'));
+  if (host == "localhost" || host == "[::1]") return true;
+  // Digits and dots only: 127.example.com is not this machine.
+  return starts_with(host, "127.") && host.find_first_not_of("0123456789.") == std::string::npos;
+}
+
+const char* code_name(grpc::StatusCode code) {
+  static const char* const names[] = {
+      "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
+      "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
+      "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
+      "DATA_LOSS", "UNAUTHENTICATED"};
+  return static_cast<size_t>(code) < std::size(names) ? names[code] : "unknown status";
+}
+
+// Whether the server says that it will never take this learner.
+bool is_refusal(grpc::StatusCode code) {
+  return code == grpc::UNAUTHENTICATED || code == grpc::PERMISSION_DENIED || code == grpc::FAILED_PRECONDITION ||
+         code == grpc::INVALID_ARGUMENT || code == grpc::UNIMPLEMENTED;
+}
+
+// The server is not there yet, or has no room yet: worth another try within the time there is for connecting.
+struct NotYet : ConnectionError {
+  using ConnectionError::ConnectionError;
+};
+
+// An operation took longer than it was given.
+struct NoAnswer : ConnectionError {
+  using ConnectionError::ConnectionError;
+};
+
+// One call. Operations run one at a time, and each is waited for, so one tag is enough.
+class Call {
+ public:
+  Call(grpc::GenericStub& stub, grpc::CompletionQueue& queue)
+      : queue_(queue), stream_(stub.PrepareCall(&context_, kMethod, &queue)) {}
+
+  // gRPC wants every operation to have ended, and the call to have been finished, before its memory goes.
+  ~Call() {
+    context_.TryCancel();
+    if (pending_) reap();
+    if (started_ && !finished_) finish();
+  }
+
+  void cancel() { context_.TryCancel(); }  // from any thread
+
+  // The following say whether it worked: not once the stream has ended. They throw NoAnswer if it takes longer.
+  bool start(milliseconds timeout) {
+    started_ = true;
+    stream_->StartCall(this);
+    return wait(timeout);
+  }
+
+  bool write(const std::string& message, milliseconds timeout) {
+    if (finished_) return false;
+    const grpc::Slice slice(message);
+    stream_->Write(grpc::ByteBuffer(&slice, 1), this);
+    return wait(timeout);
+  }
+
+  bool read(grpc::ByteBuffer* message, milliseconds timeout) {
+    if (finished_) return false;
+    stream_->Read(message, this);
+    return wait(timeout);
+  }
+
+  // Why the stream has ended.
+  grpc::Status finish() {
+    if (std::exchange(finished_, true)) return status_;
+    stream_->Finish(&status_, this);
+    try {
+      wait(kStatusTimeout);
+    } catch (const NoAnswer&) {
+    }
+    return status_;
+  }
+
+ private:
+  bool wait(milliseconds timeout) {
+    void* tag;
+    bool ok = false;
+    pending_ = true;
+    if (queue_.AsyncNext(&tag, &ok, deadline_after(timeout)) == grpc::CompletionQueue::TIMEOUT) {
+      context_.TryCancel();
+      reap();
+      throw NoAnswer("no answer within " + seconds(timeout));
+    }
+    pending_ = false;
+    return ok;
+  }
+
+  void reap() {  // an operation that was cancelled ends at once
+    void* tag;
+    bool ok;
+    queue_.Next(&tag, &ok);
+    pending_ = false;
+  }
+
+  grpc::CompletionQueue& queue_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
+  grpc::Status status_;
+  bool pending_ = false, started_ = false, finished_ = false;
+};
+
+class GrpcStream : public EnvStream {
+ public:
+  explicit GrpcStream(const GrpcOptions& options) : options_(options), stub_(make_channel(options)) {}
+
+  ~GrpcStream() override {
+    call_.reset();
+    queue_.Shutdown();
+    void* tag;
+    bool ok;
+    while (queue_.Next(&tag, &ok)) {
+    }
+  }
+
+  StreamSpec open(uint64_t seed) override {
+    return named([&] { return connect(seed); });
+  }
+
+  void read_row(const std::vector<std::byte*>& destinations) override {
+    named([&] {
+      grpc::ByteBuffer message;
+      if (!call_->read(&message, options_.env_timeout)) throw_status();
+      grpc::ProtoBufferReader reader(&message);
+      beast::read_row(&reader, message.Length(), field_bytes_, destinations);
+    });
+  }
+
+  void write_actions(const Array& actions) override {
+    named([&] {
+      if (call_->write(actions_message(actions), options_.env_timeout)) return;
+      grpc::ByteBuffer message;  // the stream has ended, but the server's last words may not have been read yet
+      if (call_->read(&message, options_.env_timeout)) {
+        grpc::ProtoBufferReader reader(&message);
+        beast::read_row(&reader, message.Length(), {}, {});
+      }
+      throw_status();
+    });
+  }
+
+  void cancel() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    cancelled_ = true;
+    cancelled_now_.notify_all();
+    if (call_) call_->cancel();
+  }
+
+ private:
+  static std::shared_ptr<grpc::Channel> make_channel(const GrpcOptions& options) {
+    check(options);
+    grpc::ChannelArguments arguments;
+    arguments.SetMaxReceiveMessageSize(static_cast<int>(kMaxMessageBytes));  // gRPC's default ends at 4 MB
+    arguments.SetMaxSendMessageSize(-1);
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // or streams to one server would share a connection
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);          // http_proxy is for the web, not for the hosts next door
+    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+    // A cut link shows after the sum of the two; one that is back within 20 seconds is not noticed.
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30000);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20000);
+    std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
+    if (!options.root_certificates.empty() && !is_unix(options.address)) {
+      grpc::SslCredentialsOptions tls;
+      tls.pem_root_certs = options.root_certificates;
+      credentials = grpc::SslCredentials(tls);
+    }
+    return grpc::CreateCustomChannel(options.address, credentials, arguments);
+  }
+
+  StreamSpec connect(uint64_t seed) {
+    const Clock::time_point deadline = Clock::now() + options_.connect_timeout;
+    for (milliseconds pause(50);; pause = std::min(2 * pause, milliseconds(1000))) {
+      try {
+        return shake_hands(seed, deadline);
+      } catch (const NoAnswer&) {
+        throw ConnectionError("no answer within " + seconds(options_.connect_timeout));
+      } catch (const NotYet& error) {
+        if (Clock::now() >= deadline) {
+          throw ConnectionError("not reached within " + seconds(options_.connect_timeout) + ": " + error.what() +
+                                tls_hint());
+        }
+      }
+      std::unique_lock<std::mutex> lock(mutex_);
+      cancelled_now_.wait_for(lock, std::min(pause, until(deadline)), [&] { return cancelled_; });
+    }
+  }
+
+  StreamSpec shake_hands(uint64_t seed, Clock::time_point deadline) {
+    deadline = std::max(deadline, Clock::now() + kStatusTimeout);  // the last try may come late, and wants its answer
+    {
+      std::unique_ptr<Call> last;  // destroyed without the lock
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (cancelled_) throw ConnectionError("the stream was cancelled");
+      last = std::exchange(call_, std::make_unique<Call>(stub_, queue_));
+    }
+    grpc::ByteBuffer message;
+    if (!call_->start(until(deadline)) ||
+        !call_->write(learner_hello(options_.token, seed, options_.env), until(deadline)) ||
+        !call_->read(&message, until(deadline))) {
+      throw_status();
+    }
+    grpc::ProtoBufferReader reader(&message);
+    StreamSpec spec = read_hello(&reader, message.Length());
+    field_bytes_ = field_bytes(spec);
+    return spec;
+  }
+
+  // What gRPC does not say where one side speaks TLS and the other does not, or does not trust it.
+  std::string tls_hint() const {
+    if (is_unix(options_.address)) return "";
+    return options_.root_certificates.empty() ? " (a server with --tls_cert is spoken to with its root_certificates)"
+                                              : " (root_certificates are for a server with --tls_cert that is "
+                                                "signed by one of them and names the host of this address)";
+  }
+
+  [[noreturn]] void throw_status() {
+    const grpc::Status status = call_->finish();
+    if (status.ok()) throw ConnectionError("the server has ended the stream");
+    const std::string text = std::string(code_name(status.error_code())) + ": " + readable(status.error_message());
+    if (is_refusal(status.error_code())) throw HandshakeError(text);
+    if (status.error_code() == grpc::UNAVAILABLE || status.error_code() == grpc::RESOURCE_EXHAUSTED) throw NotYet(text);
+    throw ConnectionError(text);
+  }
+
+  // Every error says whose it is.
+  template <typename Function>
+  auto named(Function&& function) -> decltype(function()) {
+    const std::string server = "environment server " + options_.address + ": ";
+    try {
+      return function();
+    } catch (const EnvError& error) {
+      throw EnvError(server + error.what());
+    } catch (const HandshakeError& error) {
+      throw HandshakeError(server + error.what());
+    } catch (const ConnectionError& error) {
+      throw ConnectionError(server + error.what());
+    }
+  }
+
+  const GrpcOptions options_;
+  grpc::GenericStub stub_;
+  grpc::CompletionQueue queue_;
+  std::vector<size_t> field_bytes_;
+  std::mutex mutex_;  // of what cancel() touches; the stream's own thread alone replaces call_
+  std::condition_variable cancelled_now_;
+  std::unique_ptr<Call> call_;
+  bool cancelled_ = false;
+};
+
+}  // namespace
+
+void check(const GrpcOptions& options) {
+  if (!is_unix(options.address)) {
+    const size_t colon = options.address.rfind(':');
+    const std::string port = colon == std::string::npos ? "" : options.address.substr(colon + 1);
+    if (colon == 0 || port.empty() || port.find_first_not_of("0123456789") != std::string::npos) {
+      throw std::invalid_argument("\"" + options.address +
+                                  "\" is no address of an environment server: expected "
+                                  "unix:/path or host:port");
+    }
+  }
+  if (!options.token.empty() && options.root_certificates.empty() && !options.insecure && !is_unix(options.address) &&
+      !is_loopback(options.address)) {
+    throw std::invalid_argument("the token for " + options.address +
+                                " would cross the network in plain text: give "
+                                "root_certificates (and the server --tls_cert and --tls_key), or insecure=True");
+  }
+}
+
+std::unique_ptr<EnvStream> make_grpc_stream(const GrpcOptions& options) {
+  return std::make_unique<GrpcStream>(options);
+}
+
+}  // namespace beast

@@ -1,0 +1,133 @@
+// The Python module `libbeast`. What it says to users is in libbeast.pyi.
+#include <pybind11/chrono.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "batching.h"
+#include "python_nest.h"
+
+namespace beast {
+
+void bind_actor_pool(py::module_& module);  // actor_pool_module.cc
+
+namespace {
+
+using Milliseconds = std::optional<int64_t>;
+
+std::optional<std::chrono::milliseconds> duration(Milliseconds timeout_ms) {
+  if (!timeout_ms) return std::nullopt;
+  return std::chrono::milliseconds(*timeout_ms);
+}
+
+Pending pending(bool drain) { return drain ? Pending::kDrain : Pending::kDrop; }
+
+void bind_errors(py::module_& module) {
+  py::register_exception<ClosedBatchingQueue>(module, "ClosedBatchingQueue", PyExc_RuntimeError);
+  py::register_exception<AsyncError>(module, "AsyncError", PyExc_RuntimeError);
+  py::register_exception_translator([](std::exception_ptr error) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const TimeoutError& timeout) {
+      PyErr_SetString(PyExc_TimeoutError, timeout.what());
+    }
+  });
+}
+
+void bind_batching_queue(py::module_& module) {
+  const auto make = [](int64_t batch_dim, int64_t minimum_batch_size, int64_t maximum_batch_size,
+                       Milliseconds timeout_ms, bool check_inputs, std::optional<int64_t> maximum_queue_size) {
+    return std::make_shared<BatchingQueue>(BatchingOptions{batch_dim, minimum_batch_size, maximum_batch_size,
+                                                           duration(timeout_ms), check_inputs, maximum_queue_size});
+  };
+  const auto enqueue = [](BatchingQueue& queue, py::handle inputs) {
+    ArrayNest item = nest_from_python(inputs);
+    without_gil([&](const Interrupt& interrupt) { queue.enqueue(std::move(item), interrupt); });
+  };
+  const auto next = [](BatchingQueue& queue) {
+    try {
+      return nest_to_python(without_gil([&](const Interrupt& interrupt) { return queue.dequeue(interrupt); }));
+    } catch (const ClosedBatchingQueue&) {
+      throw py::stop_iteration();
+    }
+  };
+  py::class_<BatchingQueue, std::shared_ptr<BatchingQueue>>(module, "BatchingQueue")
+      .def(py::init(make), py::arg("batch_dim") = 1, py::arg("minimum_batch_size") = 1,
+           py::arg("maximum_batch_size") = 1024, py::arg("timeout_ms") = py::none(), py::arg("check_inputs") = true,
+           py::arg("maximum_queue_size") = py::none())
+      .def("enqueue", enqueue, py::arg("inputs"))
+      .def("__iter__", [](py::object self) { return self; })
+      .def("__next__", next)
+      .def("size", &BatchingQueue::size)
+      .def("is_closed", &BatchingQueue::is_closed)
+      .def("close", [](BatchingQueue& queue, bool drain) { queue.close(pending(drain)); }, py::arg("drain") = false);
+}
+
+void bind_dynamic_batcher(py::module_& module) {
+  const auto set_outputs = [](Batch& batch, py::handle outputs) {
+    ArrayNest nest;
+    try {
+      nest = nest_from_python(outputs);
+    } catch (const std::exception& error) {  // the callers learn it too
+      batch.set_error(error.what());
+      throw;
+    }
+    without_gil([&](const Interrupt&) { batch.set_outputs(nest); });
+  };
+  py::class_<Batch, std::shared_ptr<Batch>>(module, "Batch")
+      .def("get_inputs", [](const Batch& batch) { return nest_to_python(batch.inputs()); })
+      .def("set_outputs", set_outputs, py::arg("outputs"))
+      .def("set_error", &Batch::set_error, py::arg("message"))
+      .def("__len__", &Batch::num_rows);
+
+  const auto make = [](int64_t batch_dim, int64_t minimum_batch_size, int64_t maximum_batch_size,
+                       Milliseconds timeout_ms, bool check_outputs) {
+    const BatchingOptions options{batch_dim,
+                                  minimum_batch_size,
+                                  maximum_batch_size,
+                                  duration(timeout_ms),
+                                  /*check_inputs=*/true,
+                                  /*maximum_queue_size=*/std::nullopt};
+    return std::make_shared<DynamicBatcher>(options, check_outputs);
+  };
+  const auto compute = [](DynamicBatcher& batcher, py::handle inputs, Milliseconds timeout_ms) {
+    ArrayNest nest = nest_from_python(inputs);
+    return nest_to_python(without_gil(
+        [&](const Interrupt& interrupt) { return batcher.compute(std::move(nest), interrupt, duration(timeout_ms)); }));
+  };
+  const auto next = [](DynamicBatcher& batcher) {
+    try {
+      return without_gil([&](const Interrupt& interrupt) { return batcher.next(interrupt); });
+    } catch (const ClosedBatchingQueue&) {
+      throw py::stop_iteration();
+    }
+  };
+  py::class_<DynamicBatcher, std::shared_ptr<DynamicBatcher>>(module, "DynamicBatcher")
+      .def(py::init(make), py::arg("batch_dim") = 1, py::arg("minimum_batch_size") = 1,
+           py::arg("maximum_batch_size") = 1024, py::arg("timeout_ms") = 100, py::arg("check_outputs") = true)
+      .def("compute", compute, py::arg("inputs"), py::kw_only(), py::arg("timeout_ms") = 10 * 60 * 1000)
+      .def("__iter__", [](py::object self) { return self; })
+      .def("__next__", next)
+      .def("size", &DynamicBatcher::size)
+      .def("is_closed", &DynamicBatcher::is_closed)
+      .def(
+          "close", [](DynamicBatcher& batcher, bool drain) { batcher.close(pending(drain)); },
+          py::arg("drain") = false);
+}
+
+}  // namespace
+}  // namespace beast
+
+PYBIND11_MODULE(libbeast, module) {
+  module.doc() = "Batching queues and the actor pool of PolyBeast, in C++.";
+  module.attr("__version__") = BEAST_VERSION;
+  beast::watch_main_thread();
+  beast::bind_errors(module);
+  beast::bind_batching_queue(module);
+  beast::bind_dynamic_batcher(module);
+  beast::bind_actor_pool(module);
+}

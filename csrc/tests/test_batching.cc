@@ -1,0 +1,265 @@
+// The queues under threads, for the sanitizers. What users see of them is tested from Python.
+#include "batching.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+#include <numeric>
+#include <thread>
+
+namespace beast {
+namespace {
+
+using std::chrono::milliseconds;
+
+const Interrupt kNever;
+
+// int64 [count, 1]: first, first + 1, …
+Array rows(int64_t first, int64_t count = 1) {
+  Array array = Array::allocate(DType::kInt64, {count, 1});
+  auto* items = reinterpret_cast<int64_t*>(array.data());
+  std::iota(items, items + count, first);
+  return array;
+}
+
+std::vector<int64_t> values(const ArrayNest& nest) {
+  const Array& array = nest.front();
+  const auto* begin = reinterpret_cast<const int64_t*>(array.data());
+  return {begin, begin + num_items(array.shape())};
+}
+
+BatchingOptions options(int64_t minimum, int64_t maximum) {
+  BatchingOptions options;
+  options.batch_dim = 0;
+  options.minimum_batch_size = minimum;
+  options.maximum_batch_size = maximum;
+  return options;
+}
+
+template <typename Condition>
+void wait_until(Condition&& condition) {
+  while (!condition()) std::this_thread::yield();
+}
+
+TEST(BatchingQueue, NoRowIsLostOrDoubledAmongProducersAndConsumers) {
+  constexpr int64_t kProducers = 4, kItems = 300, kWidth = 5;
+  BatchingOptions bounded = options(3, 7);
+  bounded.maximum_queue_size = 15;
+  bounded.timeout = milliseconds(1);
+  BatchingQueue queue(bounded);
+
+  std::vector<std::thread> producers, consumers;
+  for (int64_t producer = 0; producer < kProducers; ++producer) {
+    producers.emplace_back([&queue, producer] {
+      for (int64_t item = 0; item < kItems; ++item) {
+        queue.enqueue(rows((producer * kItems + item) * kWidth, kWidth), kNever);
+      }
+    });
+  }
+  std::vector<std::atomic<int>> seen(kProducers * kItems * kWidth);
+  for (int consumer = 0; consumer < 3; ++consumer) {
+    consumers.emplace_back([&] {
+      try {
+        for (;;) {
+          const std::vector<int64_t> batch = values(queue.dequeue(kNever));
+          EXPECT_LE(batch.size(), 7u);
+          EXPECT_GE(queue.size(), 0);
+          for (int64_t value : batch) ++seen[value];
+        }
+      } catch (const ClosedBatchingQueue&) {
+      }
+    });
+  }
+  for (std::thread& thread : producers) thread.join();
+  queue.close(Pending::kDrain);
+  for (std::thread& thread : consumers) thread.join();
+  for (size_t value = 0; value < seen.size(); ++value) ASSERT_EQ(seen[value], 1) << value;
+}
+
+TEST(BatchingQueue, ClosingWakesBothSides) {
+  BatchingOptions bounded = options(2, 2);
+  bounded.maximum_queue_size = 2;
+  for (int round = 0; round < 50; ++round) {
+    BatchingQueue full(bounded), empty(bounded);
+    full.enqueue(rows(0, 2), kNever);
+    std::thread producer([&] { EXPECT_THROW(full.enqueue(rows(2), kNever), ClosedBatchingQueue); });
+    std::thread consumer([&] { EXPECT_THROW(empty.dequeue(kNever), ClosedBatchingQueue); });
+    full.close(Pending::kDrop);
+    empty.close(Pending::kDrop);
+    producer.join();
+    consumer.join();
+    EXPECT_THROW(full.close(Pending::kDrop), std::runtime_error);
+  }
+}
+
+TEST(BatchingQueue, AnInterruptEndsAWaitAndIsAskedWithoutTheLock) {
+  BatchingQueue queue(options(1, 1));
+  struct Stop {};
+  int asked = 0;
+  const auto begin = std::chrono::steady_clock::now();
+  const Interrupt stop_at_the_third = [&] {
+    EXPECT_EQ(queue.size(), 0);  // would deadlock if the wait held the lock
+    if (++asked == 3) throw Stop();
+  };
+  EXPECT_THROW(queue.dequeue(stop_at_the_third), Stop);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(250));
+  queue.enqueue(rows(5), kNever);
+  EXPECT_EQ(values(queue.dequeue(kNever)), std::vector<int64_t>{5});
+}
+
+TEST(BatchingQueue, ATimeoutThatAnInterruptedConsumerWatchedIsWatchedByAnother) {
+  for (int round = 0; round < 3; ++round) {
+    BatchingOptions slow = options(100, 100);
+    slow.timeout = milliseconds(1000);
+    BatchingQueue queue(slow);
+    struct Stop {};
+    std::atomic<int> asked{0};
+    std::atomic<bool> stop{false};
+    auto interrupted = std::async(std::launch::async, [&] {
+      EXPECT_THROW(queue.dequeue([&] {
+        ++asked;
+        if (stop) throw Stop();
+      }),
+                   Stop);
+    });
+    wait_until([&] { return asked > 0; });
+    auto other = std::async(std::launch::async, [&] { return values(queue.dequeue(kNever)); });
+    std::this_thread::sleep_for(milliseconds(20));  // it waits now, and is most often not the one that is woken
+    stop = true;
+    queue.enqueue(rows(1), kNever);
+    interrupted.get();
+    EXPECT_EQ(other.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+    if (queue.size()) queue.close(Pending::kDrain);  // else a failure would hang here
+    EXPECT_EQ(other.get(), std::vector<int64_t>{1});
+  }
+}
+
+TEST(BatchingQueue, AnItemThatIsABatchIsNotCopied) {
+  BatchingQueue queue(options(1, 4));
+  const Array item = rows(0, 4);
+  queue.enqueue(item, kNever);
+  EXPECT_EQ(queue.dequeue(kNever).leaf().data(), item.data());
+}
+
+TEST(DynamicBatcher, EveryCallerGetsItsOwnRows) {
+  BatchingOptions quick = options(2, 8);
+  quick.timeout = milliseconds(1);  // the last caller is alone below the minimum
+  DynamicBatcher batcher(quick);
+  std::vector<std::thread> consumers, callers;
+  for (int consumer = 0; consumer < 2; ++consumer) {
+    consumers.emplace_back([&] {
+      try {
+        for (;;) {
+          const auto batch = batcher.next(kNever);
+          const std::vector<int64_t> inputs = values(batch->inputs());
+          EXPECT_EQ(static_cast<int64_t>(inputs.size()), batch->num_rows());
+          Array outputs = Array::allocate(DType::kInt64, {batch->num_rows(), 1});
+          for (size_t i = 0; i < inputs.size(); ++i) reinterpret_cast<int64_t*>(outputs.data())[i] = 3 * inputs[i];
+          batch->set_outputs(outputs);
+        }
+      } catch (const ClosedBatchingQueue&) {
+      }
+    });
+  }
+  for (int64_t caller = 0; caller < 6; ++caller) {
+    callers.emplace_back([&batcher, caller] {
+      for (int64_t number = 0; number < 200; ++number) {
+        const int64_t first = 1000 * caller + number, count = 1 + number % 3;
+        const std::vector<int64_t> outputs = values(batcher.compute(rows(first, count), kNever));
+        ASSERT_EQ(static_cast<int64_t>(outputs.size()), count);
+        for (int64_t i = 0; i < count; ++i) ASSERT_EQ(outputs[i], 3 * (first + i));
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  batcher.close(Pending::kDrop);
+  for (std::thread& consumer : consumers) consumer.join();
+}
+
+TEST(DynamicBatcher, ClosingAmidCallsLeavesNobodyWaiting) {
+  for (int round = 0; round < 50; ++round) {
+    BatchingOptions quick = options(2, 3);
+    quick.timeout = milliseconds(1);
+    DynamicBatcher batcher(quick);
+    std::vector<std::thread> threads;
+    std::atomic<int> answers{0};
+    for (int caller = 0; caller < 4; ++caller) {
+      threads.emplace_back([&] {
+        try {
+          for (;;) {
+            batcher.compute(rows(1), kNever);
+            ++answers;
+          }
+        } catch (const ClosedBatchingQueue&) {
+        }
+      });
+    }
+    for (int consumer = 0; consumer < 2; ++consumer) {
+      threads.emplace_back([&] {
+        try {
+          for (;;) {
+            const auto batch = batcher.next(kNever);
+            batch->set_outputs(batch->inputs());
+          }
+        } catch (const ClosedBatchingQueue&) {
+        }
+      });
+    }
+    wait_until([&] { return answers > round; });
+    batcher.close(Pending::kDrop);
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(batcher.size(), 0);
+  }
+}
+
+TEST(DynamicBatcher, AnInterruptedOrTimedOutCallLeavesNothingBehind) {
+  DynamicBatcher batcher(options(1, 1));
+  struct Stop {};
+  const Interrupt stop = [] { throw Stop(); };
+  EXPECT_THROW(batcher.compute(rows(1), stop), Stop);
+  EXPECT_THROW(batcher.compute(rows(1), kNever, milliseconds(10)), TimeoutError);
+  EXPECT_EQ(batcher.size(), 0);
+}
+
+TEST(DynamicBatcher, ABatchMayOutliveItsBatcherAndItsCallers) {
+  std::shared_ptr<Batch> batch;
+  {
+    DynamicBatcher batcher(options(1, 1));
+    std::thread caller([&] { EXPECT_THROW(batcher.compute(rows(7), kNever), ClosedBatchingQueue); });
+    batch = batcher.next(kNever);
+    batcher.close(Pending::kDrop);
+    caller.join();
+  }
+  EXPECT_EQ(values(batch->inputs()), std::vector<int64_t>{7});
+  batch->set_outputs(rows(7));
+  EXPECT_THROW(batch->set_outputs(rows(7)), std::runtime_error);
+}
+
+TEST(DynamicBatcher, AnswersFromSeveralThreadsCountOnce) {
+  DynamicBatcher batcher(options(1, 1));
+  const ArrayNest outputs = ArrayNest::Tuple(1000, rows(2));  // many leaves: an answer takes a while
+  for (int round = 0; round < 300; ++round) {
+    auto answer = std::async(std::launch::async, [&] { return values(batcher.compute(rows(1), kNever)); });
+    const auto batch = batcher.next(kNever);
+    std::atomic<int> refused{0}, ready{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 3; ++i) {
+      threads.emplace_back([&] {
+        ++ready;
+        wait_until([&] { return ready == 3; });
+        try {
+          batch->set_outputs(outputs);
+        } catch (const std::runtime_error&) {
+          ++refused;
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(refused, 2);
+    EXPECT_EQ(answer.get(), std::vector<int64_t>{2});
+  }
+}
+
+}  // namespace
+}  // namespace beast

@@ -1,0 +1,137 @@
+// The decoder on bytes at rest; csrc/fuzz has it read arbitrary ones. What users see of it is tested from Python.
+#include "wire.h"
+
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+#include <gtest/gtest.h>
+
+#include "rpcenv.pb.h"
+
+namespace beast {
+namespace {
+
+using google::protobuf::io::ArrayInputStream;
+
+constexpr auto kUntouched = std::byte{0xab};
+
+rpc::FromServer hello() {
+  rpc::FromServer message;
+  rpc::ServerHello& hello = *message.mutable_hello();
+  hello.set_protocol(kProtocol);
+  hello.set_num_envs(2);
+  const auto add = [&](const char* name, const char* dtype) {
+    rpc::Field& field = *hello.add_fields();
+    field.set_name(name);
+    field.set_dtype(dtype);
+  };
+  add("x", "int16");
+  add("reward", "float32");
+  for (const char* name : {"done", "terminated", "truncated"}) add(name, "bool");
+  add("episode_return", "float32");
+  add("episode_step", "int32");
+  hello.mutable_observation()->set_field(0);
+  return message;
+}
+
+constexpr size_t kRowBytes = 2 * (2 + 4 + 3 + 4 + 4);
+
+StreamSpec decoded(const rpc::FromServer& message) {
+  const std::string bytes = message.SerializeAsString();
+  ArrayInputStream input(bytes.data(), static_cast<int>(bytes.size()));
+  return read_hello(&input, bytes.size());
+}
+
+std::string row_message(size_t size) {
+  rpc::FromServer message;
+  for (size_t i = 0; i < size; ++i) message.mutable_row()->push_back(static_cast<char>(i));
+  return message.SerializeAsString();
+}
+
+struct Memory {
+  std::vector<std::vector<std::byte>> fields;
+  std::vector<std::byte*> destinations;
+
+  explicit Memory(const std::vector<size_t>& sizes) {
+    for (size_t size : sizes) fields.emplace_back(size, kUntouched);
+    for (auto& field : fields) destinations.push_back(field.data());
+  }
+
+  bool untouched() const {
+    for (const auto& field : fields) {
+      for (std::byte byte : field) {
+        if (byte != kUntouched) return false;
+      }
+    }
+    return true;
+  }
+};
+
+void read(const std::string& bytes, const std::vector<size_t>& sizes, Memory& memory, int piece = -1) {
+  ArrayInputStream input(bytes.data(), static_cast<int>(bytes.size()), piece);
+  read_row(&input, bytes.size(), sizes, memory.destinations);
+}
+
+TEST(Wire, FieldsOfARowArriveWholeHoweverItsBytesAreDivided) {
+  const std::vector<size_t> sizes = field_bytes(decoded(hello()));
+  ASSERT_EQ(sizes, (std::vector<size_t>{4, 8, 2, 2, 2, 8, 8}));
+  for (int piece : {-1, 1, 2, 3, 7, 1000}) {
+    Memory memory(sizes);
+    read(row_message(kRowBytes), sizes, memory, piece);
+    size_t next = 0;
+    for (const auto& field : memory.fields) {
+      for (std::byte byte : field) EXPECT_EQ(byte, std::byte(next++));
+    }
+  }
+}
+
+TEST(Wire, MemoryIsNotTouchedByARowOfAnotherLength) {
+  const std::vector<size_t> sizes = field_bytes(decoded(hello()));
+  for (size_t size : {size_t{0}, size_t{1}, kRowBytes - 1, kRowBytes + 1, 2 * kRowBytes, size_t{1} << 20}) {
+    Memory memory(sizes);
+    EXPECT_THROW(read(row_message(size), sizes, memory), ConnectionError);
+    EXPECT_TRUE(memory.untouched());
+  }
+}
+
+TEST(Wire, MemoryIsNotTouchedByARowThatIsCutOff) {
+  const std::vector<size_t> sizes = field_bytes(decoded(hello()));
+  const std::string whole = row_message(kRowBytes);
+  for (size_t size = 0; size < whole.size(); ++size) {
+    Memory memory(sizes);
+    EXPECT_THROW(read(whole.substr(0, size), sizes, memory), ConnectionError);
+    EXPECT_TRUE(memory.untouched());
+  }
+}
+
+TEST(Wire, ErrorsOfAnEnvironmentAreReadable) {
+  rpc::FromServer message;
+  message.set_error(
+      "Traceback: F\xc3\xbc\xc3\x9f"
+      "e");
+  Memory memory({});
+  try {
+    read(message.SerializeAsString(), {}, memory);
+    FAIL();
+  } catch (const EnvError& error) {
+    EXPECT_STREQ(error.what(), "Traceback: Füße");
+  }
+  EXPECT_EQ(readable("a\xff\xc3(\xed\xa0\x80\x01z\n"), std::string("a?") + "?(?" + "???z\n");
+  EXPECT_EQ(readable(std::string(1 << 20, 'x') + "the end").substr(65529), "the end");
+}
+
+TEST(Wire, ActionsAndHelloOfTheLearnerAreMessagesOfTheProto) {
+  Array actions = Array::allocate(DType::kInt64, {2, 1});
+  reinterpret_cast<int64_t*>(actions.data())[0] = 3;
+  reinterpret_cast<int64_t*>(actions.data())[1] = -1;
+  rpc::FromLearner message;
+  ASSERT_TRUE(message.ParseFromString(actions_message(actions)));
+  EXPECT_EQ(message.actions().dtype(), "int64");
+  EXPECT_EQ(message.actions().shape_size(), 2);
+  EXPECT_EQ(message.actions().data(), std::string("\3\0\0\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff", 16));
+  ASSERT_TRUE(message.ParseFromString(learner_hello("secret", 7, "Pong")));
+  EXPECT_EQ(message.hello().protocol(), kProtocol);
+  EXPECT_EQ(message.hello().token() + message.hello().env(), "secretPong");
+  EXPECT_EQ(message.hello().seed(), 7u);
+}
+
+}  // namespace
+}  // namespace beast

@@ -1,0 +1,253 @@
+#include "wire.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/wire_format_lite.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <stdexcept>
+#include <utility>
+
+#include "rpcenv.pb.h"
+
+namespace beast {
+namespace {
+
+using google::protobuf::internal::WireFormatLite;
+using google::protobuf::io::CodedInputStream;
+using google::protobuf::io::ZeroCopyInputStream;
+
+constexpr int kMaxFields = 4096;
+constexpr int kMaxDims = 30;   // numpy and DLPack consumers take 32 and more, time and environment are two of them
+constexpr int kMaxDepth = 32;  // of the observation's structure
+constexpr size_t kMaxTextBytes = 64 << 10;
+
+constexpr uint32_t tag_of(int field_number) {
+  return WireFormatLite::MakeTag(field_number, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+}
+
+// What every row tells beside the observation, all of shape [].
+const std::pair<const char*, DType> kRequired[] = {{"reward", DType::kFloat32},     {"done", DType::kBool},
+                                                   {"episode_step", DType::kInt32}, {"episode_return", DType::kFloat32},
+                                                   {"terminated", DType::kBool},    {"truncated", DType::kBool}};
+
+Field check_field(const rpc::Field& field, int64_t num_envs) {
+  const std::string name = "field \"" + field.name() + "\"";
+  Field checked{field.name(), DType::kBool, Shape(field.shape().begin(), field.shape().end())};
+  try {
+    checked.dtype = dtype_from_name(field.dtype());
+  } catch (const std::invalid_argument& error) {
+    throw HandshakeError(name + ": " + error.what());
+  }
+  if (checked.shape.size() > kMaxDims) {
+    throw HandshakeError(name + " has " + std::to_string(checked.shape.size()) + " dimensions, at most " +
+                         std::to_string(kMaxDims) + " are possible");
+  }
+  // Dimensions of size 0 count as 1 here, so that no product of the others overflows anywhere later on.
+  int64_t bytes = num_envs * static_cast<int64_t>(item_size(checked.dtype));
+  for (int64_t size : checked.shape) {
+    if (size < 0) throw HandshakeError(name + " has shape " + to_string(checked.shape) + ": sizes must be 0 or more");
+    if (size > kMaxRowBytes / bytes) {
+      throw HandshakeError(name + " has shape " + to_string(checked.shape) + ", which for " + std::to_string(num_envs) +
+                           " environments exceeds the largest row, of " + std::to_string(kMaxRowBytes) +
+                           " bytes: use fewer environments per stream");
+    }
+    bytes *= std::max<int64_t>(size, 1);
+  }
+  return checked;
+}
+
+Nest<int64_t> check_structure(const rpc::Structure& structure, std::vector<bool>& used, int depth) {
+  if (depth > kMaxDepth) {
+    throw HandshakeError("the observation is nested deeper than " + std::to_string(kMaxDepth) + " levels");
+  }
+  switch (structure.kind_case()) {
+    case rpc::Structure::kField: {
+      const uint32_t index = structure.field();
+      if (index >= used.size()) {
+        throw HandshakeError("the observation has field number " + std::to_string(index) + ", but there are only " +
+                             std::to_string(used.size()) + " fields");
+      }
+      if (used[index]) {
+        throw HandshakeError("the observation has field number " + std::to_string(index) +
+                             " twice, or it is one that every row has (reward, done, …)");
+      }
+      used[index] = true;
+      return Nest<int64_t>(int64_t{index});
+    }
+    case rpc::Structure::kTuple: {
+      Nest<int64_t>::Tuple parts;
+      for (const auto& part : structure.tuple().parts()) parts.push_back(check_structure(part, used, depth + 1));
+      return Nest<int64_t>(std::move(parts));
+    }
+    case rpc::Structure::kDict: {
+      Nest<int64_t>::Dict parts;
+      for (const auto& [name, part] : structure.dict().parts()) {
+        parts.emplace(name, check_structure(part, used, depth + 1));
+      }
+      return Nest<int64_t>(std::move(parts));
+    }
+    default:
+      throw HandshakeError("a part of the observation is neither a field nor a tuple nor a dict");
+  }
+}
+
+StreamSpec check_hello(const rpc::ServerHello& hello) {
+  if (hello.protocol() != kProtocol) {
+    throw HandshakeError("the server speaks protocol " + std::to_string(hello.protocol()) + ", the learner protocol " +
+                         std::to_string(kProtocol) + ": install the same version of Beast on both sides");
+  }
+  StreamSpec spec;
+  spec.env = hello.env();
+  spec.num_envs = hello.num_envs();
+  if (spec.num_envs < 1 || spec.num_envs > kMaxEnvs) {
+    throw HandshakeError("a stream of " + std::to_string(spec.num_envs) + " environments; 1 to " +
+                         std::to_string(kMaxEnvs) + " are possible");
+  }
+  if (hello.fields_size() > kMaxFields) {
+    throw HandshakeError("a row of " + std::to_string(hello.fields_size()) + " fields; at most " +
+                         std::to_string(kMaxFields) + " are possible");
+  }
+  std::set<std::string> names;
+  for (const rpc::Field& field : hello.fields()) {
+    if (!names.insert(field.name()).second) throw HandshakeError("two fields are called \"" + field.name() + "\"");
+    spec.fields.push_back(check_field(field, spec.num_envs));
+  }
+  const std::vector<size_t> sizes = field_bytes(spec);
+  const int64_t row_bytes = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});  // 4096 fields below 2 GiB each
+  if (row_bytes > kMaxRowBytes) {
+    throw HandshakeError("a row of " + std::to_string(row_bytes) + " bytes; at most " + std::to_string(kMaxRowBytes) +
+                         " are possible: use fewer environments per stream");
+  }
+  std::vector<bool> used(spec.fields.size(), false);
+  for (const auto& [name, dtype] : kRequired) {
+    const int64_t index = spec.index_of(name);
+    if (index < 0) throw HandshakeError(std::string("a row has no field \"") + name + "\", which every row must have");
+    const Field& field = spec.fields[index];
+    if (field.dtype != dtype || !field.shape.empty()) {
+      throw HandshakeError(std::string("field \"") + name + "\" is " + dtype_name(field.dtype) + " of shape " +
+                           to_string(field.shape) + ", expected " + dtype_name(dtype) + " of shape []");
+    }
+    used[index] = true;
+  }
+  spec.observation = check_structure(hello.observation(), used, 1);
+  spec.takes_any_action = hello.action().dtype().empty();
+  if (!spec.takes_any_action) spec.action = check_field(hello.action(), spec.num_envs);
+  spec.observation_space = hello.observation_space();
+  spec.action_space = hello.action_space();
+  return spec;
+}
+
+[[noreturn]] void throw_malformed() {
+  throw ConnectionError("a message that is not one of rpcenv.proto: is this a server of environments?");
+}
+
+// Bytes in UTF-8 of the character that begins at `text`, or 0 if none does.
+size_t utf8_length(const unsigned char* text, size_t available) {
+  const unsigned char first = text[0];
+  if (first < 0x80) return 1;
+  const size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+  if (first < 0xc2 || first > 0xf4 || length > available) return 0;
+  for (size_t i = 1; i < length; ++i) {
+    if ((text[i] & 0xc0) != 0x80) return 0;
+  }
+  const unsigned char second = text[1];  // no overlong forms, no surrogates, nothing above U+10FFFF
+  if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f)) return 0;
+  if ((first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f)) return 0;
+  return length;
+}
+
+}  // namespace
+
+std::string learner_hello(const std::string& token, uint64_t seed, const std::string& env) {
+  rpc::FromLearner message;
+  rpc::LearnerHello* hello = message.mutable_hello();
+  hello->set_protocol(kProtocol);
+  hello->set_token(token);
+  hello->set_seed(seed);
+  hello->set_env(env);
+  return message.SerializeAsString();
+}
+
+std::string actions_message(const Array& actions) {
+  rpc::FromLearner message;
+  rpc::Array* array = message.mutable_actions();
+  array->set_dtype(dtype_name(actions.dtype()));
+  array->mutable_shape()->Add(actions.shape().begin(), actions.shape().end());
+  array->set_data(actions.data(), actions.num_bytes());
+  return message.SerializeAsString();
+}
+
+StreamSpec read_hello(ZeroCopyInputStream* input, size_t length) {
+  if (length > kMaxHelloBytes) {
+    throw HandshakeError("the server's first message has " + std::to_string(length) + " bytes, a hello at most " +
+                         std::to_string(kMaxHelloBytes));
+  }
+  rpc::FromServer message;
+  if (!message.ParseFromZeroCopyStream(input)) throw_malformed();
+  if (message.has_error()) throw EnvError(readable(message.error()));
+  if (!message.has_hello()) throw HandshakeError("the server's first message is not its hello");
+  return check_hello(message.hello());
+}
+
+std::vector<size_t> field_bytes(const StreamSpec& spec) {
+  std::vector<size_t> sizes;
+  for (const Field& field : spec.fields) {
+    sizes.push_back(spec.num_envs * num_items(field.shape) * item_size(field.dtype));
+  }
+  return sizes;
+}
+
+void read_row(ZeroCopyInputStream* input, size_t length, const std::vector<size_t>& sizes,
+              const std::vector<std::byte*>& destinations) {
+  const size_t row_bytes = std::accumulate(sizes.begin(), sizes.end(), size_t{0});
+  CodedInputStream coded(input);
+  bool found = false;
+  while (const uint32_t tag = coded.ReadTag()) {
+    uint32_t size = 0;
+    switch (tag) {
+      case tag_of(rpc::FromServer::kRowFieldNumber):
+        if (found) throw ConnectionError("two rows in one message");
+        if (!coded.ReadVarint32(&size)) throw_malformed();
+        if (size != row_bytes) {
+          throw ConnectionError("a row of " + std::to_string(size) + " bytes; its hello announced rows of " +
+                                std::to_string(row_bytes));
+        }
+        if (length - coded.CurrentPosition() < row_bytes) throw ConnectionError("a message that is cut off");
+        for (size_t i = 0; i < sizes.size(); ++i) {
+          if (sizes[i] && !coded.ReadRaw(destinations[i], static_cast<int>(sizes[i]))) throw_malformed();
+        }
+        found = true;
+        break;
+      case tag_of(rpc::FromServer::kErrorFieldNumber): {
+        std::string text;
+        if (!coded.ReadVarint32(&size) ||
+            !coded.ReadString(&text, static_cast<int>(std::min<uint32_t>(size, kMaxMessageBytes)))) {
+          throw_malformed();
+        }
+        throw EnvError(readable(text));
+      }
+      case tag_of(rpc::FromServer::kHelloFieldNumber):
+        throw ConnectionError("a second hello where a row was expected");
+      default:
+        if (!WireFormatLite::SkipField(&coded, tag)) throw_malformed();
+    }
+  }
+  if (!coded.ConsumedEntireMessage()) throw_malformed();
+  if (!found) throw ConnectionError("an empty message where a row was expected");
+}
+
+std::string readable(const std::string& text) {
+  const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
+  std::string result;
+  for (size_t i = text.size() > kMaxTextBytes ? text.size() - kMaxTextBytes : 0; i < text.size();) {
+    const size_t length = utf8_length(bytes + i, text.size() - i);
+    const bool control = length == 1 && bytes[i] < 0x20 && bytes[i] != '\n' && bytes[i] != '\t';
+    result += length == 0 || control ? "?" : text.substr(i, length);
+    i += std::max<size_t>(length, 1);
+  }
+  return result;
+}
+
+}  // namespace beast

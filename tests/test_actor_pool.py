@@ -1,0 +1,868 @@
+"""The actor pool with real env servers: its rollouts, losses of environments, refusals, and all the ways to end."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent import futures
+
+import grpc
+import numpy as np
+import pytest
+from env_hosts import ROOT, ServerProcess, make_certificate
+
+import libbeast
+from beast import env_server, wire
+
+UNROLL_LENGTH = 5
+LIMIT = 40.0  # seconds after which a test that got stuck is ended
+
+
+def act_with_zeros(env_outputs, agent_state):
+    """The simplest agent: action 0, and a state that stays as it is."""
+    return (np.zeros(tuple(env_outputs[1].shape), np.int64),), agent_state
+
+
+class Learner:
+    """A pool and the loops around it, each in a thread. `errors` is what run() raised; `log` what it told.
+
+    `agent(env_outputs, agent_state)` returns what a batch is answered with.
+    """
+
+    def __init__(self, addresses, *, agent=act_with_zeros, width=1, state=(), unroll_length=UNROLL_LENGTH, **options):
+        self.queue = libbeast.BatchingQueue(
+            minimum_batch_size=width, maximum_batch_size=width, maximum_queue_size=width
+        )
+        self.batcher = libbeast.DynamicBatcher(minimum_batch_size=1, timeout_ms=5)
+        self.agent, self.errors, self.log = agent, [], []
+        options = {"log": self.log.append, "env_timeout": 20.0, "connect_timeout": 10.0, **options}
+        self.pool = libbeast.ActorPool(unroll_length, self.queue, self.batcher, list(addresses), state, **options)
+        self.threads = [threading.Thread(target=target, daemon=True) for target in (self._run, self._infer)]
+        self._timer = threading.Timer(LIMIT, self._give_up)
+
+    def _run(self):
+        try:
+            self.pool.run()
+        except BaseException as error:
+            self.errors.append(error)
+        self.close()
+
+    def _infer(self):
+        for batch in self.batcher:
+            try:
+                batch.set_outputs(self.agent(*batch.get_inputs()))
+            except Exception as error:
+                batch.set_error(f"{type(error).__name__}: {error}")
+
+    def _give_up(self):
+        self.errors.append(TimeoutError(f"still not done after {LIMIT} s"))
+        self.close()
+
+    def close(self):
+        for closable in (self.queue, self.batcher):
+            with contextlib.suppress(RuntimeError):  # the other thread was first
+                closable.close()
+
+    def rollouts(self, count):
+        """That many items of the queue; fails with what run() raised if it ends before."""
+        for _ in range(count):
+            try:
+                yield next(self.queue)
+            except StopIteration:
+                self.threads[0].join()
+                raise AssertionError(f"run() has ended: {self.errors}") from None
+
+    def wait(self):
+        """Until run() is done, whatever rollouts come. Returns what it raised, or None."""
+        for _ in self.queue:
+            pass
+        self.threads[0].join(LIMIT + 5)
+        assert not self.threads[0].is_alive()
+        return self.errors[0] if self.errors else None
+
+    def __enter__(self):
+        self._timer.start()
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exception):
+        self._timer.cancel()
+        self.close()
+        for thread in self.threads:
+            thread.join(10)
+            assert not thread.is_alive(), "a loop did not end with its queue"
+
+
+@contextlib.contextmanager
+def in_process_server(make_group, address, **options):
+    server = env_server.EnvServer(make_group, address, **options)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+class Group:
+    """Environments given by two functions: field i of row t is `content(t)[i]`, and `on_step(t)` may do anything.
+
+    A stream's first row is row 0 and all belong to one endless episode, in the form that `EnvServer` serves.
+    """
+
+    observation_space = action_space = ""
+
+    def __init__(self, fields, structure, content, num_envs=1, action=None, on_step=lambda row: None):
+        self.observation_fields, self.structure, self.num_envs, self.action = fields, structure, num_envs, action
+        self.content, self.on_step = content, on_step
+
+    def reset(self, seed, row):
+        self.count = 0
+        self._write(row)
+
+    def step(self, actions, row):
+        self.count += 1
+        self.on_step(self.count)
+        self._write(row)
+
+    def close(self):
+        pass
+
+    def _write(self, row):
+        for name in env_server.ROW_FIELDS:
+            row[name][...] = 0
+        row["done"][...] = self.count == 0
+        row["episode_step"][...] = self.count
+        for name, value in self.content(self.count).items():
+            row[name][...] = value
+
+
+def counting_group(num_envs=1, on_step=lambda row: None):
+    return Group({"obs/count": ((), "int64")}, "obs/count", lambda t: {"obs/count": t}, num_envs, on_step=on_step)
+
+
+def assert_equal(a, b):
+    """Nests of arrays are equal to the bit."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        a, b = a.values(), b.values()
+    if not hasattr(a, "dtype"):
+        for x, y in zip(a, b, strict=True):
+            assert_equal(x, y)
+    else:
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def at(nest, rows):
+    """The nest with each leaf indexed by `rows`."""
+    if isinstance(nest, dict):
+        return {name: at(part, rows) for name, part in nest.items()}
+    return nest[rows] if hasattr(nest, "dtype") else tuple(at(part, rows) for part in nest)
+
+
+# ------------------------------------------------------------------------------------------- the rollout's contract
+
+
+def remember(state, observation, done):
+    """The memory of a toy agent: a number made of all that was seen since the episode began. [1, K] each."""
+    return np.where(done, 0, state) * 3 % 1009 + observation[..., 2] + 1
+
+
+@pytest.mark.parametrize("width, num_streams", [(1, 1), (1, 3), (4, 1), (3, 2)])
+def test_rollouts_overlap_by_a_row_go_on_without_a_gap_and_hold_the_state_before_row_zero(tmp_path, width, num_streams):
+    """The counting environment tells its own number, episode and step in every observation."""
+
+    def agent(env_outputs, agent_state):
+        observation, done = np.asarray(env_outputs[0]["obs"]), np.asarray(env_outputs[2])
+        state = remember(np.asarray(agent_state[0]), observation, done)
+        action = (observation.sum(-1) % 2).astype(np.int64)
+        return ({"action": action, "saw": observation.copy(), "state": state.copy()},), (state,)
+
+    flags = ["--group_width", str(width), "--max_streams", str(num_streams)]
+    with ServerProcess(tmp_path, "toy_envs:Counting-v0", *flags) as server:
+        state = (np.zeros((1, 1), np.float32),)
+        with Learner([server.address] * num_streams, agent=agent, width=width, state=state) as learner:
+            last, ends = {}, 0  # what is known of each stream, by the numbers of its environments
+            for (env_outputs, (outputs,)), (state_before,) in learner.rollouts(100 * num_streams):
+                observation, reward, done, episode_step, episode_return, terminated, truncated = map(
+                    np.asarray, (env_outputs[0]["obs"], *env_outputs[1:])
+                )
+                assert observation.shape == (UNROLL_LENGTH + 1, width, 3) and state_before.shape == (1, width)
+                number, episode, step = np.moveaxis(observation, -1, 0)
+                assert (number == number[0]).all(), "columns keep their environments"
+                key, state_before = number[0, 0], np.asarray(state_before)
+                if key in last:
+                    assert_equal(last[key][0], at((env_outputs, outputs), 0))
+                else:
+                    assert done[0].all() and (state_before == 0).all()
+                    assert_equal(at(outputs, 0), {name: np.zeros_like(outputs[name][0]) for name in outputs})
+                walked = last[key][1] if key in last else np.zeros((1, width), np.float32)
+                assert_equal(state_before, walked)
+
+                np.testing.assert_array_equal(episode_step, step)
+                np.testing.assert_array_equal(done, step == 0)
+                np.testing.assert_array_equal((terminated | truncated)[:-1], done[1:])
+                np.testing.assert_array_equal(episode[1:], episode[:-1] + done[1:])
+                np.testing.assert_array_equal(reward, step)
+                np.testing.assert_array_equal(episode_return, step * (step + 1) / 2)
+                np.testing.assert_array_equal(outputs["saw"][1:], observation[:-1])
+                for row in range(UNROLL_LENGTH):
+                    walked = remember(walked, observation[row : row + 1], done[row : row + 1])
+                    np.testing.assert_array_equal(outputs["state"][row + 1], walked[0])
+                last[key] = at((env_outputs, outputs), -1), walked
+                ends += int((terminated | truncated).sum())
+            assert len(last) == num_streams and ends > 50
+            counters = learner.pool.counters()
+        assert counters["streams_connected"] == num_streams and counters["restarts"] == 0
+        assert learner.pool.count() >= 100 * num_streams * UNROLL_LENGTH * width
+        assert learner.errors == learner.log == []
+
+
+def test_the_handshake_tells_what_the_pool_then_gets(tmp_path):
+    with ServerProcess(tmp_path, "toy_envs:Dict-v0", "--group_width", "3") as server:
+        spec = libbeast.handshake(server.address, timeout=10)
+        assert spec["env"] == "toy_envs:Dict-v0" and spec["num_envs"] == 3 and spec["action"] == ("int64", ())
+        assert spec["fields"]["obs/image"] == ("uint8", (8, 8, 1)) and spec["fields"]["done"] == ("bool", ())
+        assert spec["observation"] == {"image": "obs/image", "number": "obs/number"}
+        assert wire.space_from_json(spec["action_space"]).n == 4
+        with Learner([server.address], width=3, env="toy_envs:Dict-v0") as learner:
+            for ((observation, *_), _), _ in learner.rollouts(1):
+                assert observation["image"].shape == (UNROLL_LENGTH + 1, 3, 8, 8, 1)
+            assert learner.pool.specs() == [spec]
+
+
+def test_every_dtype_arrives_as_it_was_sent_from_transposed_arrays(tmp_path):
+    with ServerProcess(tmp_path, "server_toys:Dtypes-v0", "--group_width", "2") as server:
+        with Learner([server.address], width=2) as learner:
+            for (env_outputs, _), _ in learner.rollouts(3):
+                for name in wire.DTYPES:
+                    array, step = np.asarray(env_outputs[0][name]), np.asarray(env_outputs[3])
+                    assert array.dtype == name
+                    expected = (np.arange(6).reshape(3, 2).T + step[..., None, None]) % 2 == 0
+                    np.testing.assert_array_equal(array, expected.astype(name))
+
+
+def test_tuples_dicts_and_arrays_without_dimensions_keep_their_structure(tmp_path):
+    fields = {"f0": ((2, 1), "float64"), "f1": ((), "int16"), "f2": ((0, 3), "uint8"), "f3": ((3,), "float32")}
+
+    def content(t):
+        return {"f0": [[[t], [2]]] * 2, "f1": [t, -t], "f3": t + np.arange(6).reshape(2, 3)}
+
+    structure = ["f3", {"b": ("f1",), "a": "f2"}, (), "f0"]
+    group = Group(fields, structure, content, num_envs=2, action=((2,), "float32"))
+    address = f"unix:{tmp_path}/envs"
+
+    def agent(env_outputs, agent_state):
+        return (np.ones((1, 2, 2), np.float32), {"baseline": np.float32([[1, 2]])}), agent_state
+
+    with in_process_server(lambda: group, address), Learner([address], width=2, agent=agent) as learner:
+        for ((observation, *_), (action, others)), state in learner.rollouts(1):
+            assert [np.asarray(observation[0]).tolist()[2], observation[1]["b"][0].tolist()[2]] == [
+                [[2, 3, 4], [5, 6, 7]],
+                [2, -2],
+            ]
+            assert list(observation[1]) == ["a", "b"] and observation[2] == () and state == ()
+            assert observation[1]["a"].shape == (UNROLL_LENGTH + 1, 2, 0, 3)
+            assert observation[3].shape == (UNROLL_LENGTH + 1, 2, 2, 1)
+            assert action.shape == (UNROLL_LENGTH + 1, 2, 2) and others["baseline"][1:].tolist() == [[1, 2]] * 5
+
+
+def test_observations_larger_than_grpcs_four_megabytes_arrive_whole(tmp_path):
+    large = np.random.default_rng(0).integers(0, 256, 9_000_001, np.uint8)
+
+    def content(t):
+        return {"obs/large": large + np.uint8(t)}
+
+    def make_group():
+        return Group({"obs/large": (large.shape, "uint8")}, "obs/large", content)
+
+    address = f"unix:{tmp_path}/envs"
+    with in_process_server(make_group, address), Learner([address], unroll_length=2) as learner:
+        for number, ((env_outputs, _), _) in enumerate(learner.rollouts(2)):
+            for row in range(3):
+                np.testing.assert_array_equal(env_outputs[0][row, 0], large + np.uint8(2 * number + row))
+
+
+def test_a_state_of_several_layers_is_repeated_for_each_environment(tmp_path):
+    address = f"unix:{tmp_path}/envs"
+    state = {"h": np.arange(6, dtype=np.float32).reshape(2, 1, 3), "c": np.zeros((1, 1), np.int64)}
+    with in_process_server(lambda: counting_group(4), address), Learner([address], width=4, state=state) as learner:
+        for _, initial in learner.rollouts(2):
+            np.testing.assert_array_equal(initial["h"], np.repeat(state["h"], 4, axis=1))
+            assert initial["c"].shape == (1, 4)
+
+
+def test_a_learner_may_write_to_its_batch_and_to_its_outputs_later_without_harm(tmp_path):
+    """A batch that is one rollout is that rollout's own memory, and the next one begins with a row of it."""
+    address = f"unix:{tmp_path}/envs"
+    with in_process_server(lambda: counting_group(), address), Learner([address]) as learner:
+        first_rows = []
+        for (env_outputs, _), _ in learner.rollouts(5):
+            first_rows.append(int(env_outputs[0][0, 0]))
+            env_outputs[0][...] = -1
+        assert first_rows == [0, 5, 10, 15, 20]
+
+
+def test_each_stream_and_each_life_has_other_seeds_and_a_run_can_be_repeated(tmp_path):
+    number = itertools.count()
+
+    def first_seeds(seed, num_streams, max_env_restarts, on_step):
+        """Of every stream and, where its environments break in each step, of every life."""
+        seeds = queue.SimpleQueue()
+
+        class Seeded(Group):
+            def reset(self, seed, row):
+                seeds.put(seed)
+                super().reset(seed, row)
+
+        def make_group():
+            return Seeded({"x": ((), "int8")}, "x", lambda t: {"x": 0}, on_step=on_step)
+
+        address = f"unix:{tmp_path}/{next(number)}"
+        with in_process_server(make_group, address, max_streams=num_streams):
+            with Learner([address] * num_streams, seed=seed, max_env_restarts=max_env_restarts):
+                return [seeds.get(timeout=LIMIT) for _ in range(num_streams + max_env_restarts)]
+
+    def breaks(row):
+        raise RuntimeError("this life ends here")
+
+    lives = first_seeds(7, 1, 2, breaks)
+    assert len(set(lives)) == 3 and all(0 <= seed < 2**30 for seed in lives)
+    assert lives == first_seeds(7, 1, 2, breaks) and not set(lives) & set(first_seeds(8, 1, 2, breaks))
+    streams = first_seeds(7, 3, 0, lambda row: None)
+    assert len(set(streams)) == 3 and lives[0] in streams
+
+
+# ------------------------------------------------------------------------------------------- what may go wrong
+
+
+def rows_of_one_life(rollouts):
+    """Asserts that counts within each rollout of `counting_group` are of one life; returns row 0 of each."""
+    first_rows = []
+    for (env_outputs, _), _ in rollouts:
+        counts = np.asarray(env_outputs[0])[:, 0]
+        np.testing.assert_array_equal(counts, counts[0] + np.arange(UNROLL_LENGTH + 1))
+        first_rows.append(int(counts[0]))
+    return first_rows
+
+
+def environments(rollouts):
+    """The numbers of the counting environments that these rollouts are of."""
+    return {int(env_outputs[0]["obs"][0, 0, 0]) for (env_outputs, _), _ in rollouts}
+
+
+def address_in(address, text):
+    return f"environment server {address}: " in text
+
+
+def test_an_environment_that_raises_is_made_anew_and_no_rollout_is_of_two_lives(tmp_path):
+    address = f"unix:{tmp_path}/envs"
+
+    def crash(row):
+        if row == 12:
+            raise RuntimeError("this toy breaks here")
+
+    with in_process_server(lambda: counting_group(on_step=crash), address):
+        with Learner([address], max_env_restarts=3) as learner:
+            assert rows_of_one_life(learner.rollouts(6)) == [0, 5, 0, 5, 0, 5]
+            counters = learner.pool.counters()
+            error = learner.wait()
+    assert counters["restarts"] == 2 and counters["dropped_rollouts"] == 2
+    assert len(learner.log) == 3 and all('raise RuntimeError("this toy breaks here")' in line for line in learner.log)
+    assert isinstance(error, ConnectionError) and "max_env_restarts 3" in str(error)
+    assert "this toy breaks here" in str(error) and address in str(error)
+
+
+def test_an_environment_that_cannot_be_reset_ends_the_run_with_its_own_traceback(tmp_path):
+    with ServerProcess(tmp_path, "toy_envs:CrashInReset-v0") as server:
+        with Learner([server.address], max_env_restarts=1) as learner:
+            error = learner.wait()
+    assert isinstance(error, ConnectionError) and 'raise RuntimeError("this toy cannot be reset")' in str(error)
+    assert "this toy cannot be reset" in learner.log[0] and "1 of max_env_restarts 1" in learner.log[0]
+
+
+def test_a_killed_server_that_is_started_again_goes_on_and_the_others_never_stopped(tmp_path):
+    directories = [tmp_path / name for name in "ab"]
+    for directory in directories:
+        directory.mkdir()
+    with contextlib.ExitStack() as stack:
+        one, other = (
+            stack.enter_context(ServerProcess(d, "toy_envs:Counting-v0", "--group_width", "1")) for d in directories
+        )
+        learner = stack.enter_context(Learner([one.address, other.address]))
+        streams = set()
+        while len(streams) < 2:
+            streams |= environments(learner.rollouts(1))
+        one.process.kill()
+        one.process.wait()
+        while not learner.log:
+            list(learner.rollouts(1))
+        assert environments(learner.rollouts(20)) <= streams
+        assert len(environments(learner.rollouts(5))) == 1
+        stack.enter_context(ServerProcess(directories[0], "toy_envs:Counting-v0", "--group_width", "1"))
+        while not (new := environments(learner.rollouts(1)) - streams):
+            pass
+        assert len(new) == 1 and learner.pool.counters()["restarts"] >= 1 and address_in(one.address, learner.log[0])
+        assert not learner.errors
+
+
+def test_a_server_that_is_gone_for_good_ends_the_run_and_is_named(tmp_path):
+    with ServerProcess(tmp_path, "toy_envs:Counting-v0", "--group_width", "1") as server:
+        with Learner([server.address], connect_timeout=0.5, max_env_restarts=1) as learner:
+            list(learner.rollouts(2))
+            server.process.kill()
+            error = learner.wait()
+    assert isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
+    assert address_in(server.address, str(error)) and "not reached within 0.5 s" in str(error)
+
+
+def test_a_hung_server_counts_as_lost_after_the_timeout_and_one_that_wakes_up_is_used_again(tmp_path):
+    with ServerProcess(tmp_path, "toy_envs:Counting-v0", "--group_width", "1", "--max_streams", "1") as server:
+        with Learner([server.address], env_timeout=0.5) as learner:
+            first = environments(learner.rollouts(3))
+            server.process.send_signal(signal.SIGSTOP)
+            began = time.monotonic()
+            while not learner.log and time.monotonic() < began + 10:
+                learner.pool.counters()
+                time.sleep(0.01)  # nothing tells of a log line but the line
+            server.process.send_signal(signal.SIGCONT)
+            assert "no answer within 0.5 s" in learner.log[0] and address_in(server.address, learner.log[0])
+            list(learner.rollouts(5))  # some may have waited from before
+            assert environments(learner.rollouts(3)).isdisjoint(first), "episodes of another seed"
+
+
+def test_a_server_that_nobody_started_is_waited_for_and_then_named_with_the_cause(tmp_path):
+    began = time.monotonic()
+    with Learner([f"unix:{tmp_path}/nobody"], connect_timeout=1.0) as learner:
+        error = learner.wait()
+    assert 0.9 < time.monotonic() - began < 10
+    assert isinstance(error, ConnectionError) and "not reached within 1 s" in str(error)
+    assert "No such file or directory" in str(error) and not learner.log, "the pool did not try in vain five times more"
+
+
+def test_a_server_that_starts_after_the_learner_is_used(tmp_path):
+    with Learner([f"unix:{tmp_path}/envs"], connect_timeout=30) as learner:
+        with ServerProcess(tmp_path, "toy_envs:Counting-v0", "--group_width", "1"):
+            assert len(list(learner.rollouts(3))) == 3
+
+
+def test_a_failed_inference_is_what_run_raises_while_other_streams_wait(tmp_path):
+    address, calls = f"unix:{tmp_path}/envs", itertools.count()
+
+    def agent(env_outputs, agent_state):
+        if next(calls) == 7:
+            raise ZeroDivisionError("this agent breaks here")
+        return act_with_zeros(env_outputs, agent_state)
+
+    with in_process_server(lambda: counting_group(), address):
+        with Learner([address] * 2, agent=agent) as learner:
+            error = learner.wait()
+    assert isinstance(error, libbeast.AsyncError) and "ZeroDivisionError: this agent breaks here" in str(error)
+
+
+@pytest.mark.parametrize(
+    "answer, message",
+    [
+        (lambda k, n: np.zeros((1, k), np.int64), r"a tuple \(agent_outputs, agent_state\)"),
+        (lambda k, n: ((np.zeros((1, k), np.int64),), (np.zeros((1, k), np.float32),)), "agent state of 1 arrays"),
+        (lambda k, n: ((np.zeros((2, k), np.int64),), ()), r"shape \[2, 3\], expected \[1, 3"),
+        (lambda k, n: ((np.zeros((1, k), np.int32),), ()), r"int32 \[1, 3\], expected int64 \[1, 3\]"),
+        (lambda k, n: ((np.zeros((1, k, 1), np.int64),), ()), r"int64 \[1, 3, 1\], expected int64 \[1, 3\]"),
+        (lambda k, n: ((np.zeros((1, k), np.int64), np.zeros((1, k, 1 + n // 2))), ()), r"float64 \[1, 3, 2\], in the"),
+        (lambda k, n: ((np.zeros((1, k), np.int64),) * (1 + n // 2), ()), "answered 2 agent outputs, in its first"),
+    ],
+    ids=lambda parameter: parameter if isinstance(parameter, str) else "answer",
+)
+def test_an_answer_of_a_wrong_form_ends_the_run_and_says_what_was_expected(tmp_path, answer, message):
+    address, calls = f"unix:{tmp_path}/envs", itertools.count()
+
+    def make_group():
+        return Group({"x": ((), "int8")}, "x", lambda t: {"x": 0}, num_envs=3, action=((), "int64"))
+
+    def agent(env_outputs, agent_state):
+        return answer(3, next(calls))
+
+    with in_process_server(make_group, address), Learner([address], width=3, agent=agent) as learner:
+        error = learner.wait()
+    with pytest.raises(ValueError, match=message):
+        raise error
+
+
+def test_run_ends_when_the_learner_closes_its_queues_whatever_the_streams_wait_for(tmp_path):
+    hang = threading.Event()
+    address, other = f"unix:{tmp_path}/envs", f"unix:{tmp_path}/other"
+    hanging = in_process_server(lambda: counting_group(on_step=lambda row: hang.wait(LIMIT)), other)
+    with in_process_server(lambda: counting_group(), address, max_streams=4), hanging:
+        try:
+            # Nobody takes rollouts: one stream waits for room in the queue, the other for its environment.
+            with Learner([address, address, other]) as learner:
+                while learner.pool.count() < 3 * UNROLL_LENGTH:  # of the first two streams: no more until there is room
+                    time.sleep(0.01)
+                began = time.monotonic()
+                learner.close()
+                assert learner.wait() is None and time.monotonic() - began < 2
+                assert learner.log == []
+            # Nobody infers.
+            learner = Learner([address])
+            with learner:
+                learner.batcher.close()
+                assert learner.wait() is None
+        finally:
+            hang.set()
+
+
+def test_stop_ends_run_from_another_thread_and_a_second_run_is_refused(tmp_path):
+    address = f"unix:{tmp_path}/envs"
+    with in_process_server(lambda: counting_group(), address), Learner([address]) as learner:
+        list(learner.rollouts(2))
+        learner.pool.stop()
+        assert learner.wait() is None
+        with pytest.raises(RuntimeError, match="a pool runs once"):
+            learner.pool.run()
+
+
+def test_no_thread_is_left_when_run_returns(tmp_path):
+    address = f"unix:{tmp_path}/envs"
+
+    def threads():
+        return len(os.listdir("/proc/self/task"))
+
+    def session(num_streams):
+        with Learner([address] * num_streams) as learner:
+            list(learner.rollouts(2 * num_streams))
+            during = threads()
+        return during
+
+    with in_process_server(lambda: counting_group(), address, max_streams=24):
+        session(24)  # gRPC's and the server's own threads are started by it, and stay
+        before = threads()
+        assert session(24) >= before + 24
+        assert threads() <= before + 2
+
+
+def test_a_server_that_comes_back_with_other_environments_is_refused(tmp_path):
+    address, width = f"unix:{tmp_path}/envs", itertools.count(1)
+
+    def crash(row):
+        if row == 7:
+            raise RuntimeError("this toy breaks here")
+
+    with in_process_server(lambda: counting_group(next(width), on_step=crash), address):
+        with Learner([address]) as learner:
+            list(learner.rollouts(1))
+            error = learner.wait()
+    assert isinstance(error, ConnectionRefusedError) and "came back with 2 of" in str(error)
+
+
+# ------------------------------------------------------------------------------------------- who may connect
+
+
+def test_wrong_token_environment_and_address_are_refused_at_once_with_both_sides_values(tmp_path):
+    address = f"unix:{tmp_path}/envs"
+    with in_process_server(lambda: counting_group(), address, env_id="Counting-v0", token="secret"):
+        for options, message in [
+            ({"token": "guess"}, "UNAUTHENTICATED: the learner sent a wrong token"),
+            ({}, "no token"),
+            ({"token": "secret", "env": "Pong-v0"}, "expects environment 'Pong-v0', the env server has 'Counting-v0'"),
+        ]:
+            with pytest.raises(ConnectionRefusedError, match=message):
+                libbeast.handshake(address, **options)
+            with Learner([address], **options) as learner:
+                assert message in str(learner.wait()) and not learner.log
+        assert libbeast.handshake(address, token="secret", env="Counting-v0")["num_envs"] == 1
+
+
+def test_tls_protects_a_port_and_a_client_without_it_or_with_another_certificate_does_not_get_in(tmp_path):
+    for name in ("server", "stranger"):
+        (tmp_path / name).mkdir()
+    certificate, key = make_certificate(tmp_path / "server", "DNS:localhost,IP:127.0.0.1")
+    stranger, _ = make_certificate(tmp_path / "stranger", "DNS:localhost,IP:127.0.0.1")
+    tls = key.read_bytes(), certificate.read_bytes()
+    with in_process_server(lambda: counting_group(2), "localhost:0", tls=tls, token="secret") as server:
+        root = certificate.read_bytes()
+        options = {"token": "secret", "timeout": 1.0}
+        assert libbeast.handshake(server.address, root_certificates=root, **options)["num_envs"] == 2
+        with Learner([server.address], width=2, root_certificates=root, token="secret") as learner:
+            assert rows_of_one_life(learner.rollouts(3)) == [0, 5, 10]
+        with pytest.raises(ConnectionError, match="not reached within 1 s: UNAVAILABLE.*root_certificates are for"):
+            libbeast.handshake(server.address, root_certificates=stranger.read_bytes(), **options)
+        with pytest.raises(ConnectionError, match="not reached within 1 s: UNAVAILABLE.*a server with --tls_cert"):
+            libbeast.handshake(server.address, **options)
+
+
+def test_a_token_does_not_cross_a_network_in_plain_text():
+    arguments = (5, libbeast.BatchingQueue(), libbeast.DynamicBatcher())
+    for address in ("192.0.2.1:4431", "envs.example.com:4431", "127.example.com:4431", "ipv4:192.0.2.1:4431"):
+        with pytest.raises(ValueError, match="plain text: give root_certificates"):
+            libbeast.ActorPool(*arguments, [address], (), token="secret")
+        libbeast.ActorPool(*arguments, [address], (), token="secret", root_certificates=b"certificates")
+        libbeast.ActorPool(*arguments, [address], (), token="secret", insecure=True)
+    for address in ("127.0.0.1:4431", "localhost:4431", "[::1]:4431", "unix:/somewhere", "ipv4:127.0.0.1:4431"):
+        libbeast.ActorPool(*arguments, [address], (), token="secret")
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"unroll_length": 0}, "unroll_length is 0"),
+        ({"env_server_addresses": []}, "env_server_addresses is empty"),
+        ({"env_server_addresses": ["localhost"]}, '"localhost" is no address'),
+        ({"env_server_addresses": ["localhost:http"]}, "expected unix:/path or host:port"),
+        ({"initial_agent_state": (np.zeros((1, 2)),)}, r"shape \[1, 2\], expected \[L, 1, ...\]"),
+        ({"initial_agent_state": np.float32(1)}, r"shape \[\], expected"),
+        ({"env_timeout": 0.0}, "env_timeout is 0"),
+        ({"connect_timeout": float("nan")}, "connect_timeout is nan"),
+        ({"max_env_restarts": -1}, "max_env_restarts is -1"),
+    ],
+)
+def test_impossible_arguments_are_refused_by_name(changes, message):
+    arguments = {
+        "unroll_length": 5,
+        "learner_queue": libbeast.BatchingQueue(),
+        "inference_batcher": libbeast.DynamicBatcher(),
+        "env_server_addresses": ["unix:/nowhere"],
+        "initial_agent_state": (),
+    }
+    with pytest.raises(ValueError, match=message):
+        libbeast.ActorPool(**{**arguments, **changes})
+
+
+# ------------------------------------------------------------------------------------------- servers that lie
+
+
+def hello(fields=None, **changes):
+    """What a server of one environment with one number for an observation says, but for the changes."""
+    fields = [("x", "float32", ())] if fields is None else fields
+    fields = [wire.Field(name=n, dtype=d, shape=s) for n, d, s in fields]
+    fields += [wire.Field(name=n, dtype=d, shape=s) for n, (s, d) in env_server.ROW_FIELDS.items()]
+    default = {"protocol": 1, "env": "lies", "num_envs": 1, "fields": fields, "observation": wire.Structure(field=0)}
+    return wire.FromServer(hello=wire.ServerHello(**{**default, **changes})).SerializeToString()
+
+
+@contextlib.contextmanager
+def server_that_says(address, *messages, status=None):
+    """A server that sends these bytes to whoever connects and then waits, or ends the stream with `status`."""
+
+    def stream(requests, context):
+        yield from messages
+        if status:
+            context.abort(*status)
+        for _ in requests:
+            pass
+
+    server = grpc.server(futures.ThreadPoolExecutor(8))
+    _, service, method = wire.STREAM.split("/")
+    handler = grpc.stream_stream_rpc_method_handler(stream)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    server.add_insecure_port(address)
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop(0).wait()
+
+
+def nested(depth):
+    structure = wire.Structure(field=0)
+    for _ in range(depth):
+        structure = wire.Structure(tuple=wire.Structure.Tuple(parts=[structure]))
+    return structure
+
+
+def the_error(parameter):
+    """The name of a case: its error, not its bytes."""
+    return parameter if isinstance(parameter, str) else "bytes"
+
+
+TWICE = wire.Structure(tuple=wire.Structure.Tuple(parts=[wire.Structure(field=0)] * 2))
+X = ("x", "float32", ())
+
+
+@pytest.mark.parametrize(
+    "message, error",
+    [
+        (hello(protocol=2), "the server speaks protocol 2, the learner protocol 1"),
+        (hello(num_envs=0), "a stream of 0 environments; 1 to 65536"),
+        (hello(num_envs=65537), "a stream of 65537 environments"),
+        (hello([("x", "complex64", ())]), "complex64.*float32"),
+        (hello([("x", "", ())]), 'field "x"'),
+        (hello([("x", "float32", (-1,))]), r'field "x" has shape \[-1\]: sizes must be 0 or more'),
+        (hello([("x", "float32", (2**62, 4))]), "exceeds the largest row"),
+        (hello([("x", "float32", (0, 2**62, 2**62))]), "exceeds the largest row"),
+        (hello([("x", "float32", (1,) * 31)]), "31 dimensions, at most 30"),
+        (hello([("x", "uint8", (2**30,)), ("y", "uint8", (2**30,))]), "a row of 21474.* bytes; at most"),
+        (hello([X, X]), 'two fields are called "x"'),
+        (hello([X, ("reward", "float32", ())]), 'two fields are called "reward"'),
+        (hello(fields=[X], observation=wire.Structure(field=7)), "field number 7, but there are only 7"),
+        (hello(observation=wire.Structure(field=1)), "twice, or it is one that every row has"),
+        (hello(observation=TWICE), "twice"),
+        (hello(observation=wire.Structure()), "neither a field nor a tuple nor a dict"),
+        (hello(observation=nested(32)), "nested deeper than 32 levels"),
+        (hello(action=wire.Field(dtype="str")), "str"),
+        (wire.FromServer(hello=wire.ServerHello(protocol=1, num_envs=1)).SerializeToString(), 'no field "reward"'),
+        (
+            wire.FromServer(
+                hello=wire.ServerHello(protocol=1, num_envs=1, fields=[wire.Field(name="reward", dtype="float64")])
+            ).SerializeToString(),
+            r'"reward" is float64 of shape \[\], expected float32',
+        ),
+        (wire.FromServer(row=b"123").SerializeToString(), "first message is not its hello"),
+        (b"", "first message is not its hello"),
+    ],
+    ids=the_error,
+)
+def test_a_hello_that_memory_cannot_be_laid_out_by_is_refused_and_not_tried_again(tmp_path, message, error):
+    address = f"unix:{tmp_path}/envs"
+    with server_that_says(address, message):
+        with pytest.raises(ConnectionRefusedError, match=error) as raised:
+            libbeast.handshake(address, timeout=10)
+        assert address_in(address, str(raised.value))
+
+
+ROW_BYTES = 4 + 4 + 3 + 4 + 4
+
+
+@pytest.mark.parametrize(
+    "message, error",
+    [
+        (
+            wire.FromServer(row=bytes(ROW_BYTES - 1)).SerializeToString(),
+            "a row of 18 bytes; its hello announced rows of 19",
+        ),
+        (wire.FromServer(row=bytes(ROW_BYTES + 1)).SerializeToString(), "a row of 20 bytes"),
+        (wire.FromServer(row=bytes(5_000_000)).SerializeToString(), "a row of 5000000 bytes"),
+        (wire.FromServer(row=bytes(ROW_BYTES)).SerializeToString()[:-1], "cut off"),
+        (wire.FromServer(row=bytes(ROW_BYTES)).SerializeToString() * 2, "two rows in one message"),
+        (b"", "an empty message where a row was expected"),
+        (b"\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "a row of 4294967295 bytes|not one of rpcenv.proto"),
+        (b"\xff\xff\xff\xff", "not one of rpcenv.proto"),
+        (hello(), "a second hello"),
+        (b"\x1a\x04\xff\xfea\x01", r"environment server .*: \?\?a\?"),
+    ],
+    ids=the_error,
+)
+def test_a_row_that_is_not_what_the_hello_announced_is_refused(tmp_path, message, error):
+    address = f"unix:{tmp_path}/envs"
+    with server_that_says(address, hello(), message), Learner([address], max_env_restarts=0) as learner:
+        raised = learner.wait()
+        assert learner.pool.count() == 0
+    with pytest.raises(ConnectionError, match=error):
+        raise raised
+
+
+def test_fields_that_this_version_does_not_know_are_skipped(tmp_path):
+    address, unknown = f"unix:{tmp_path}/envs", b"\xc2\x3e\x03abc" + b"\xc8\x3e\x07"
+    row = unknown + wire.FromServer(row=bytes(ROW_BYTES)).SerializeToString() + unknown
+    with server_that_says(address, unknown + hello() + unknown, row, row, row):
+        with Learner([address], unroll_length=2) as learner:
+            assert len(list(learner.rollouts(1))) == 1
+
+
+def test_the_reason_of_a_server_that_ends_the_stream_reaches_the_learner(tmp_path):
+    address, reason = f"unix:{tmp_path}/envs", (grpc.StatusCode.INTERNAL, "the simulator's licence has run out")
+    with server_that_says(address, hello(), status=reason), Learner([address], max_env_restarts=0) as learner:
+        with pytest.raises(ConnectionError, match="INTERNAL: the simulator's licence has run out"):
+            raise learner.wait()
+
+
+def test_the_transport_benchmark_measures_every_combination_and_writes_its_files(tmp_path):
+    sizes = "--seconds 0.2 --repeats 1 --widths 1 2 --streams 1 2 --threads 1 3".split()
+    command = [sys.executable, str(ROOT / "benchmarks" / "transport.py"), *sizes, "--out", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    result = json.loads((tmp_path / "transport.json").read_text())
+    assert len(result["runs"]) == 3 * 2 * 2 + 2 * 2
+    assert all(one["per_second"] > 0 for measured in result["runs"].values() for one in measured)
+    assert "| tls | 2 | 2 |" in (tmp_path / "transport.md").read_text()
+
+
+# ------------------------------------------------------------------------------------------- leaving the interpreter
+
+PROGRAM = """
+import atexit, faulthandler, sys, threading, numpy as np
+faulthandler.enable()
+faulthandler.dump_traceback_later(30, exit=True)
+# Registered before libbeast, so that it is called after what libbeast does at the end.
+atexit.register(lambda: "pool" in globals() and print("connected:", pool.counters()["streams_connected"]))
+import libbeast
+
+address, how = sys.argv[1:]
+queue, batcher = libbeast.BatchingQueue(), libbeast.DynamicBatcher()
+pool = libbeast.ActorPool(3, queue, batcher, [address] * 2, (), log=print)
+
+def infer():
+    for batch in batcher:
+        if how == "unanswered":
+            raise SystemExit
+        batch.set_outputs(((np.zeros((1, len(batch)), np.int64),), ()))
+
+threading.Thread(target=infer, daemon=True).start()
+runner = threading.Thread(target=pool.run, daemon=True)
+if how == "ctrl-c":
+    threading.Thread(target=lambda: (next(queue), print("running", flush=True), list(queue)), daemon=True).start()
+    pool.run()
+runner.start()
+if how == "unanswered":
+    runner.join()
+else:
+    next(queue)
+    print("running", flush=True)
+if how == "raise":
+    raise ValueError("the learner breaks here")
+if how == "closed":
+    queue.close(), batcher.close(), runner.join()
+if how == "dropped":
+    del pool, runner
+if how == "exit":
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    "how, code",
+    [("closed", 0), ("forgotten", 0), ("dropped", 0), ("exit", 3), ("raise", 1), ("unanswered", 0), ("ctrl-c", -2)],
+)
+def test_the_interpreter_exits_cleanly_with_a_pool_in_any_state(tmp_path, how, code):
+    address = f"unix:{tmp_path}/envs"
+    with in_process_server(lambda: counting_group(), address):
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, address, how],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        if how != "unanswered":
+            assert process.stdout.readline() == "running\n"
+        if how == "ctrl-c":
+            process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=LIMIT)
+    assert process.returncode == code, errors
+    assert how == "dropped" or output.endswith("connected: 0\n"), "threads of the pool outlived the interpreter"
+    expected = {"raise": "the learner breaks here", "ctrl-c": "KeyboardInterrupt", "unanswered": "AsyncError"}
+    assert expected.get(how, "") in errors
+    assert "Fatal" not in errors and "terminate called" not in errors, errors
+
+
+def test_ctrl_c_ends_a_handshake_with_a_server_that_does_not_answer(tmp_path):
+    program = "import sys, libbeast; print('trying', flush=True); libbeast.handshake(sys.argv[1], timeout=60)"
+    with server_that_says(f"unix:{tmp_path}/envs"):
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, f"unix:{tmp_path}/envs"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout.readline() == "trying\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=LIMIT)
+    assert process.returncode == -signal.SIGINT and errors.strip().endswith("KeyboardInterrupt")
