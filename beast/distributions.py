@@ -18,10 +18,11 @@ from __future__ import annotations
 import math
 from functools import cached_property
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
+
+from beast.envs import action_shape_dtype, box_size, category_sizes
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0  # in units of half a Box's range: 0.0067 to 7.4
 HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
@@ -109,26 +110,18 @@ def distribution(space: spaces.Space, parameters: Tensor) -> Categoricals | Gaus
         ValueError: the space is not supported or the last dimension is not its `policy_width`.
     """
     if isinstance(space, spaces.Box):
-        return Gaussian(parameters, _box_size(space))
-    return Categoricals(parameters, _category_sizes(space), action_shape_dtype(space)[0])
-
-
-def action_shape_dtype(space: spaces.Space) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype of one action in the rollout; ValueError for a space that is not supported."""
-    if isinstance(space, spaces.Box):
-        return (_box_size(space),), np.dtype(np.float32)
-    sizes = _category_sizes(space)
-    return (() if isinstance(space, spaces.Discrete) else (len(sizes),)), np.dtype(np.int64)
+        return Gaussian(parameters, box_size(space))
+    return Categoricals(parameters, category_sizes(space), action_shape_dtype(space)[0])
 
 
 def policy_width(space: spaces.Space) -> int:
     """Length of the flat parameter vector; ValueError for a space that is not supported."""
-    return 2 * _box_size(space) if isinstance(space, spaces.Box) else sum(_category_sizes(space))
+    return 2 * box_size(space) if isinstance(space, spaces.Box) else sum(category_sizes(space))
 
 
 def encoded_action_width(space: spaces.Space) -> int:
     """Length of what `encode_action` returns; ValueError for a space that is not supported."""
-    return _box_size(space) if isinstance(space, spaces.Box) else sum(_category_sizes(space))
+    return box_size(space) if isinstance(space, spaces.Box) else sum(category_sizes(space))
 
 
 def encode_action(space: spaces.Space, action: Tensor) -> Tensor:
@@ -144,36 +137,12 @@ def encode_action(space: spaces.Space, action: Tensor) -> Tensor:
     _check_action(action, leading + shape)
     if isinstance(space, spaces.Box):
         return action.float().clamp(-1.0, 1.0)
-    sizes = _category_sizes(space)
+    sizes = category_sizes(space)
     places = action.long().reshape(leading + (len(sizes),))
     if len(sizes) > 1:
         starts = [sum(sizes[:part]) for part in range(len(sizes))]
         places = places + torch.tensor(starts, device=action.device)
     return torch.zeros(leading + (sum(sizes),), device=action.device).scatter_(-1, places, 1.0)
-
-
-def _category_sizes(space: spaces.Space) -> list[int]:
-    """Number of choices of each categorical part, nested spaces in order."""
-    if isinstance(space, spaces.Discrete):
-        return [int(space.n)]
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.nvec.flatten().tolist()
-    if isinstance(space, spaces.Tuple) and len(space) > 0:
-        return [size for part in space for size in _category_sizes(part)]
-    raise _unsupported(space)
-
-
-def _box_size(space: spaces.Box) -> int:
-    if not np.issubdtype(space.dtype, np.floating):
-        raise _unsupported(space)
-    return math.prod(space.shape)
-
-
-def _unsupported(space: spaces.Space) -> ValueError:
-    return ValueError(
-        f"action space {space} is not supported; supported are Discrete, MultiDiscrete, a Tuple of these, and a Box of "
-        "floats: wrap the environment so that its actions are one of them"
-    )
 
 
 def _check_last_dimension(name: str, tensor: Tensor, expected: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import math
 import os
 import re
 
@@ -302,6 +303,39 @@ def observation_field(space: spaces.Space) -> tuple[tuple[int, ...], str]:
     )
 
 
+def action_shape_dtype(space: spaces.Space) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype of one action in the rollout; ValueError for a space that is not supported."""
+    if isinstance(space, spaces.Box):
+        return (box_size(space),), np.dtype(np.float32)
+    sizes = category_sizes(space)
+    return (() if isinstance(space, spaces.Discrete) else (len(sizes),)), np.dtype(np.int64)
+
+
+def category_sizes(space: spaces.Space) -> list[int]:
+    """Number of choices of each categorical part, nested spaces in order."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.flatten().tolist()
+    if isinstance(space, spaces.Tuple) and len(space) > 0:
+        return [size for part in space for size in category_sizes(part)]
+    raise _unsupported_action_space(space)
+
+
+def box_size(space: spaces.Box) -> int:
+    """How many numbers an action has; ValueError unless they are floats."""
+    if not np.issubdtype(space.dtype, np.floating):
+        raise _unsupported_action_space(space)
+    return math.prod(space.shape)
+
+
+def _unsupported_action_space(space: spaces.Space) -> ValueError:
+    return ValueError(
+        f"action space {space} is not supported; supported are Discrete, MultiDiscrete, a Tuple of these, and a Box of "
+        "floats: wrap the environment so that its actions are one of them"
+    )
+
+
 def env_actions(space: spaces.Space, actions: np.ndarray):
     """Actions [K, *action_shape] as a rollout stores them, in the form that a vector env of this action space takes.
 
@@ -321,7 +355,7 @@ def env_actions(space: spaces.Space, actions: np.ndarray):
     if isinstance(space, spaces.Tuple):
         parts, first = [], 0
         for part in space:
-            width = _num_categoricals(part)
+            width = len(category_sizes(part))
             columns = actions[:, first] if isinstance(part, spaces.Discrete) else actions[:, first : first + width]
             parts.append(env_actions(part, columns))
             first += width
@@ -333,18 +367,12 @@ def env_actions(space: spaces.Space, actions: np.ndarray):
         with np.errstate(invalid="ignore"):  # inf - inf where a number has no bounds
             scaled = np.where(bounded, low + (actions + 1) / 2 * (high - low), actions)
         return np.clip(scaled, low, high).astype(space.dtype)
-    raise ValueError(f"action space {space} is not supported; see beast/distributions.py for those that are")
+    raise _unsupported_action_space(space)
 
 
 def _check_categories(actions: np.ndarray, sizes, space: spaces.Space) -> None:
     if (actions < 0).any() or (actions >= sizes).any():
         raise ValueError(f"actions {actions.tolist()} are not all in {space} (counted from 0)")
-
-
-def _num_categoricals(space: spaces.Space) -> int:
-    if isinstance(space, spaces.Tuple):
-        return sum(_num_categoricals(part) for part in space)
-    return 1 if isinstance(space, spaces.Discrete) else int(np.prod(space.shape))
 
 
 # ----------------------------------------------------------------------------------------------- groups

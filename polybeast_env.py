@@ -1,0 +1,111 @@
+"""The env server of PolyBeast: environments on any host, driven by a learner over gRPC.
+
+    python polybeast_env.py --env PongNoFrameskip-v4                                    # for a learner on this machine
+    python polybeast_env.py --address 0.0.0.0:4431 --token_file token --tls_cert cert.pem --tls_key key.pem
+    python polybeast.py --addresses hostA:4431 hostB:4431 --token_file token …          # on the learner's host
+
+Each stream that a learner opens is a group of environments of its own, stepped together. The learner is told the
+environment's id, the group's width and the spaces when it connects. It takes Python and requirements-env.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # before numpy reads them
+    os.environ.setdefault(_name, "1")  # the streams are what runs in parallel here
+
+import gymnasium  # noqa: E402
+
+from beast import env_server, envs  # noqa: E402
+from beast.flags import check_limits, exit_with_message  # noqa: E402
+
+
+# FORK HERE: your environment. Any gymnasium environment will do, for example
+#   gymnasium.vector.SyncVectorEnv([lambda: YourEnv(difficulty=3)] * num_envs)
+def create_env(flags, num_envs: int) -> gymnasium.vector.VectorEnv:
+    """Environments for one group. Called for every stream, in its own thread."""
+    return envs.make(flags.env, num_envs)
+
+
+def parse_flags(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The flags, for `create_env` and `main`; add your environment's own here."""
+    parser = argparse.ArgumentParser(
+        description="Serve environments to a PolyBeast learner.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add = parser.add_argument
+    add(
+        "--env",
+        default="PongNoFrameskip-v4",
+        help="environment id: <Game>NoFrameskip-v4 or ALE/<Game>-v5 (Atari), MinAtar/<Game>-v0, any of gymnasium's, or "
+        "module:id",
+    )
+    add(
+        "--address",
+        default="127.0.0.1:4431",
+        help="where to listen: host:port, with port 0 for a free one, or unix:/path. 0.0.0.0:4431 is open to other "
+        "hosts and needs a token and TLS",
+    )
+    add(
+        "--group_width",
+        type=int,
+        default=16,
+        help="environments of one stream (K): they are stepped together and share one forward pass. Wider costs less a "
+        "step, and more lag",
+    )
+    add(
+        "--max_streams",
+        type=int,
+        default=2,
+        help="streams at a time. With two, one group steps while the other waits for its actions; start one server "
+        "per core rather than more streams",
+    )
+    add("--token_file", default="", help="file with the secret that a learner must know, readable by its owner only")
+    add("--tls_cert", default="", help="certificate chain of this host (PEM), so that nobody reads along")
+    add("--tls_key", default="", help="private key of the certificate (PEM)")
+    add("--insecure", action="store_true", help="listen to other hosts without token and TLS: in a trusted network")
+    add(
+        "--niceness",
+        type=int,
+        default=0,
+        help="Unix niceness to add (0 to 19), so that environments yield to a learner on the same machine",
+    )
+    add(
+        "--parent_pid",
+        type=int,
+        default=0,
+        help="process id of the parent, with whose end this server ends too; 0: none. polybeast.py sets it",
+    )
+    return parser.parse_args(arguments)
+
+
+def log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    flags = parse_flags()
+    with exit_with_message():
+        check_limits(flags, {"group_width": (1, 2**15), "max_streams": (1, 256), "niceness": (0, 19)})
+        token, tls = env_server.security(flags.address, flags.token_file, flags.tls_cert, flags.tls_key, flags.insecure)
+        if tls:
+            log("TLS is on; a learner that speaks plain text (it lacks --tls_ca) shows below as WRONG_VERSION_NUMBER")
+        elif not env_server.is_local(flags.address):
+            log(f"--insecure: whoever can connect to {flags.address} can read along, and without a token step too")
+        os.nice(flags.niceness)
+        server = env_server.EnvServer(
+            lambda: env_server.VectorEnvGroup(create_env(flags, flags.group_width)),
+            flags.address,
+            env_id=flags.env,
+            max_streams=flags.max_streams,
+            token=token,
+            tls=tls,
+            log=log,
+        )
+    env_server.serve(server, f"{flags.env} ({flags.max_streams} streams of {flags.group_width})", flags.parent_pid)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Env server processes and a learner's end of a stream in plain Python, for the tests of both."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from beast import wire
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class ServerProcess:
+    """`polybeast_env.py` as a user starts it. A context that ends with the process; `errors()` is its stderr so far."""
+
+    def __init__(
+        self, directory: Path, env: str, *flags: str, address: str = "", script: list[str] | None = None, prefix=()
+    ):
+        """`directory` is for the socket and stderr; `script` replaces polybeast_env.py; `prefix` runs the command."""
+        self.socket = directory / "envs"
+        self._errors = directory / "errors"
+        command = script or [
+            str(ROOT / "polybeast_env.py"),
+            "--env",
+            env,
+            "--address",
+            address or f"unix:{self.socket}",
+        ]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "compat")]),
+        }
+        with open(self._errors, "a") as errors:
+            self.process = subprocess.Popen(
+                [*prefix, sys.executable, *command, *flags],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment,
+                start_new_session=True,
+            )
+        line = self.process.stdout.readline()  # "serving … on <address>", once it does
+        assert line.startswith("serving "), f"{line}{self.errors()}"
+        self.address = line.split()[-1]
+
+    def errors(self) -> str:
+        return self._errors.read_text()
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+class Stream:
+    """A learner's end of one stream: `hello` is the server's, `row()` the next row as arrays by name."""
+
+    def __init__(
+        self, address: str, *, channel: grpc.Channel | None = None, wait_for_hello: bool = True, first=None, **hello
+    ):
+        """Says hello with the fields `hello`, or whatever message `first` is."""
+        self._channel = channel or grpc.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)])
+        self._out: queue.SimpleQueue = queue.SimpleQueue()
+        self.call = self._channel.stream_stream(
+            wire.STREAM,
+            request_serializer=wire.FromLearner.SerializeToString,
+            response_deserializer=wire.FromServer.FromString,
+        )(iter(self._out.get, None), timeout=60)
+        self.send(first or wire.FromLearner(hello=wire.LearnerHello(**{"protocol": wire.PROTOCOL, "seed": 1, **hello})))
+        self.hello = self.receive().hello if wait_for_hello else None
+
+    def send(self, message) -> None:
+        self._out.put(message)
+
+    def receive(self):
+        """The server's next message. Raises grpc.RpcError where the stream has ended."""
+        return next(self.call)
+
+    def row(self) -> dict[str, np.ndarray]:
+        message = self.receive()
+        assert message.WhichOneof("kind") == "row", message
+        arrays, offset = {}, 0
+        for field in self.hello.fields:
+            shape, dtype = (self.hello.num_envs, *field.shape), np.dtype(field.dtype)
+            count = int(np.prod(shape))
+            arrays[field.name] = np.frombuffer(message.row, dtype, count, offset).reshape(shape)
+            offset += count * dtype.itemsize
+        assert offset == len(message.row)
+        return arrays
+
+    def act(self, actions: np.ndarray) -> dict[str, np.ndarray]:
+        """The row that these actions lead to."""
+        self.send(wire.FromLearner(actions=wire.array_message(actions)))
+        return self.row()
+
+    def end(self) -> tuple[grpc.StatusCode, str]:
+        """The stream's status and its message, once the server has ended it."""
+        try:
+            while True:
+                self.receive()
+        except (grpc.RpcError, StopIteration):
+            return self.call.code(), self.call.details()
+
+    def close(self) -> None:
+        self._out.put(None)
+        self.call.cancel()
+        self._channel.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+
+def make_certificate(directory: Path, names: str) -> tuple[Path, Path]:
+    """A self-signed certificate and its key, in PEM, for names such as `DNS:localhost,IP:127.0.0.1`."""
+    cert, key = directory / "cert.pem", directory / "key.pem"
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=beast".split()
+    )
+    try:
+        subprocess.run(
+            [*command, "-keyout", str(key), "-out", str(cert), "-addext", f"subjectAltName={names}"],
+            check=True,
+            capture_output=True,
+        )
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed: no certificate to test TLS with")
+    return cert, key

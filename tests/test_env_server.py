@@ -1,0 +1,599 @@
+"""The env server, as a process that real streams are opened to; its messages and its JSON of spaces."""
+
+import collections
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+from env_hosts import ROOT, ServerProcess, Stream, make_certificate
+from google.protobuf import descriptor_pb2
+from gymnasium import spaces
+
+from beast import env_server, envs, wire
+from beast.envs import action_shape_dtype
+from beast.rollout import nest_observations
+
+# ---------------------------------------------------------------------------------------------- messages
+
+
+def test_messages_are_those_of_the_proto_file(tmp_path):
+    try:
+        subprocess.run(
+            ["protoc", f"--proto_path={ROOT / 'csrc'}", f"--descriptor_set_out={tmp_path / 'set'}", "rpcenv.proto"],
+            check=True,
+        )
+    except FileNotFoundError:
+        pytest.skip("protoc is not installed (Debian: protobuf-compiler)")
+    described = descriptor_pb2.FileDescriptorSet.FromString((tmp_path / "set").read_bytes()).file[0]
+
+    def clear_json_names(message):  # protoc adds them, and nothing reads them
+        for field in message.field:
+            field.ClearField("json_name")
+        for nested in message.nested_type:
+            clear_json_names(nested)
+
+    for message in described.message_type:
+        clear_json_names(message)
+    assert wire.file_descriptor() == described
+
+
+def test_a_row_is_serialized_as_protobuf_would():
+    for size in (0, 1, 127, 128, 16383, 16384, 5_000_000):
+        row = env_server.Row({"a": ((size,), "uint8")}, 1)
+        row.views["a"][...] = 7
+        assert row.SerializeToString() == wire.FromServer(row=b"\7" * size).SerializeToString()
+
+
+def test_structures_keep_their_nesting():
+    message = wire.structure_message({"b": ("x", ["y"]), "a": (), "c": {}}, {"x": 0, "y": 1})
+    parts = message.dict.parts
+    assert set(parts) == {"a", "b", "c"}
+    assert [part.WhichOneof("kind") for part in parts["b"].tuple.parts] == ["field", "tuple"]
+    assert parts["b"].tuple.parts[0].field == 0 and parts["b"].tuple.parts[1].tuple.parts[0].field == 1
+    assert parts["a"].WhichOneof("kind") == "tuple" and parts["c"].WhichOneof("kind") == "dict"
+
+
+@pytest.mark.parametrize("dtype", wire.DTYPES)
+def test_arrays_arrive_as_they_were(dtype):
+    for array in (np.ones((2, 3), dtype), np.ones((), dtype), np.ones((0, 4), dtype), np.eye(3, 5).T.astype(dtype)):
+        arrived = wire.array_from_message(wire.Array.FromString(wire.array_message(array).SerializeToString()))
+        np.testing.assert_array_equal(arrived, array)
+        assert arrived.dtype == dtype
+
+
+def test_malformed_arrays_are_refused():
+    for fields in (
+        dict(dtype="int64", shape=[2], data=b"\0" * 15),
+        dict(dtype="int64", shape=[-1], data=b""),
+        dict(dtype="int64", shape=[2**40, 2**40], data=b""),
+        dict(dtype="object", shape=[1], data=b"\0" * 8),
+        dict(dtype="", shape=[], data=b""),
+    ):
+        with pytest.raises(ValueError, match="came for an array|is not one that can be sent"):
+            wire.array_from_message(wire.Array(**fields))
+    with pytest.raises(ValueError, match="complex64"):
+        wire.array_message(np.zeros(1, np.complex64))
+
+
+# ------------------------------------------------------------------------------------------------ spaces
+
+SPACES = {
+    "image": spaces.Box(0, 255, (4, 84, 84), np.uint8),
+    "unbounded": spaces.Box(-np.inf, np.inf, (3,), np.float64),
+    "half bounded": spaces.Box(np.array([-1.1, -np.inf], np.float32), np.array([np.inf, 0.3], np.float32)),
+    "bool": spaces.Box(0, 1, (10, 10, 4), bool),
+    "half": spaces.Box(-0.1, 0.1, (2,), np.float16),
+    "number": spaces.Box(0, 1, (), np.float32),
+    "nothing": spaces.Box(0, 1, (0, 3), np.float32),
+    "int64": spaces.Box(-(2**63), 2**63 - 1, (2,), np.int64),
+    "uint64": spaces.Box(np.array([0, 1], np.uint64), np.array([2**64 - 1, 2**63 + 1], np.uint64), dtype=np.uint64),
+    "discrete": spaces.Discrete(5),
+    "discrete from -2": spaces.Discrete(3, start=-2),
+    "multi-discrete": spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[0, 1], [2, 3]]),
+    "multi-discrete int32": spaces.MultiDiscrete([2, 3], np.int32),
+    "multi-binary": spaces.MultiBinary(4),
+    "multi-binary image": spaces.MultiBinary([2, 3]),
+    "tuple": spaces.Tuple((spaces.Discrete(2), spaces.Tuple((spaces.MultiBinary(1), spaces.Discrete(3))))),
+    "empty tuple": spaces.Tuple(()),
+    "dict": spaces.Dict(
+        collections.OrderedDict(
+            [("z", spaces.Discrete(2)), ("a", spaces.Dict([("y", spaces.Discrete(3)), ("b", spaces.MultiBinary(2))]))]
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_space_comes_back_from_its_json(name):
+    space, back = SPACES[name], wire.space_from_json(wire.space_to_json(SPACES[name]))
+    assert back == space
+    assert repr(back) == repr(space)  # which shows dtypes and the order of keys too
+    if isinstance(space, spaces.Box):  # Box compares its bounds with a tolerance
+        np.testing.assert_array_equal(back.low, space.low)
+        np.testing.assert_array_equal(back.high, space.high)
+        assert back.low.dtype == space.low.dtype
+
+
+def test_a_discrete_space_of_another_dtype_comes_back():
+    try:
+        space = spaces.Discrete(3, dtype=np.int32)
+    except TypeError:
+        pytest.skip("this gymnasium knows int64 only")
+    assert wire.space_from_json(wire.space_to_json(space)) == space
+
+
+def test_equal_bounds_take_no_more_than_one_number():
+    assert len(wire.space_to_json(SPACES["image"])) < 200
+
+
+def test_spaces_that_cannot_be_sent_are_named():
+    with pytest.raises(ValueError, match="Text.*cannot be sent"):
+        wire.space_to_json(spaces.Tuple((spaces.Text(3),)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"type": "Sequence"}',
+        '{"type": "Box", "shape": [1099511627776], "dtype": "uint8", "low": 0, "high": 1}',
+        '{"type": "Box", "shape": [2], "dtype": "uint8", "low": [0, 0, 0], "high": 1}',
+        '{"type": "Box", "shape": [1], "dtype": "object", "low": 0, "high": 1}',
+        '{"type": "Box", "shape": ["2"], "dtype": "uint8", "low": 0, "high": 1}',
+        '{"type": "Discrete", "n": "2", "start": 0, "dtype": "int64"}',
+        '{"type": "Discrete", "n": 0, "start": 0, "dtype": "int64"}',
+        '{"type": "Tuple", "spaces": ' * 100_000,
+        '{"type": "Tuple", "spaces": [' * 5000 + "]}" * 5000,
+    ],
+    ids=lambda text: text[:60] or "empty",
+)
+def test_json_of_no_space_is_refused(text):
+    with pytest.raises(ValueError, match="no space is described by"):
+        wire.space_from_json(text)
+
+
+def test_an_env_host_needs_no_torch():
+    code = "import sys; sys.modules['torch'] = None; import polybeast_env; polybeast_env.create_env"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+# ------------------------------------------------------------------------------------------ what is served
+
+
+def test_the_hello_tells_all_that_a_learner_needs(tmp_path):
+    with ServerProcess(tmp_path, "toy_envs:Dict-v0", "--group_width", "3") as server, Stream(server.address) as stream:
+        hello = stream.hello
+    assert (hello.protocol, hello.env, hello.num_envs) == (wire.PROTOCOL, "toy_envs:Dict-v0", 3)
+    assert [(field.name, field.dtype, list(field.shape)) for field in hello.fields] == [
+        ("obs/image", "uint8", [8, 8, 1]),
+        ("obs/number", "float32", [1]),
+        ("reward", "float32", []),
+        ("done", "bool", []),
+        ("terminated", "bool", []),
+        ("truncated", "bool", []),
+        ("episode_return", "float32", []),
+        ("episode_step", "int32", []),
+    ]
+    assert {name: part.field for name, part in hello.observation.dict.parts.items()} == {"image": 0, "number": 1}
+    assert (hello.action.dtype, list(hello.action.shape)) == ("int64", [])
+    assert list(wire.space_from_json(hello.observation_space)) == ["image", "number"]
+    assert wire.space_from_json(hello.action_space) == spaces.Discrete(4)
+
+
+@pytest.mark.parametrize("env", ["Counting", "Dict", "MultiDiscrete", "Tuple"])
+@pytest.mark.parametrize("width", [1, 8])
+def test_rows_are_those_of_the_same_environments_here(tmp_path, env, width):
+    env_id, seed = f"toy_envs:{env}-v0", 17
+    group = envs.EnvGroup(envs.make(env_id, width))
+    rng = np.random.default_rng(0)
+    with (
+        ServerProcess(tmp_path, env_id, "--group_width", str(width)) as server,
+        Stream(server.address, seed=seed, env=env_id) as stream,
+    ):
+        here = {field.name: np.zeros((width, *field.shape), field.dtype) for field in stream.hello.fields}
+        space, (shape, _) = group.single_action_space, action_shape_dtype(group.single_action_space)
+        sizes = [space.n] if isinstance(space, spaces.Discrete) else [3, 4]
+        ends = 0
+        group.reset(seed, nest_observations(here))
+        there = stream.row()
+        for _ in range(200):
+            for name, array in here.items():
+                np.testing.assert_array_equal(there[name], array, err_msg=name)
+            ends += (here["terminated"] | here["truncated"]).sum()
+            actions = rng.integers(sizes, size=(width, len(sizes))).reshape(width, *shape)
+            there = stream.act(actions)
+            group.step(actions, nest_observations(here))
+    group.close()
+    assert ends > 20 * width
+
+
+def test_a_seed_of_64_bits_is_taken(tmp_path):
+    with ServerProcess(tmp_path, "CartPole-v1", "--group_width", "2") as server:
+        first = []
+        for seed in (2**64 - 1, (2**64 - 1) % (2**31 - 2), 5):
+            with Stream(server.address, seed=seed) as stream:
+                first.append(stream.row()["obs/obs"])
+    np.testing.assert_array_equal(first[0], first[1])
+    assert (first[0] != first[2]).any()
+
+
+def test_zero_dimensional_observations_keep_their_shape_and_their_names(tmp_path):
+    with (
+        ServerProcess(tmp_path, "server_toys:Scalar-v0", "--group_width", "2") as server,
+        Stream(server.address) as stream,
+    ):
+        stream.row()
+        row = stream.act(np.zeros(2, np.int64))
+    assert row["obs/reward"].shape == row["obs/level"].shape == (2,)
+    assert row["obs/reward"].dtype == np.int64
+    np.testing.assert_array_equal(row["reward"], [0.5, 0.5])
+
+
+def test_an_observation_may_be_larger_than_4_mb(tmp_path):
+    with (
+        ServerProcess(tmp_path, "server_toys:Large-v0", "--group_width", "2") as server,
+        Stream(server.address) as stream,
+    ):
+        stream.row()
+        row = stream.act(np.zeros(2, np.int64))
+    assert row["obs/obs"].shape == (2, 6_000_000) and (row["obs/obs"] == 8).all()
+
+
+def test_every_dtype_and_transposed_memory_arrive(tmp_path):
+    with (
+        ServerProcess(tmp_path, "server_toys:Dtypes-v0", "--group_width", "2") as server,
+        Stream(server.address) as stream,
+    ):
+        stream.row()
+        row = stream.act(np.zeros(2, np.int64))
+    for name in wire.DTYPES:
+        assert row[f"obs/{name}"].dtype == name
+        np.testing.assert_array_equal(row[f"obs/{name}"][1], np.array([[0, 0, 0], [1, 1, 1]]).astype(name))
+
+
+def test_two_streams_step_at_the_same_time(tmp_path):
+    with (
+        ServerProcess(tmp_path, "server_toys:Meeting-v0", "--group_width", "1") as server,
+        Stream(server.address) as one,
+        Stream(server.address) as other,
+    ):
+        one.row(), other.row()
+        for stream in (one, other):
+            stream.send(wire.FromLearner(actions=wire.array_message(np.zeros(1, np.int64))))
+        assert one.row()["reward"] == other.row()["reward"] == 0.5
+
+
+def test_a_stream_more_than_there_are_places_is_refused_and_a_freed_place_is_given_away(tmp_path):
+    with ServerProcess(tmp_path, "CartPole-v1", "--max_streams", "1") as server:
+        with Stream(server.address), Stream(server.address, wait_for_hello=False) as second:
+            code, details = second.end()
+        assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and "--max_streams" in details
+        assert details in server.errors()
+        with Stream(server.address) as third:
+            third.row()
+
+
+# -------------------------------------------------------------------------------------- what is refused
+
+
+def refusal(server: ServerProcess, **hello) -> tuple[grpc.StatusCode, str]:
+    """Status and message with which a hello is refused, once the server's log has the same message."""
+    with Stream(server.address, wait_for_hello=False, **hello) as stream:
+        code, details = stream.end()
+    assert details in server.errors()
+    return code, details
+
+
+@pytest.fixture
+def token_file(tmp_path):
+    path = tmp_path / "token"
+    path.write_text("sesame\n")
+    path.chmod(0o600)
+    return path
+
+
+def test_a_learner_that_does_not_fit_is_told_what_both_sides_have(tmp_path, token_file):
+    with ServerProcess(tmp_path, "CartPole-v1", "--token_file", str(token_file)) as server:
+        assert refusal(server, protocol=99) == (
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"the learner speaks version 99 of the protocol, the env server version {wire.PROTOCOL}: "
+            "install the same version of Beast on both",
+        )
+        for token, what in (("", "no token"), ("sésame", "a wrong token")):
+            code, details = refusal(server, token=token)
+            assert code == grpc.StatusCode.UNAUTHENTICATED
+            assert what in details and "--token_file" in details and "sesame" not in details
+        code, details = refusal(server, token="sesame", env="Pong-v0")
+        assert code == grpc.StatusCode.FAILED_PRECONDITION
+        assert "'Pong-v0'" in details and "'CartPole-v1'" in details
+        with Stream(server.address, token="sesame", env="CartPole-v1") as stream:
+            stream.row()
+
+
+ZEROS = np.zeros(4, np.int64)
+BAD_MESSAGES = {
+    "shape": (wire.FromLearner(actions=wire.array_message(ZEROS[:3])), r"int64 \[3\].*int64 \[4\]"),
+    "rank": (wire.FromLearner(actions=wire.array_message(ZEROS[:, None])), r"int64 \[4, 1\].*int64 \[4\]"),
+    "dtype": (wire.FromLearner(actions=wire.array_message(ZEROS.astype("int32"))), r"int32 \[4\].*int64 \[4\]"),
+    "bytes": (wire.FromLearner(actions=wire.Array(dtype="int64", shape=[4], data=b"\0" * 31)), "31 bytes"),
+    "kind": (wire.FromLearner(hello=wire.LearnerHello()), "nothing but actions"),
+    "nothing": (wire.FromLearner(), "nothing but actions"),
+}
+
+
+def test_actions_that_are_not_the_hellos_are_refused(tmp_path):
+    with ServerProcess(tmp_path, "CartPole-v1", "--group_width", "4") as server:
+        for message, expected in BAD_MESSAGES.values():
+            with Stream(server.address) as stream:
+                stream.row()
+                stream.send(message)
+                code, details = stream.end()
+            assert code == grpc.StatusCode.INVALID_ARGUMENT
+            assert re.search(expected, details), details
+            assert details in server.errors()
+
+
+def test_a_stream_must_begin_with_a_hello(tmp_path):
+    with ServerProcess(tmp_path, "CartPole-v1") as server:
+        with Stream(server.address, wait_for_hello=False, first=BAD_MESSAGES["shape"][0]) as stream:
+            code, details = stream.end()
+        assert code == grpc.StatusCode.INVALID_ARGUMENT and "begins with the learner's hello" in details
+
+
+def test_a_stream_that_says_nothing_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(env_server, "HELLO_SECONDS", 0.2)
+    address, never = f"unix:{tmp_path / 'envs'}", queue.SimpleQueue()
+    server = env_server.EnvServer(lambda: pytest.fail("it was given environments"), address)
+    server.start()
+    with grpc.insecure_channel(address) as channel:
+        silent = channel.stream_stream(wire.STREAM)(iter(never.get, None), timeout=20)
+        with pytest.raises(grpc.RpcError):
+            next(silent)
+        assert silent.code() == grpc.StatusCode.CANCELLED
+    never.put(None)
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    return make_certificate(tmp_path_factory.mktemp("certificate"), "DNS:localhost,IP:127.0.0.1")
+
+
+def test_with_tls_who_has_the_certificate_is_served_and_plain_text_is_not(tmp_path, token_file, certificate):
+    cert, key = certificate
+    flags = ["--token_file", str(token_file), "--tls_cert", str(cert), "--tls_key", str(key)]
+    with ServerProcess(tmp_path, "CartPole-v1", *flags, address="127.0.0.1:0") as server:
+        with Stream(server.address, wait_for_hello=False, token="sesame") as plain:
+            assert plain.end()[0] == grpc.StatusCode.UNAVAILABLE
+        stranger = grpc.secure_channel(server.address, grpc.ssl_channel_credentials())
+        with Stream(server.address, channel=stranger, wait_for_hello=False, token="sesame") as unknown:
+            code, details = unknown.end()
+            assert code == grpc.StatusCode.UNAVAILABLE and "CERTIFICATE_VERIFY_FAILED" in details
+        channel = grpc.secure_channel(server.address, grpc.ssl_channel_credentials(cert.read_bytes()))
+        with Stream(server.address, channel=channel, token="sesame") as stream:
+            stream.row()
+
+
+# ---------------------------------------------------------------------------- where a server may listen
+
+
+def test_only_addresses_of_this_machine_are_free():
+    local = ["unix:/tmp/x", "127.0.0.1:1", "127.8.8.8:1", "[::1]:0", "localhost:65535"]
+    assert [address for address in local if not env_server.is_local(address)] == []
+    wide = ["0.0.0.0:1", "[::]:1", "192.168.0.1:1", "localhost.example.com:1", "127.example.com:1"]
+    assert [address for address in wide if env_server.is_local(address)] == []
+    for malformed in ("", "host", ":1", "host:", "host:x", "host:65536", "host:-1", "/tmp/x"):
+        with pytest.raises(ValueError, match="neither unix:/path nor host:port"):
+            env_server.is_local(malformed)
+
+
+def test_a_wide_address_needs_token_and_tls_or_the_word_insecure(token_file, certificate):
+    cert, key = map(str, certificate)
+    protected = {"token_file": str(token_file), "tls_cert": cert, "tls_key": key}
+    token, tls = env_server.security("0.0.0.0:1", **protected)
+    assert token == "sesame" and b"PRIVATE KEY" in tls[0] and b"CERTIFICATE" in tls[1]
+    assert env_server.security("0.0.0.0:1", insecure=True) == ("", None)
+    assert env_server.security("127.0.0.1:1") == env_server.security("unix:/x") == ("", None)
+    for missing in ({"token_file": ""}, {"tls_cert": "", "tls_key": ""}, dict.fromkeys(protected, "")):
+        with pytest.raises(ValueError, match="other machines can reach 0.0.0.0:1: give --token_file.*--insecure"):
+            env_server.security("0.0.0.0:1", **{**protected, **missing})
+    with pytest.raises(ValueError, match="give both, or neither"):
+        env_server.security("127.0.0.1:1", tls_cert=cert)
+    with pytest.raises(ValueError, match="needs no TLS"):
+        env_server.security("unix:/x", **protected)
+    with pytest.raises(ValueError, match="--tls_key /nowhere cannot be read: No such file"):
+        env_server.security("127.0.0.1:1", tls_cert=cert, tls_key="/nowhere")
+
+
+def test_a_token_file_must_be_there_hold_something_and_be_its_owners_alone(token_file):
+    assert env_server.read_token(str(token_file)) == "sesame"
+    token_file.chmod(0o640)
+    with pytest.raises(ValueError, match="can be read by other users .mode 640.: chmod 600"):
+        env_server.read_token(str(token_file))
+    token_file.chmod(0o600)
+    token_file.write_text(" \n")
+    with pytest.raises(ValueError, match="is empty"):
+        env_server.read_token(str(token_file))
+    token_file.unlink()
+    with pytest.raises(ValueError, match="cannot be read: No such file"):
+        env_server.read_token(str(token_file))
+
+
+def refused_start(*flags: str) -> str:
+    """What a server that does not start says; it must be one message without a traceback."""
+    command = [sys.executable, str(ROOT / "polybeast_env.py"), "--env", "CartPole-v1", *flags]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode != 0 and "Traceback" not in result.stderr
+    return result.stderr
+
+
+def test_flags_that_cannot_be_are_refused_at_the_start(tmp_path, certificate):
+    cert, _ = certificate
+    assert "error: other machines can reach 0.0.0.0:0" in refused_start("--address", "0.0.0.0:0")
+    assert "--group_width 0: it must lie between 1 and" in refused_start("--group_width", "0")
+    assert "AF_UNIX path too long" in refused_start("--address", f"unix:/tmp/{'x' * 120}")
+    garbage = refused_start("--address", "127.0.0.1:0", "--tls_cert", str(cert), "--tls_key", str(cert))
+    assert "TLS key and certificate do not fit" in garbage
+
+
+def test_a_port_or_socket_that_is_taken_is_refused_and_its_server_goes_on(tmp_path):
+    for address in ("127.0.0.1:0", f"unix:{tmp_path / 'envs'}"):
+        with ServerProcess(tmp_path, "CartPole-v1", address=address) as server:
+            assert f"cannot listen on {server.address}" in refused_start("--address", server.address)
+            with Stream(server.address) as stream:
+                stream.row()
+
+
+def test_a_file_that_is_no_socket_is_not_replaced(tmp_path):
+    (tmp_path / "envs").write_text("precious")
+    assert "no socket" in refused_start("--address", f"unix:{tmp_path / 'envs'}")
+    assert (tmp_path / "envs").read_text() == "precious"
+
+
+def test_a_unix_socket_is_its_owners_alone(tmp_path):
+    with ServerProcess(tmp_path, "CartPole-v1") as server:
+        assert server.socket.stat().st_mode & 0o077 == 0
+
+
+# -------------------------------------------------------------------------------- what happens when it fails
+
+
+def failure(server: ServerProcess) -> tuple[int, str]:
+    """Actions taken until the environment failed, and the traceback that the stream then got; it is in the log too."""
+    with Stream(server.address, wait_for_hello=False) as stream:
+        steps = -1  # the first row follows the hello without an action
+        while (message := stream.receive()).WhichOneof("kind") != "error":
+            if message.WhichOneof("kind") == "row":
+                steps += 1
+                stream.send(wire.FromLearner(actions=wire.array_message(np.zeros(2, np.int64))))
+        code, details = stream.end()
+    assert code == grpc.StatusCode.ABORTED and details.endswith(message.error.splitlines()[-1])
+    assert message.error in server.errors()
+    return steps, message.error
+
+
+@pytest.mark.parametrize(
+    "env, fewest_steps, expected",
+    [
+        ("server_toys:CannotBeMade-v0", -1, "RuntimeError: this toy cannot be made"),
+        ("toy_envs:CrashInReset-v0", -1, "RuntimeError: this toy cannot be reset"),
+        ("toy_envs:CrashAtStep-v0", 49, "RuntimeError: this toy breaks here"),
+        ("server_toys:Exits-v0", 0, "SystemExit: this toy exits"),
+        ("NoSuchGame-v0", -1, "ValueError: no environment is called 'NoSuchGame-v0'"),
+    ],
+)
+def test_an_environment_that_raises_tells_the_learner_and_the_next_stream_gets_new_ones(
+    tmp_path, env, fewest_steps, expected
+):
+    with ServerProcess(tmp_path, env, "--group_width", "2") as server:
+        for _ in range(3):  # more than there are places
+            steps, error = failure(server)
+            assert steps >= fewest_steps and (steps == fewest_steps or fewest_steps > 0)
+            assert error.startswith("Traceback") and expected in error.splitlines()[-1]
+
+
+def test_an_action_that_the_space_has_not_is_told_to_the_learner(tmp_path):
+    with ServerProcess(tmp_path, "CartPole-v1", "--group_width", "2") as server, Stream(server.address) as stream:
+        stream.row()
+        stream.send(wire.FromLearner(actions=wire.array_message(np.array([0, 7]))))
+        assert "actions [0, 7] are not all in Discrete(2)" in stream.receive().error
+
+
+def test_environments_are_closed_when_their_learner_leaves(tmp_path):
+    with ServerProcess(tmp_path, "toy_envs:StartsProcess-v0", "--group_width", "2") as server:
+        me = psutil.Process(server.process.pid)
+        with Stream(server.address) as stream:
+            stream.row()
+            assert len(me.children()) == 2
+        wait_until(lambda: not me.children())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_server_its_environments_and_its_socket(tmp_path, number):
+    with ServerProcess(tmp_path, "toy_envs:StartsProcess-v0", "--group_width", "2") as server:
+        with Stream(server.address) as stream:
+            stream.row()
+            children = psutil.Process(server.process.pid).children()
+            server.process.send_signal(number)
+            assert server.process.wait(PROMPTLY) == 0, server.errors()
+            assert stream.end()[0] in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        assert len(children) == 2 and not any(child.is_running() for child in children)
+        assert not server.socket.exists()
+        assert "Traceback" not in server.errors()
+
+
+def test_a_hanging_environment_does_not_hold_up_the_end(tmp_path):
+    with (
+        ServerProcess(tmp_path, "server_toys:Hangs-v0", "--group_width", "1") as server,
+        Stream(server.address) as stream,
+    ):
+        stream.row()
+        stream.send(wire.FromLearner(actions=wire.array_message(np.zeros(1, np.int64))))
+        wait_until(lambda: "hanging" in server.errors())
+        server.process.terminate()
+        assert server.process.wait(PROMPTLY) == 0
+        assert not server.socket.exists()
+
+
+def test_the_socket_of_a_killed_server_is_replaced(tmp_path):
+    with ServerProcess(tmp_path, "CartPole-v1") as server:
+        server.process.kill()
+        server.process.wait()
+    assert server.socket.exists()
+    with ServerProcess(tmp_path, "CartPole-v1") as server, Stream(server.address) as stream:
+        stream.row()
+
+
+PARENT = """
+import subprocess, sys, os
+command = [sys.executable, *sys.argv[1:], "--parent_pid", str(os.getpid())]
+server = subprocess.Popen(command, start_new_session=True)
+print(server.pid, flush=True)
+server.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for processes")
+def test_a_server_ends_with_its_parent_however_that_ends(tmp_path):
+    command = ["-c", PARENT, str(ROOT / "polybeast_env.py"), "--env", "toy_envs:StartsProcess-v0", "--group_width", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    with subprocess.Popen(
+        [sys.executable, *command, "--address", f"unix:{tmp_path / 'envs'}"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as parent:
+        server = psutil.Process(int(parent.stdout.readline()))
+        assert parent.stdout.readline().startswith("serving ")
+        with Stream(f"unix:{tmp_path / 'envs'}") as stream:
+            stream.row()
+            family = [server, *server.children()]
+            assert len(family) == 2
+            parent.kill()
+            wait_until(lambda: not any(is_alive(process) for process in family))
+    assert not (tmp_path / "envs").exists()
+
+
+PROMPTLY = 5.0  # seconds, where an idle machine takes less than 2
+
+
+def wait_until(condition, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not so within {seconds} s"
+        time.sleep(0.02)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
