@@ -33,7 +33,7 @@ class Flags(RunFlags):
     group_width: int = 16
     """Environments in a group: they are stepped together and share one forward pass. Wider costs less a step, and
     more lag."""
-    batch_width: int = 8
+    batch_width: int = 4
     """Columns (environments) of one update. Divides the group width (its rollout gives several updates) or is a
     multiple of it."""
     unroll_length: int = 20
@@ -94,7 +94,7 @@ class Flags(RunFlags):
     # The optimizer.
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """Adam, or RMSProp as in TorchBeast (torch's: epsilon outside of the root)."""
-    learning_rate: float = 3e-4
+    learning_rate: float = 2.5e-4
     """Step size of the optimizer at the start."""
     lr_decay: Literal["linear", "none"] = "linear"
     """Decay the learning rate to 0 at the total steps, or keep it."""

@@ -28,7 +28,7 @@ class RunFlags:
     seed: int = 1
     """Seeds environments, weights and action sampling; a run with other seeds is an independent repetition."""
 
-    total_steps: int = 4_000_000
+    total_steps: int = 3_000_000
     """Agent steps to train for (times 4 for Atari frames); the learning rate decays towards this count."""
     total_minutes: float = 0.0
     """Minutes of training, earlier starts of the run included, after which it stops; 0 means no limit."""
