@@ -3,16 +3,27 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help train test lint plot bench clean
+# What libbeast, the C++ part of PolyBeast, is built with on Debian and Ubuntu; MonoBeast needs none of it.
+PACKAGES := g++ pkg-config libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc python3-dev
+
+.PHONY: help train train-poly test test-native lint plot bench libbeast clean
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 train: $(VENV)/.train  ## train Pong from pixels; run it again to resume
 	$(BIN)/python monobeast.py --env PongNoFrameskip-v4 --name pong
 
-test: $(VENV)/.test lint  ## run all tests
+train-poly: $(VENV)/.train libbeast  ## the same with PolyBeast, whose environments may be on other hosts
+	$(BIN)/python polybeast.py --env PongNoFrameskip-v4 --name pong-poly
+
+test: $(VENV)/.test lint  ## run all tests; those of PolyBeast are skipped where libbeast cannot be built
+	-@$(MAKE) --no-print-directory libbeast
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+test-native: $(VENV)/.test  ## libbeast's C++ tests: plain, under AddressSanitizer with UBSan, under ThreadSanitizer
+	@dpkg -s libgtest-dev >/dev/null 2>&1 || apt-get install -qy libgtest-dev
+	$(MAKE) -C csrc test PYTHON=$(abspath $(BIN)/python)
 
 lint: $(VENV)/.test  ## check style and format
 	$(BIN)/ruff check .
@@ -23,6 +34,8 @@ plot: $(VENV)/.test  ## draw the learning curve of `make train` to pong.png
 
 bench: $(VENV)/.test  ## measure this machine: steps/s by stage
 	$(BIN)/python benchmarks/throughput.py
+
+libbeast: $(VENV)/.libbeast  ## build PolyBeast's C++ part in place
 
 clean:  ## remove the virtual environment; runs stay
 	rm -rf $(VENV)
@@ -35,6 +48,14 @@ $(VENV)/.train: requirements.txt | $(BIN)/python
 $(VENV)/.test: requirements.txt requirements-test.txt | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-test.txt
 	@touch $@ $(VENV)/.train
+
+$(VENV)/.libbeast: requirements-poly.txt setup.py $(wildcard csrc/*.cc csrc/*.h csrc/*.proto) | $(BIN)/python
+	@{ pkg-config --exists grpc++ protobuf && command -v g++ protoc; } >/dev/null 2>&1 || \
+		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && apt-get install -qy $(PACKAGES); } || \
+		{ echo "PolyBeast needs gRPC's C++ library. On Debian or Ubuntu: sudo apt-get install $(PACKAGES)"; exit 1; }
+	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-poly.txt
+	$(BIN)/python setup.py -q build_ext --inplace
+	@touch $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

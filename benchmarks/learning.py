@@ -27,10 +27,12 @@ MEMORY = "--env toy_envs:MemoryCue-v0 --num_actors 1 --batch_width 8 --hidden_si
 MEMORY += " --ppo_clip 0 --learning_rate 5e-4 --entropy_cost 0.02 --total_steps 100000 --log_steps 5000"
 TASKS = {
     "pong": "--env PongNoFrameskip-v4",
+    "pong-poly": "--env PongNoFrameskip-v4",  # polybeast.py
     "cartpole": f"--env CartPole-v1 {SMALL} --batch_width 4 --learning_rate 5e-4 --vtrace_lambda 0.95 --ppo_clip 0.2"
     " --reward_scale 0.05 --total_steps 300000",
     "minatar-breakout": "--env MinAtar/Breakout-v0 --num_actors 1 --batch_width 4 --hidden_size 128"
-    " --ppo_clip 0 --learning_rate 1e-3 --vtrace_lambda 0.95 --entropy_cost 0.05 --total_steps 3000000 --log_steps 50000",
+    " --ppo_clip 0 --learning_rate 1e-3 --vtrace_lambda 0.95 --entropy_cost 0.05 --total_steps 3000000"
+    " --log_steps 50000",
     "memory-lstm": f"{MEMORY} --core lstm",
     "memory-gru": f"{MEMORY} --core gru",
     "memory-none": f"{MEMORY} --core none",
@@ -62,7 +64,8 @@ def main(options: Options) -> None:
     name = f"{options.task}-seed{options.seed}"
     path = Path(options.run or os.path.join(options.root, name))
     if not options.run:
-        command = [sys.executable, str(ROOT / "monobeast.py"), *TASKS[options.task].split()]
+        script = "polybeast.py" if options.task.endswith("-poly") else "monobeast.py"
+        command = [sys.executable, str(ROOT / script), *TASKS[options.task].split()]
         command += ["--root", options.root, "--name", name, "--seed", str(options.seed)]
         tests = str(ROOT / "tests")  # the toy environments live there
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))}

@@ -6,7 +6,8 @@ Measured in turn, `--repeats` times, so that a change in the machine's load fall
 
 - alone: CPU seconds per agent step of each stage by itself, with one thread and warm caches;
 - simulation: the actor processes with random actions; + inference: actions from the net, rollouts thrown away;
-  + learning: `monobeast.py` as a user runs it, its first seconds left out.
+  + learning: `monobeast.py` as a user runs it, its first seconds left out;
+- PolyBeast: the same with `polybeast.py` and its own env servers on unix sockets, where libbeast is built.
 
 The work-conservation ratio is steps/s x (CPU seconds per step of all stages alone) / cores: 1 means that nothing waits.
 """
@@ -14,6 +15,7 @@ The work-conservation ratio is steps/s x (CPU seconds per step of all stages alo
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import os
 import platform
@@ -64,8 +66,10 @@ def main(options: Options) -> None:
             **alone(flags),
             "simulation": with_actors(flags, options, memory, infer=False),
             "+ inference": with_actors(flags, options, memory, infer=True),
-            "+ learning": trained(flags, options),
+            "+ learning": trained("monobeast.py", flags, options),
         }
+        if importlib.util.find_spec("libbeast"):
+            measured["PolyBeast"] = trained("polybeast.py", flags, options)
         for name, value in measured.items():
             runs.setdefault(name, []).append(value)
         print(
@@ -85,6 +89,9 @@ def main(options: Options) -> None:
         "work_conservation": median["+ learning"] * cpu_seconds / os.cpu_count(),
         **memory,
     }
+    if "PolyBeast" in runs:  # pair by pair: the two ran one after the other
+        pairs = zip(runs["PolyBeast"], runs["+ learning"])
+        result["poly_share"] = statistics.median(poly / mono for poly, mono in pairs)
     lines = [
         f"# Throughput on {options.env}",
         "",
@@ -98,7 +105,8 @@ def main(options: Options) -> None:
             f"| {name} | {median[name]:,.0f} ({min(runs[name]):,.0f} to {max(runs[name]):,.0f}) "
             f"| {median[name] * frames:,.0f} "
             f"| {median[name] / median['simulation']:.0%} |"
-            for name in ("simulation", "+ inference", "+ learning")
+            for name in ("simulation", "+ inference", "+ learning", "PolyBeast")
+            if name in runs
         ),
         "",
         "| stage alone, one thread | CPU ms per agent step |",
@@ -109,6 +117,7 @@ def main(options: Options) -> None:
         f"Work-conservation ratio: {result['work_conservation']:.2f}. Shared memory: "
         f"{memory['shared_mb_per_env']:.2f} MB per environment. Resident memory of an actor: "
         f"{memory['actor_mb']:.0f} MB.",
+        *([f"PolyBeast's share of MonoBeast's speed: {result['poly_share']:.2f}."] if "PolyBeast" in runs else []),
         "",
         f"`{result['command']}`",
     ]
@@ -248,11 +257,11 @@ def act_randomly(inference, numbers: list[int], action_space) -> None:
         inference._advance(number)
 
 
-def trained(flags, options: Options) -> float:
+def trained(script: str, flags, options: Options) -> float:
     """Agent steps/s of a whole training run, read from its metrics after the warm-up."""
     with tempfile.TemporaryDirectory() as root:
         minutes = (options.warmup + options.seconds) / 60
-        command = [sys.executable, os.path.join(ROOT, "monobeast.py"), "--env", options.env, "--root", root]
+        command = [sys.executable, os.path.join(ROOT, script), "--env", options.env, "--root", root]
         command += f"--name bench --total_minutes {minutes} --batch_width {flags.batch_width} --log_steps 1000".split()
         command += "--no_tensorboard --lr_decay none --total_steps 1000000000".split()
         subprocess.run(command, check=True)

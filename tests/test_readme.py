@@ -5,6 +5,7 @@ import dataclasses
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 import monobeast
 import plot
+import polybeast_env
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -22,6 +24,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import throughput  # noqa: E402
 
 README = (ROOT / "README.md").read_text()
+# What other programs than Beast's are given in the README is theirs to check.
+BEAST_COMMANDS = re.sub(r"(openssl|srun|#SBATCH)(.|\\\n)*?\n", "", README)
 COMMANDS = [
     line.split("#")[0].strip()
     for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
@@ -47,7 +51,7 @@ def started(checkout: Path, command: str):
     """A README command, with this interpreter's virtual environment in the place of a new one; ended in any case."""
     words = command.replace(".venv/bin/", f"{sys.prefix}/bin/").split()
     if words[0] == "make":  # -o: what is installed here is taken as complete
-        words += [f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.train", "-o", f"{sys.prefix}/.test"]
+        words += [f"VENV={sys.prefix}", *(f"-o{sys.prefix}/.{stamp}" for stamp in ("train", "test", "libbeast"))]
     process = subprocess.Popen(
         words, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )
@@ -68,19 +72,23 @@ def read_until(process: subprocess.Popen, pattern: str, seconds: float) -> str:
     return output
 
 
-def test_make_train_trains_pong_stops_on_ctrl_c_and_resumes(checkout):
-    assert "make train" in COMMANDS
+@pytest.mark.parametrize("command, name", [("make train", "pong"), ("make train-poly", "pong-poly")])
+def test_make_train_trains_pong_stops_on_ctrl_c_and_resumes(checkout, command, name):
+    assert command in COMMANDS
+    if "poly" in command:
+        libbeast = pytest.importorskip("libbeast", reason="libbeast is not built: make libbeast")
+        shutil.copy(libbeast.__file__, checkout)
     for expected in (r"steps/s", r"resumed at step [1-9]"):
-        with started(checkout, "make train") as process:
+        with started(checkout, command) as process:
             output = read_until(process, r"[1-9][\d,]* steps +\d+ %", seconds=120)
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does: make and the program both get it
             output += process.communicate(timeout=60)[0].decode()
         assert re.search(expected, output) and "stopped at step" in output, output
         assert "Traceback" not in output
-    assert (checkout / "runs" / "pong" / "checkpoint.pt").exists()
+    assert (checkout / "runs" / name / "checkpoint.pt").exists()
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in ("make train", "make test")])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in ("make train", "make train-poly", "make test")])
 def test_the_commands_for_a_trained_run_work(checkout, command):
     run = checkout / "runs" / "pong"
     assert (run / "checkpoint.pt").exists(), "needs the test above"
@@ -103,7 +111,11 @@ def test_make_test_is_what_runs_these_tests():
 def test_every_flag_that_the_readme_names_exists():
     programs = (monobeast.Flags, plot.Flags, throughput.Options)
     known = {field.name for flags in programs for field in dataclasses.fields(flags)}
-    named = set(re.findall(r"--([a-z_]+)", README)) - {"help", "logdir"}
+    known |= set(vars(polybeast_env.parse_flags([])))
+    known |= set(
+        re.findall(r"^    (\w+): ", (ROOT / "polybeast.py").read_text(), re.MULTILINE)
+    )  # without libbeast, too
+    named = set(re.findall(r"--([a-z_]+)", BEAST_COMMANDS)) - {"help", "logdir"}
     assert len(named) > 20
     assert named <= known, named - known
 
