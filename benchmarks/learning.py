@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -74,9 +75,11 @@ def main(options: Options) -> None:
     config = json.loads((path / "config.json").read_text())
     diffs = [line for line in (start["diff"] or "").splitlines() if line.startswith("diff --git")]
     is_dirty = any("benchmarks/results/" not in line for line in diffs)  # other results are no part of the code
+    ran = " ".join([os.path.basename(start["argv"][0]), *start["argv"][1:]])
+    ran = re.sub(r" --root \S+", "", ran)  # where it lay on somebody's disk
     header = [
         f"# command: python benchmarks/learning.py {options.task} --seed {config['seed']}",
-        f"# which ran: python {' '.join([os.path.basename(start['argv'][0]), *start['argv'][1:]])}",
+        f"# which ran: python {ran}",
         f"# commit: {start['commit']}{' with uncommitted changes' if is_dirty else ''}",
         f"# hardware: {start['cpu']}, {start['cores']} cores, {' and '.join(start['gpus']) or 'no GPU'}",
         f"# seed: {config['seed']}",
