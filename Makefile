@@ -5,6 +5,10 @@ BIN := $(VENV)/bin
 
 # What libbeast, the C++ part of PolyBeast, is built with on Debian and Ubuntu; MonoBeast needs none of it.
 PACKAGES := g++ pkg-config libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc python3-dev
+HAS_PACKAGES = { pkg-config --exists grpc++ protobuf && command -v g++ && command -v protoc && \
+	$(PYTHON) -c 'import os, sysconfig; assert os.path.exists(sysconfig.get_path("include") + "/Python.h")'; } >/dev/null 2>&1
+INSTALL_PACKAGES = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && apt-get install -qy $(PACKAGES); }
+TELL_PACKAGES = echo "PolyBeast needs gRPC's C++ library. On Debian or Ubuntu: sudo apt-get install $(PACKAGES)"
 
 .PHONY: help train train-poly test test-native lint plot bench libbeast clean
 
@@ -17,12 +21,12 @@ train: $(VENV)/.train  ## train Pong from pixels; run it again to resume
 train-poly: $(VENV)/.train libbeast  ## the same with PolyBeast, whose environments may be on other hosts
 	$(BIN)/python polybeast.py --env PongNoFrameskip-v4 --name pong-poly
 
-test: $(VENV)/.test lint  ## run all tests; those of PolyBeast are skipped where libbeast cannot be built
-	-@$(MAKE) --no-print-directory libbeast
+test: $(VENV)/.test lint $(VENV)/.libbeast  ## run all tests; those of PolyBeast are skipped where gRPC is missing
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
+test-native: PACKAGES += libgtest-dev
 test-native: $(VENV)/.test  ## libbeast's C++ tests: plain, under AddressSanitizer with UBSan, under ThreadSanitizer
-	@dpkg -s libgtest-dev >/dev/null 2>&1 || apt-get install -qy libgtest-dev
+	@{ $(HAS_PACKAGES) && pkg-config --exists gtest_main; } || $(INSTALL_PACKAGES) || { $(TELL_PACKAGES); exit 1; }
 	$(MAKE) -C csrc test PYTHON=$(abspath $(BIN)/python)
 
 lint: $(VENV)/.test  ## check style and format
@@ -50,12 +54,10 @@ $(VENV)/.test: requirements.txt requirements-test.txt | $(BIN)/python
 	@touch $@ $(VENV)/.train
 
 $(VENV)/.libbeast: requirements-poly.txt setup.py $(wildcard csrc/*.cc csrc/*.h csrc/*.proto) | $(BIN)/python
-	@{ pkg-config --exists grpc++ protobuf && command -v g++ protoc; } >/dev/null 2>&1 || \
-		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && apt-get install -qy $(PACKAGES); } || \
-		{ echo "PolyBeast needs gRPC's C++ library. On Debian or Ubuntu: sudo apt-get install $(PACKAGES)"; exit 1; }
-	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-poly.txt
-	$(BIN)/python setup.py -q build_ext --inplace
-	@touch $@
+	@if $(HAS_PACKAGES) || $(INSTALL_PACKAGES); then \
+		$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-poly.txt && \
+		$(BIN)/python setup.py -q build_ext --inplace && touch $@; \
+	else $(TELL_PACKAGES); $(if $(filter test,$(MAKECMDGOALS)),true,exit 1); fi
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

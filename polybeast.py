@@ -11,9 +11,11 @@ batcher's batches, `learn` trains on the queue's. Words, shapes and the meaning 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import math
 import os
+import shlex
 import sys
 from dataclasses import dataclass, fields, replace
 from typing import Literal
@@ -32,7 +34,7 @@ from beast.local_servers import LocalServers
 from beast.machine import choose_device, keep_freed_memory
 from beast.tensors import PublishedWeights, map_tensors
 from beast.training import Training
-from polybeast_env import create_env
+from polybeast_env import create_env, parse_flags
 
 try:
     import libbeast
@@ -71,13 +73,14 @@ class Flags(RunFlags):
     """Steps of one rollout (T): how far a reward is carried back before the value of the last observation stands in
     for the rest."""
     queue_width: int = 0
-    """Columns that may wait for the learner before groups have to; 0 takes one group or batch, whichever is wider.
-    Fewer mean less policy lag."""
+    """Groups wait while so many columns (or more) wait for the learner; 0 takes one group or batch, whichever is
+    wider. Fewer mean less policy lag."""
     inference_width: int = 0
     """Rows that inference answers at once, at most; 0 takes one group on a CPU (rows that fit the cache, and no
     gathering) and all groups on a GPU."""
-    inference_timeout_ms: int = 100
-    """Milliseconds for which the first row waits for others while inference is busy."""
+    server_arguments: str = ""
+    """Arguments of your own flags of polybeast_env.py, for the env servers started here and for --mode test, as in
+    `--server_arguments "--level 3"`."""
 
     # The agent.
     net: Literal["shallow", "deep", "mlp"] = "shallow"
@@ -422,17 +425,17 @@ def train(flags: Flags) -> None:
 
     A failure while it trains is logged with its traceback and raises SystemExit(1).
     """
-    validate(flags)  # the servers may change what follows from their group width
+    validate(flags, widths_known=not flags.addresses)
     device, amp = choose_device(flags.device, flags.amp)
     security = read_security(flags)
     with contextlib.ExitStack() as servers_to_close:
         addresses, servers = flags.addresses, None
         if not addresses:
-            with contextlib.closing(create_env(flags, 1)) as env:  # an id that does not exist is told here
+            with contextlib.closing(create_env(env_flags(flags), 1)) as env:  # a wrong id is told here
                 envs.observation_spaces(env.single_observation_space)
             servers = LocalServers(
                 os.path.join(os.path.dirname(os.path.abspath(__file__)), "polybeast_env.py"),
-                ["--env", flags.env, "--group_width", str(flags.group_width), "--niceness", str(flags.server_niceness)],
+                [*env_arguments(flags), "--niceness", str(flags.server_niceness)],
                 flags.num_servers,
                 flags.max_env_restarts,
             )
@@ -458,7 +461,6 @@ def train(flags: Flags) -> None:
                 batch_dim=1,
                 maximum_batch_size=flags.inference_width
                 or (flags.group_width if device.type == "cpu" else flags.group_width * num_groups),
-                timeout_ms=flags.inference_timeout_ms,
             )
             shape, dtype = action_shape_dtype(action_space)
             no_action = torch.from_numpy(np.zeros((1, 1, *shape), dtype))
@@ -466,7 +468,8 @@ def train(flags: Flags) -> None:
                 flags.unroll_length, learner_queue, inference_batcher,
                 [address for address in addresses for _ in range(STREAMS_PER_SERVER)],
                 (net.initial_state(1), no_action), seed=training.env_seed(0, 0), env=flags.env,
-                env_timeout=flags.env_timeout, max_env_restarts=flags.max_env_restarts, log=training.run.log,
+                env_timeout=flags.env_timeout, connect_timeout=max(flags.env_timeout, 30),
+                max_env_restarts=flags.max_env_restarts, log=training.run.log,
                 **security,
             )  # fmt: skip
 
@@ -480,7 +483,7 @@ def train(flags: Flags) -> None:
 
             def wake_all() -> None:
                 for queue in (learner_queue, inference_batcher):
-                    if not queue.is_closed():
+                    with contextlib.suppress(RuntimeError):  # another thread was the first to close it
                         queue.close()
                 pool.stop()
 
@@ -494,7 +497,7 @@ def train(flags: Flags) -> None:
                     "stats/actor_wait": spent["seconds_enqueue"] / seconds / num_groups,
                     "stats/inference_wait": spent["seconds_inference"] / seconds / num_groups,
                     "stats/queue_waiting_columns": counters["rows_waiting"],
-                    "stats/env_restarts": counters["restarts"] + (servers.restarts if servers else 0),
+                    "stats/env_restarts": counters["restarts"],
                 }
 
             works = [infer_on, learn_on, lambda stop: pool.run()] + (
@@ -502,7 +505,7 @@ def train(flags: Flags) -> None:
             )
             introduction = (
                 f"{num_groups} groups of {flags.group_width} environments, updates of {flags.batch_width} x "
-                f"{flags.unroll_length} steps, at most {flags.queue_width} columns waiting"
+                f"{flags.unroll_length} steps"
             )
             training.conduct(works, wake_all, measure, introduction)
 
@@ -510,8 +513,18 @@ def train(flags: Flags) -> None:
 # Flags of this variant, beside those of every run, that may differ when a run is resumed.
 FREE_HERE = {
     *("num_servers", "addresses", "token_file", "tls_ca", "insecure", "server_niceness", "group_width"),
-    *("inference_width", "inference_timeout_ms"),
+    *("inference_width", "queue_width"),
 }
+
+
+def env_arguments(flags: Flags) -> list[str]:
+    """The command line of polybeast_env.py for these flags."""
+    return ["--env", flags.env, "--group_width", str(flags.group_width), *shlex.split(flags.server_arguments)]
+
+
+def env_flags(flags: Flags) -> argparse.Namespace:
+    """What `create_env` gets, here as in an env server."""
+    return parse_flags(env_arguments(flags))
 
 
 def read_security(flags: Flags) -> dict:
@@ -534,7 +547,7 @@ def greet(flags: Flags, addresses: list[str], security: dict) -> tuple[Flags, di
     """
     first = None
     for address in addresses:
-        hello = libbeast.handshake(address, **security)
+        hello = libbeast.handshake(address, timeout=max(flags.env_timeout, 30), **security)
         first = first or hello
         for name in ("env", "num_envs", "observation_space", "action_space"):
             if hello[name] != first[name]:
@@ -557,24 +570,26 @@ def test(flags: Flags) -> dict:
     own = {"seed": flags.seed, "video": flags.video, "greedy": flags.greedy, "mode": "test"}
     known = {field.name for field in fields(Flags)}
     trained = Flags(**{key: value for key, value in {**state["config"], **own}.items() if key in known})
-    with contextlib.closing(create_env(trained, 1)) as env:
+    with contextlib.closing(create_env(env_flags(trained), 1)) as env:
         observation_spaces = envs.observation_spaces(env.single_observation_space)
         net = Net(observation_spaces, env.single_action_space, trained).eval()
     net.load_state_dict(state["net"])
     played = games.play(
-        lambda num_envs: create_env(trained, num_envs),
+        lambda num_envs: create_env(env_flags(trained), num_envs),
         net, trained.env, flags.episodes, flags.seed, flags.greedy, flags.video,
     )  # fmt: skip
     return games.report(played, trained, path, state["counts"]["steps"])
 
 
-def validate(flags: Flags) -> Flags:
-    """The flags with automatic values filled in. Raises ValueError with the value, the limit and the remedy."""
+def validate(flags: Flags, widths_known: bool = True) -> Flags:
+    """The flags with automatic values filled in. Raises ValueError with the value, the limit and the remedy.
+
+    What depends on the group width is left alone while only the servers know that."""
     limits = {  # name: lowest, highest
         **RUN_LIMITS,
         **{name: (1, 10**6) for name in ("group_width", "batch_width", "unroll_length", "hidden_size", "core_size")},
         **{name: (0, math.inf) for name in ("reward_clip", "baseline_cost", "entropy_cost", "grad_clip", "ppo_clip")},
-        **{name: (0, 10**9) for name in ("queue_width", "inference_width", "inference_timeout_ms")},
+        **{name: (0, 10**9) for name in ("queue_width", "inference_width")},
         **{name: (1e-6, math.inf) for name in ("clip_rho", "clip_pg_rho", "reward_scale")},
         **{name: (1e-12, 10) for name in ("learning_rate", "optimizer_epsilon")},
         **{name: (0, 1) for name in ("discount", "vtrace_lambda", "rmsprop_alpha")},
@@ -582,6 +597,8 @@ def validate(flags: Flags) -> Flags:
         "server_niceness": (0, 19),
     }
     check_limits(flags, limits)
+    if not widths_known:
+        return flags
     check_widths(flags.group_width, flags.batch_width)
     queue_width = flags.queue_width or max(flags.group_width, flags.batch_width)
     if queue_width < flags.batch_width:

@@ -103,6 +103,7 @@ def main() -> None:
             token=token,
             tls=tls,
             log=log,
+            replaceable=bool(flags.parent_pid),
         )
     env_server.serve(server, f"{flags.env} ({flags.max_streams} streams of {flags.group_width})", flags.parent_pid)
 

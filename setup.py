@@ -102,7 +102,7 @@ class BuildLibbeast(build_ext):
 
 
 def is_outdated(compiled: str, source: str) -> bool:
-    sources = [source, *map(str, Path("csrc").glob("*.h"))]
+    sources = [source, __file__, "csrc/rpcenv.proto", *map(str, Path("csrc").glob("*.h"))]
     return not os.path.exists(compiled) or os.path.getmtime(compiled) < max(map(os.path.getmtime, sources))
 
 

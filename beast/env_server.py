@@ -37,6 +37,7 @@ ROW_FIELDS = {
 }
 HELLO_SECONDS = 10.0  # a stream that does not say hello must not hold a thread for ever
 PLACE_SECONDS = 5.0  # a stream that was closed needs a moment to shut its environments and make place for the next
+STUCK_SECONDS = 5.0  # for which an environment may go on after its learner has given it up
 END_SECONDS = 0.7  # what environments get to shut themselves when the server ends
 MAX_ACTION_BYTES = 64 * 2**20  # of one message: whoever can connect may send one before a token is checked
 
@@ -128,6 +129,7 @@ class EnvServer:
         token: str = "",
         tls: tuple[bytes, bytes] | None = None,
         log: Callable[[str], None] = lambda line: None,
+        replaceable: bool = False,
     ):
         """Bind the address; `start` serves.
 
@@ -139,12 +141,13 @@ class EnvServer:
             token: what learners must say; empty takes everyone.
             tls: private key and certificate chain in PEM; None speaks plain text.
             log: told of each stream that begins, ends, is refused or fails.
+            replaceable: somebody starts another server when this one ends, so it ends when an environment hangs.
 
         Raises:
             ValueError: the address is malformed, taken, or not one of this machine, or the certificate is bad.
         """
         self._make_group, self._env_id, self._max_streams = make_group, env_id, max_streams
-        self._token, self._log = token, log
+        self._token, self._log, self._replaceable = token, log, replaceable
         self._places = threading.BoundedSemaphore(max_streams)
         threads = max_streams + 8  # the latter for streams that say hello, wait for a place, or are told of none
         self._server = grpc.server(
@@ -201,6 +204,10 @@ class EnvServer:
 
     def _stream(self, requests: Iterator, context: grpc.ServicerContext) -> Iterator:
         peer = urllib.parse.unquote(context.peer())  # ipv6:%5B::1%5D:53080
+        stuck = threading.Timer(STUCK_SECONDS, self._end_stuck, [peer])
+        stuck.daemon = True
+        if self._replaceable:  # a thread that hangs in an environment would keep its place for ever
+            context.add_callback(stuck.start)
         try:
             seed = self._check_hello(requests, context)
             with self._place():
@@ -215,6 +222,14 @@ class EnvServer:
             context.abort(grpc.StatusCode.ABORTED, f"the environment failed: {str(failure).splitlines()[-1]}")
         except grpc.RpcError:
             pass  # the learner has gone
+        finally:
+            stuck.cancel()
+
+    def _end_stuck(self, peer: str) -> None:
+        self._log(f"{peer} has gone and its environment hangs: this env server ends, to be replaced")
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpid(), signal.SIGKILL)  # with what the environment started
+        os._exit(1)
 
     def _serve(self, requests: Iterator, seed: int, peer: str) -> Iterator:
         with _told_to_the_learner():
@@ -435,6 +450,11 @@ def serve(server: EnvServer, what: str, parent_pid: int = 0) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if parent_pid and os.getpgrp() == os.getpid():
-        orphaned = os.getppid() != parent_pid  # then nobody asks for the exit code
+        orphaned = os.getppid() != parent_pid  # then nobody asks for the exit code, and nobody else cleans up
+        if orphaned and server.address.startswith("unix:"):
+            with contextlib.suppress(OSError):  # the directory goes with the last of its sockets
+                os.unlink(server.address[5:])
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.dirname(server.address[5:]))
         os.killpg(os.getpid(), signal.SIGKILL if orphaned else signal.SIGTERM)
     os._exit(0)  # the thread of a hanging environment would hold up an ordinary exit

@@ -113,12 +113,12 @@ def run_name(variant: str, flags: RunFlags) -> str:
 def exit_with_message(*own_functions: str):
     """End the program with one line instead of a traceback where the user's input is at fault.
 
-    That is where a ValueError, MemoryError, ImportError, FileNotFoundError or ConnectionError was raised by a module of
-    `beast` or in one of `own_functions`: their messages say what to change. A fault in other code keeps its traceback.
+    That is where one of the errors below was raised by a module of `beast` or in one of `own_functions`: their messages
+    say what to change. A fault in other code keeps its traceback.
     """
     try:
         yield
-    except (ValueError, MemoryError, ImportError, FileNotFoundError, ConnectionError) as error:
+    except (ValueError, MemoryError, ImportError, FileNotFoundError, PermissionError, ConnectionError) as error:
         raised_in = traceback.extract_tb(error.__traceback__)[-1]
         ours = os.path.dirname(os.path.abspath(__file__)) + os.sep
         if not raised_in.filename.startswith(ours) and raised_in.name not in own_functions:

@@ -15,6 +15,8 @@ from beast.tensors import map_tensors
 class Learner:
     """Trains `net` on rollouts; all that a checkpoint holds of the learning is in `state_dict`.
 
+    `net` is a variant's `Net`: it has `action_space` and `observe(observations)`.
+
     `compute_loss(flags, net, action_space, batch, core_state)` gives a loss and statistics as tensors. `flags` has
     learning_rate, lr_decay, total_steps, grad_clip and max_bad_updates.
     """

@@ -10,10 +10,12 @@ import tempfile
 import time
 from collections.abc import Callable
 
+from beast.actors import FORGIVEN_AFTER
+
 START_SECONDS = 60.0  # until a server listens: imports, and nothing else
 
 
-class ServerError(RuntimeError):
+class ServerError(ConnectionError):
     """A server ended that may not be started again. The message holds what it printed."""
 
     is_told = True  # by the message: the traceback of whoever raised it adds nothing
@@ -31,7 +33,8 @@ class LocalServers:
         self.addresses = [f"unix:{self._directory.name}/{index}" for index in range(count)]
         self._processes: list[subprocess.Popen] = []
         self._errors = [tempfile.TemporaryFile() for _ in range(count)]
-        self.restarts = 0
+        self._restarts = [0] * count  # of each server in a row
+        self._started_at = [0.0] * count  # time.monotonic()
         try:
             self._processes += [self._start(index) for index in range(count)]
             deadline = time.monotonic() + START_SECONDS
@@ -53,10 +56,12 @@ class LocalServers:
                 if process.poll() is None:
                     continue
                 message = f"env server {process.pid} ended with exit code {process.returncode}:\n{self._printed(index)}"
-                if self.restarts >= self._max_restarts:
+                if time.monotonic() - self._started_at[index] > FORGIVEN_AFTER:
+                    self._restarts[index] = 0
+                if self._restarts[index] >= self._max_restarts:
                     raise ServerError(f"{message}\n--max_env_restarts {self._max_restarts} are used up.")
                 log(f"{message}\nRestarting it.")
-                self.restarts += 1
+                self._restarts[index] += 1
                 self._processes[index] = self._start(index)
             time.sleep(0.1)
 
@@ -75,7 +80,9 @@ class LocalServers:
         self._directory.cleanup()
 
     def _start(self, index: int) -> subprocess.Popen:
-        self._errors[index].truncate(0)
+        self._errors[index].seek(0)  # the child writes on from there
+        self._errors[index].truncate()
+        self._started_at[index] = time.monotonic()
         command = [sys.executable, self._script, *self._arguments, "--address", self.addresses[index]]
         return subprocess.Popen(
             [*command, "--parent_pid", str(os.getpid())],

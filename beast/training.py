@@ -114,7 +114,7 @@ class Training:
         self._metrics = runs.Metrics(run.path, learner.steps if run.resumed else None, flags.tensorboard, flags.track)
         self.cleanup.callback(self._metrics.close)
         parameters = sum(parameter.numel() for parameter in learner.net.parameters())
-        precision = " in bf16" if learner.net.amp else ""
+        precision = " in bf16" if getattr(learner.net, "amp", False) else ""
         run.log(f"{flags.name}: {flags.env}, {parameters:,} parameters on {self.device}{precision}, {introduction}")
         console = runs.Console(
             flags.total_steps, flags.total_minutes, self.frames_per_step, learner.steps, learner.seconds / 60

@@ -174,6 +174,23 @@ def test_an_environment_that_keeps_failing_ends_the_run_with_its_traceback(tmp_p
     assert "Traceback" in output and "toy_envs.py" in output, output
 
 
+def test_a_server_whose_environment_hangs_is_replaced_and_training_goes_on(tmp_path):
+    arguments = ["--env", "toy_envs:Hang-v0", "--env_timeout", "1", "--num_servers", "1", "--max_env_restarts", "100"]
+    process = start(tmp_path, *arguments, "--total_steps", "700", "--log_steps", "200")  # a life has 50 rows
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert output.count("its environment hangs") >= 1 and "Restarting it" in output, output
+
+
+def test_own_arguments_of_the_env_server_reach_create_env_here_and_there(tmp_path):
+    process = start(tmp_path, "--env", "CartPole-v1", "--server_arguments", "--no_such_flag 3")
+    output = finish(process)
+    assert process.returncode != 0 and "--no_such_flag" in output, output
+    process = start(tmp_path, "--env", "CartPole-v1", "--total_steps", "500", "--server_arguments", "--max_streams 3")
+    output = finish(process)
+    assert process.returncode == 0, output
+
+
 @pytest.mark.parametrize("where", ["infer", "learn"])
 def test_an_exception_in_inference_or_learning_ends_the_run_with_its_traceback(tmp_path, where):
     broken = "compute_loss" if where == "learn" else "distribution"
