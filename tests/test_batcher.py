@@ -252,6 +252,8 @@ def test_a_batch_is_answered_once():
     batch.set_outputs(rows(5))
     with pytest.raises(RuntimeError, match="^set_outputs called twice$"):
         batch.set_outputs(rows(6))
+    with pytest.raises(RuntimeError, match="^set_outputs called twice$"):
+        batch.set_outputs(rows(6, 7))  # which would not fit either
     batch.set_error("too late to matter")
     assert call.result()[0, 0] == 5
 

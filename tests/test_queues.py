@@ -442,11 +442,12 @@ def test_numbers_are_arrays_without_dimensions():
             through(number)
 
 
-def test_inputs_live_as_long_as_what_shares_their_memory_and_no_longer():
-    class Array(np.ndarray):  # one that weak references can watch
-        pass
+class Watched(np.ndarray):
+    """An array that weak references can watch."""
 
-    item = np.ones((2, 3)).view(Array)
+
+def test_inputs_live_as_long_as_what_shares_their_memory_and_no_longer():
+    item = np.ones((2, 3)).view(Watched)
     alive = weakref.ref(item)
     batch = through(item)
     del item
@@ -457,28 +458,35 @@ def test_inputs_live_as_long_as_what_shares_their_memory_and_no_longer():
     gc.collect()
     assert alive() is None
 
-    # Joined inputs are let go of by a thread without the GIL, in next().
-    queue = BatchingQueue(batch_dim=0, minimum_batch_size=4)
-    items = [np.ones((2, 3)).view(Array) for _ in range(2)]
-    alive = [weakref.ref(item) for item in items]
-    for item in items:
-        queue.enqueue(item)
-    del items, item
-    batch = next(queue)
-    gc.collect()
-    assert [item() for item in alive] == [None, None] and batch.shape == (4, 3)
 
-    # So are those that closing drops, and the queue's last ones.
-    for end in (lambda queue: queue.close(), lambda queue: None):
-        queue = BatchingQueue(batch_dim=0)
-        item = np.ones((2, 3)).view(Array)
-        alive = weakref.ref(item)
-        queue.enqueue(item)
-        del item
-        end(queue)
-        del queue
+def test_joined_inputs_are_let_go_of_whatever_the_main_thread_does():
+    def join_two():
+        queue = BatchingQueue(batch_dim=0, minimum_batch_size=4)
+        items = [np.ones((2, 3)).view(Watched) for _ in range(2)]
+        alive = [weakref.ref(item) for item in items]
+        while items:
+            queue.enqueue(items.pop())
+        batch = next(queue)  # their last references go in here, without the GIL
         gc.collect()
-        assert alive() is None
+        return batch.shape, [item() for item in alive]
+
+    call = InThread(join_two)  # while this thread runs no Python code
+    assert call.result() == ((4, 3), [None, None])
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_inputs_that_nobody_took_go_with_closing_or_with_the_queue(close):
+    queue = BatchingQueue(batch_dim=0)
+    item = np.ones((2, 3)).view(Watched)
+    alive = weakref.ref(item)
+    queue.enqueue(item)
+    del item
+    if close:
+        queue.close()
+    else:
+        del queue
+    gc.collect()
+    assert alive() is None
 
 
 NUMPY_ONLY = """
@@ -577,6 +585,21 @@ def test_the_interpreter_exits_cleanly_while_daemon_threads_are_blocked(call, at
         print("end")
     """
     assert run_script(call, script) == "end\n"
+
+
+def test_a_wait_that_ends_while_the_interpreter_shuts_down_does_not_disturb_it():
+    script = """
+        class GoesSlowly:
+            def __del__(self, sleep=time.sleep):
+                sleep(1)
+
+        for _ in range(4):
+            threading.Thread(target=lambda: queue.compute(np.ones((1, 2)), timeout_ms=500), daemon=True).start()
+        time.sleep(0.1)
+        remains = GoesSlowly()  # until the modules are emptied, long after the threads were given up
+        print("end")
+    """
+    assert run_script("compute", script) == "end\n"
 
 
 def test_ctrl_c_interrupts_in_a_forked_child_whose_main_thread_was_another_here():
