@@ -80,7 +80,7 @@ class Flags(RunFlags):
     gathering) and all groups on a GPU."""
     server_arguments: str = ""
     """Arguments of your own flags of polybeast_env.py, for the env servers started here and for --mode test, as in
-    `--server_arguments "--level 3"`."""
+    `--server_arguments="--level 3"`."""
 
     # The agent.
     net: Literal["shallow", "deep", "mlp"] = "shallow"
@@ -468,7 +468,7 @@ def train(flags: Flags) -> None:
                 flags.unroll_length, learner_queue, inference_batcher,
                 [address for address in addresses for _ in range(STREAMS_PER_SERVER)],
                 (net.initial_state(1), no_action), seed=training.env_seed(0, 0), env=flags.env,
-                env_timeout=flags.env_timeout, connect_timeout=max(flags.env_timeout, 30),
+                env_timeout=flags.env_timeout, connect_timeout=max(flags.env_timeout, 10),
                 max_env_restarts=flags.max_env_restarts, log=training.run.log,
                 **security,
             )  # fmt: skip
@@ -547,7 +547,7 @@ def greet(flags: Flags, addresses: list[str], security: dict) -> tuple[Flags, di
     """
     first = None
     for address in addresses:
-        hello = libbeast.handshake(address, timeout=max(flags.env_timeout, 30), **security)
+        hello = libbeast.handshake(address, timeout=max(flags.env_timeout, 10), **security)
         first = first or hello
         for name in ("env", "num_envs", "observation_space", "action_space"):
             if hello[name] != first[name]:

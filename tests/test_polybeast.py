@@ -183,10 +183,10 @@ def test_a_server_whose_environment_hangs_is_replaced_and_training_goes_on(tmp_p
 
 
 def test_own_arguments_of_the_env_server_reach_create_env_here_and_there(tmp_path):
-    process = start(tmp_path, "--env", "CartPole-v1", "--server_arguments", "--no_such_flag 3")
+    process = start(tmp_path, "--env", "CartPole-v1", "--server_arguments=--no_such_flag 3")
     output = finish(process)
     assert process.returncode != 0 and "--no_such_flag" in output, output
-    process = start(tmp_path, "--env", "CartPole-v1", "--total_steps", "500", "--server_arguments", "--max_streams 3")
+    process = start(tmp_path, "--env", "CartPole-v1", "--total_steps", "500", "--server_arguments=--max_streams 3")
     output = finish(process)
     assert process.returncode == 0, output
 
@@ -229,7 +229,7 @@ polybeast.main()
         (["--queue_width", "2"], "--queue_width 2"),
         (["--inference_width", "2"], "--inference_width 2"),
         (["--token_file", "/nowhere"], "--token_file /nowhere"),
-        (["--addresses", "unix:/nowhere/socket"], "unix:/nowhere/socket"),
+        (["--addresses", "unix:/nowhere/socket", "--env_timeout", "2"], "unix:/nowhere/socket"),
     ],
 )
 def test_impossible_flags_are_refused_in_one_line(tmp_path, arguments, message):
