@@ -26,7 +26,17 @@ __all__ = ["ActorPool", "AsyncError", "BatchingQueue", "ClosedBatchingQueue", "D
 NUM_ENV_OUTPUTS = 5  # libbeast adds `terminated` and `truncated`
 
 
-class BatchingQueue(libbeast.BatchingQueue):
+class _TorchBeastsTexts:
+    """Errors of a constructor say the rule that was broken and no more, for programs that compare whole texts."""
+
+    def __init__(self, *args, **kwargs):
+        try:
+            super().__init__(*args, **kwargs)
+        except ValueError as error:
+            raise ValueError(str(error).partition(", but got ")[0]) from error
+
+
+class BatchingQueue(_TorchBeastsTexts, libbeast.BatchingQueue):
     """libbeast's; as an ActorPool's learner queue it gives batches with five env_outputs."""
 
     _is_of_actors = False
@@ -39,7 +49,7 @@ class BatchingQueue(libbeast.BatchingQueue):
         return (env_outputs[:NUM_ENV_OUTPUTS], agent_outputs), initial_agent_state
 
 
-class DynamicBatcher(libbeast.DynamicBatcher):
+class DynamicBatcher(_TorchBeastsTexts, libbeast.DynamicBatcher):
     """libbeast's; as an ActorPool's inference batcher it gives inputs with five env_outputs."""
 
     _is_of_actors = False
