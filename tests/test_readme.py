@@ -7,6 +7,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -50,7 +51,9 @@ def checkout(tmp_path_factory):
 def started(checkout: Path, command: str):
     """A README command, with this interpreter's virtual environment in the place of a new one; ended in any case."""
     words = command.replace(".venv/bin/", f"{sys.prefix}/bin/").split()
-    if words[0] == "make":  # -o: what is installed here is taken as complete
+    if "\n" in command:  # a block that is pasted into a shell
+        words = ["bash", "-e", "-c", command.replace("python ", f"{sys.executable} ")]
+    elif words[0] == "make":  # -o: what is installed here is taken as complete
         words += [f"VENV={sys.prefix}", *(f"-o{sys.prefix}/.{stamp}" for stamp in ("train", "test", "libbeast"))]
     process = subprocess.Popen(
         words, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
@@ -100,6 +103,25 @@ def test_the_commands_for_a_trained_run_work(checkout, command):
             return
         output = process.communicate(timeout=300)[0].decode()
     assert process.returncode == 0, output
+
+
+def test_two_hosts_by_hand_train_as_the_readme_says(checkout):
+    libbeast = pytest.importorskip("libbeast", reason="libbeast is not built: make libbeast")
+    shutil.copy(libbeast.__file__, checkout)
+    with socket.socket() as unused:
+        unused.bind(("localhost", 0))
+        port = str(unused.getsockname()[1])
+    blocks = [block for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) if "hostA" in block]
+    # This machine is both hosts, so the files need no copying.
+    env_host, learner = (block.replace("hostA", "localhost").replace("4431", port) for block in blocks)
+    with started(checkout, env_host) as server:
+        read_until(server, rf"{port}", seconds=60)
+        with started(checkout, learner) as process:
+            read_until(process, r"[1-9][\d,]* steps +\d+ %", seconds=120)
+            os.killpg(process.pid, signal.SIGINT)
+            output = process.communicate(timeout=60)[0].decode()
+        assert process.returncode == 0 and "stopped at step" in output, output
+        assert server.poll() is None  # it waits for the next learner
 
 
 def test_make_test_is_what_runs_these_tests():
