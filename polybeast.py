@@ -177,7 +177,7 @@ class CenterImages(nn.Module):
         self.register_buffer("offset", torch.zeros(shape))
 
     def forward(self, x):
-        return torch.addcmul(self.offset, x, self.scale)
+        return torch.addcmul(self.offset.to(x.dtype), x, self.scale.to(x.dtype))
 
     @torch.no_grad()
     def observe(self, x: torch.Tensor) -> None:
@@ -242,12 +242,12 @@ class Encoder(nn.Module):
             return self.head(encode_action(self.categories, x - self.start.to(x.device)))
         if not self.is_image:
             return self.head(x.flatten(1).float() * self.unit)
-        x = self.as_images(x).float()
+        x = self.as_images(x).to(torch.bfloat16 if self.amp else torch.float32)  # a uint8 is exact in both
         x = self.center(x) if self.center else x * self.unit
-        x = x.contiguous(memory_format=self.memory_format)  # last: 40 us an image, 62 when converted with the dtype
+        x = x.contiguous(memory_format=self.memory_format)  # last: converting in the same step took half as long again
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.amp):
-            x = self.convolutions(x)
-        return self.head(x.float().flatten(1))
+            x = self.head(self.convolutions(x).flatten(1))
+        return x.float()
 
     def as_images(self, x):
         return x if self.channels_first else x.permute(0, 3, 1, 2)
@@ -375,7 +375,7 @@ def compute_loss(
 
 def make_optimizer(flags: Flags, net: nn.Module) -> torch.optim.Optimizer:
     if flags.optimizer == "adam":
-        return torch.optim.Adam(net.parameters(), flags.learning_rate, eps=flags.optimizer_epsilon)
+        return torch.optim.Adam(net.parameters(), flags.learning_rate, eps=flags.optimizer_epsilon, fused=True)
     return torch.optim.RMSprop(
         net.parameters(), flags.learning_rate, alpha=flags.rmsprop_alpha, eps=flags.optimizer_epsilon
     )
@@ -425,6 +425,7 @@ def train(flags: Flags) -> None:
 
     A failure while it trains is logged with its traceback and raises SystemExit(1).
     """
+    keep_freed_memory()
     validate(flags, widths_known=not flags.addresses)
     device, amp = choose_device(flags.device, flags.amp)
     security = read_security(flags)
@@ -442,7 +443,6 @@ def train(flags: Flags) -> None:
             servers_to_close.callback(servers.close)
             addresses = servers.addresses
         flags, observation_spaces, action_space = greet(flags, addresses, security)
-        keep_freed_memory()
         torch.manual_seed(flags.seed)
         net = Net(observation_spaces, action_space, flags, amp).to(device)
         learner = Learner(flags, net, make_optimizer(flags, net), compute_loss)

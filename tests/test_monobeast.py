@@ -468,3 +468,32 @@ def test_images_are_centered_by_the_running_mean_and_deviation_of_all_that_was_s
     seen = images.float() / 255
     expected = (seen - seen.mean(0)) / (seen.var(0, correction=0).sqrt() + center.FLOOR)
     torch.testing.assert_close(center(images.float()), expected, rtol=1e-4, atol=1e-4)
+
+
+COUNT_FAULTS = """
+import resource, statistics, sys
+import monobeast
+
+faults, update = [], monobeast.Learner.update
+
+def counted(*arguments):
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    stats = update(*arguments)
+    faults.append(resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before)
+    return stats
+
+monobeast.Learner.update = counted
+monobeast.train(monobeast.Flags(
+    env="BreakoutNoFrameskip-v4", root=sys.argv[1], name="run", batch_width=32, amp="off", total_steps=5000,
+    tensorboard=False,
+))
+print(statistics.median(faults))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts Linux's page faults, with glibc's malloc")
+def test_an_update_gets_no_fresh_memory_from_the_kernel(tmp_path):
+    output = subprocess.run(
+        [sys.executable, "-c", COUNT_FAULTS, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert float(output) < 500, "where malloc gives memory back it is above 15,000"
