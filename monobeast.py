@@ -128,6 +128,7 @@ from beast import checkpoint, games, vtrace
 from beast.distributions import action_shape_dtype, distribution, encode_action, encoded_action_width, policy_width
 from beast.learner import Learner
 from beast.machine import choose_device, keep_freed_memory
+from beast.profile import Laps
 from beast.rollout import RolloutMemory, Slots, max_policy_lag, nest_observations
 from beast.tensors import PublishedWeights, columns, join, map_tensors, rollout_fields
 from beast.training import Training
@@ -402,10 +403,12 @@ class Inference:
         self._starved_seconds = 0.0  # time of all groups together
         self._starving_since = time.monotonic()
         self._tensors: dict[tuple[int, int], dict] = {}
+        self.laps = Laps()
 
     def step(self, timeout: float) -> None:
         """Answer every group that is ready, waiting up to `timeout` seconds for the first."""
         ready, lost = self.actors.wait(timeout)
+        self.laps.lap("wait")
         for group in lost:  # its rollout is given up: what follows belongs to other environments
             if self.groups[group].slot is not None and group not in self.starving:
                 self.slots.drop(self.groups[group].slot)
@@ -467,8 +470,10 @@ class Inference:
         rows = [self._tensor_row(group.slot, group.row) for group in groups]
         inputs = join([{k: row[k] for k in ("obs", "reward", "done", "action")} for row in rows], self.device)
         core_state = tuple(torch.cat(parts, dim=1) for parts in zip(*(group.core_state for group in groups)))
+        self.laps.lap("gather")
         with self.weights.newest() as (net, version):
             policy_logits, baseline, core_state = net(inputs, core_state)
+        self.laps.lap("forward")
         actions = distribution(self.action_space, policy_logits).sample(self.generator)
         width = self.memory.group_width
         for index, (number, group) in enumerate(zip(numbers, groups)):
@@ -481,6 +486,7 @@ class Inference:
             group.core_state = tuple(state[:, mine] for state in core_state)
             self._advance(number)
         self.batch_sizes.append(len(numbers) * width)
+        self.laps.lap("answer")
 
     def _tensor_row(self, slot: int, row: int) -> dict:
         """One row as tensors [1, K, …] over the shared memory."""
@@ -509,8 +515,8 @@ def learn(
 ) -> bool:
     """Train on the next full slots: one batch of them, or several of its columns. False if there are none."""
     K, B = flags.group_width, flags.batch_width
-    with training.waiting():
-        taken = slots.take(max(B // K, 1), block)
+    taken = slots.take(max(B // K, 1), block)
+    training.learner.laps.lap("wait")
     if taken is None:
         return False
     rollouts = [memory.rollout(slot) for slot in taken]
@@ -521,6 +527,7 @@ def learn(
         (columns(rollout, first, B), tuple(state[:, first : first + B] for state in core_state))
         for first in range(0, len(taken) * K, B)
     )
+    training.learner.laps.lap("gather")
     training.learn(rollouts, batches, weights.publish)
     slots.release(taken)
     inference.actors.wake()
@@ -558,10 +565,12 @@ def train(flags: Flags) -> None:
             )  # fmt: skip
         training.cleanup.callback(group_actors.close)
         inference = Inference(net, memory, slots, group_actors, weights, num_groups, training.generator)
+        training.profile.workers |= {"inference": lambda: inference.laps.seconds, **group_actors.workers()}
         lag_bound = max_policy_lag(flags.num_slots, flags.group_width, flags.batch_width)
 
         def infer(stop) -> None:
             torch.set_num_threads(1)
+            inference.laps.begin()
             while not stop():
                 inference.step(timeout=0.2)
 
@@ -581,7 +590,7 @@ def train(flags: Flags) -> None:
             slots.close()
             group_actors.wake()
 
-        def measure(seconds: float) -> dict[str, float]:
+        def measure(seconds: float, shares: dict[str, float]) -> dict[str, float]:
             return {
                 "stats/policy_lag_bound": lag_bound,
                 "stats/inference_batch": float(np.mean(inference.batch_sizes)),

@@ -32,6 +32,7 @@ from beast.flags import FREE_ON_RESUME, RUN_LIMITS, RunFlags, check_limits, chec
 from beast.learner import Learner
 from beast.local_servers import LocalServers
 from beast.machine import choose_device, keep_freed_memory
+from beast.profile import Laps
 from beast.tensors import PublishedWeights, map_tensors
 from beast.training import Training
 from polybeast_env import create_env, parse_flags
@@ -41,6 +42,7 @@ try:
 except ModuleNotFoundError:
     sys.exit("PolyBeast needs its C++ part, libbeast: `pip install .` builds it (README.md, PolyBeast)")
 
+STREAM_STAGES = ("environment", "inference", "enqueue")  # what a stream waits for, in turn
 STREAMS_PER_SERVER = 2  # double buffering: one group steps while the other's actions are chosen
 
 
@@ -386,6 +388,7 @@ def infer(
     weights: PublishedWeights,
     action_space: gymnasium.Space,
     generator: torch.Generator,
+    laps: Laps,
 ) -> None:
     """Choose the actions of every batch of rows until the batcher closes.
 
@@ -393,20 +396,26 @@ def infer(
     """
     device = generator.device
     for batch in batcher:
+        laps.lap("wait")
         inputs = map_tensors(lambda x: x.to(device, non_blocking=True), batch.get_inputs())
         (observation, reward, done, *_), (core_state, last_action) = inputs
         inputs = {"obs": observation, "reward": reward, "done": done, "action": last_action}
+        laps.lap("gather")
         with torch.no_grad(), weights.newest() as (net, version):
             policy_logits, baseline, core_state = net(inputs, core_state)  # [1, rows, …]
+            laps.lap("forward")
             action = distribution(action_space, policy_logits).sample(generator)
         version = torch.full(done.shape, version, dtype=torch.int32)
         outputs = (action, policy_logits, baseline, version), (core_state, action)
         batch.set_outputs(map_tensors(lambda x: x.cpu(), outputs))
+        laps.lap("answer")
 
 
 def learn(learner_queue: libbeast.BatchingQueue, training: Training, weights: PublishedWeights) -> None:
     """Train on every batch of rollouts until the queue closes or the training is done."""
-    for (env_outputs, agent_outputs), (core_state, _) in training.wait_for_each(learner_queue):
+    laps = training.learner.laps
+    for (env_outputs, agent_outputs), (core_state, _) in learner_queue:
+        laps.lap("wait")
         obs, reward, done, episode_step, episode_return, terminated, truncated = env_outputs
         action, policy_logits, baseline, policy_version = agent_outputs
         rollout = {  # [T+1, B, …]
@@ -415,6 +424,7 @@ def learn(learner_queue: libbeast.BatchingQueue, training: Training, weights: Pu
             **{"episode_return": episode_return, "episode_step": episode_step, "policy_version": policy_version},
         }
         batch, core_state = map_tensors(lambda x: x.to(training.device, non_blocking=True), (rollout, core_state))
+        laps.lap("gather")
         training.learn([map_tensors(torch.Tensor.numpy, rollout)], [(batch, core_state)], weights.publish)
         if training.finished():
             return
@@ -473,9 +483,12 @@ def train(flags: Flags) -> None:
                 **security,
             )  # fmt: skip
 
+            inference_laps = Laps()
+
             def infer_on(stop) -> None:
                 torch.set_num_threads(1)
-                infer(inference_batcher, weights, action_space, training.generator)
+                inference_laps.begin()
+                infer(inference_batcher, weights, action_space, training.generator, inference_laps)
 
             def learn_on(stop) -> None:
                 training.use_learner_threads()
@@ -487,15 +500,16 @@ def train(flags: Flags) -> None:
                         queue.close()
                 pool.stop()
 
-            before = {"seconds_inference": 0.0, "seconds_enqueue": 0.0}
-
-            def measure(seconds: float) -> dict[str, float]:
+            def streams() -> dict[str, float]:
                 counters = pool.counters()
-                spent = {name: counters[name] - before[name] for name in before}
-                before.update((name, counters[name]) for name in before)
+                return {stage: counters[f"seconds_{stage}"] / num_groups for stage in STREAM_STAGES}
+
+            training.profile.workers |= {"inference": lambda: inference_laps.seconds, "streams": streams}
+
+            def measure(seconds: float, shares: dict[str, float]) -> dict[str, float]:
+                counters = pool.counters()
                 return {
-                    "stats/actor_wait": spent["seconds_enqueue"] / seconds / num_groups,
-                    "stats/inference_wait": spent["seconds_inference"] / seconds / num_groups,
+                    "stats/actor_wait": shares["time/streams_enqueue"],
                     "stats/queue_waiting_columns": counters["rows_waiting"],
                     "stats/env_restarts": counters["restarts"],
                 }

@@ -26,7 +26,9 @@ from beast.envs import EnvGroup
 from beast.rollout import RolloutMemory
 
 GO = struct.Struct("<HHH")  # group, slot, row to write; row 0 means reset
-READY = struct.Struct("<H")  # group whose row is written (the first time: whose environments are made)
+# Group whose row is written (the first time: whose environments are made); seconds that its actor has waited and
+# stepped since it last said so.
+READY = struct.Struct("<Hff")
 ACTOR_ARGUMENT = "--beast-actor"
 FORGIVEN_AFTER = 600.0  # seconds of work after which an actor's earlier deaths no longer count
 
@@ -104,11 +106,15 @@ def _actor_loop(connection: socket.socket, flags_class, create_env) -> None:
     )
     try:
         for group in actor.groups:
-            connection.sendall(READY.pack(group))
+            connection.sendall(READY.pack(group, 0.0, 0.0))
+        began = time.monotonic()
         while message := _receive(connection, GO.size):
             group, slot, row = GO.unpack(message)
+            received = time.monotonic()
             actor.write_row(group, slot, row)
-            connection.sendall(READY.pack(group))
+            written = time.monotonic()
+            connection.sendall(READY.pack(group, received - began, written - received))
+            began = written
     finally:
         actor.close()
 
@@ -145,9 +151,12 @@ class _Process:
     errors: object = None  # its stderr: a temporary file
     ever_ready: bool = False  # in any of its lives: environments that never worked are not tried again
     restart_at: float = 0.0  # time.monotonic(), where popen is None
+    is_ready: bool = False  # its environments are made
     started_at: float = 0.0  # time.monotonic()
     restarts: int = 0  # in a row, each soon after the last
     waiting_since: dict = dataclasses.field(default_factory=dict)  # group -> time.monotonic() of the unanswered message
+    # By stage, all lives together; to the start belongs all until the environments are made.
+    seconds: dict = dataclasses.field(default_factory=lambda: {"start": 0.0, "wait": 0.0, "step": 0.0})
 
 
 class ActorProcesses:
@@ -202,6 +211,10 @@ class ActorProcesses:
             private.append((resident - shared) * os.sysconf("SC_PAGE_SIZE"))
         return private
 
+    def workers(self) -> dict:
+        """Each actor's name, and a function that gives its seconds by stage (see `profile.Profile`)."""
+        return {f"actor {process.index}": lambda process=process: process.seconds for process in self._processes}
+
     def go(self, group: int, slot: int, row: int) -> None:
         """Have the group write this row of this slot. To a dead actor it says nothing: `wait` will report that."""
         process = self._processes[group // self.groups_per_actor]
@@ -230,10 +243,14 @@ class ActorProcesses:
                     data += _receive(process.connection, READY.size - len(data) % READY.size) or b""
             except OSError:
                 data = b""
-            for (group,) in READY.iter_unpack(data):
+            for group, waited, stepped in READY.iter_unpack(data):
                 process.waiting_since.pop(group, None)
+                process.seconds["wait"] += waited
+                process.seconds["step"] += stepped
                 ready.append(group)
-            process.ever_ready = process.ever_ready or bool(data)
+            if data and not process.is_ready:
+                process.seconds["start"] += time.monotonic() - process.started_at
+                process.is_ready = process.ever_ready = True
             if not data:
                 lost += self._bury(process, "died")
         now = time.monotonic()
@@ -301,7 +318,7 @@ class ActorProcesses:
         ours.sendall(struct.pack("<I", len(data)) + data)
         self._lives[process.index] += 1
         process.connection, process.errors = ours, errors
-        process.started_at = time.monotonic()
+        process.is_ready, process.started_at = False, time.monotonic()
         process.waiting_since = {group: time.monotonic() + 60.0 for group in self._groups(process)}  # imports, ROMs
         self._selector.register(ours, selectors.EVENT_READ, process)
 
@@ -355,6 +372,9 @@ class LocalActors:
     """The same calls as ActorProcesses, with all groups in this process and in one fixed order (`--deterministic`)."""
 
     total_restarts = 0
+
+    def workers(self) -> dict:
+        return {}  # their steps are time of the thread that calls `go`
 
     def __init__(self, create_env, flags, memory: RolloutMemory, num_groups: int, seed):
         self._actor = Actor(create_env, flags, memory, {group: seed(group, 0) for group in range(num_groups)})

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from beast.profile import Laps
 from beast.tensors import map_tensors
 
 
@@ -29,6 +30,9 @@ class Learner:
         self.lengths: deque[int] = deque(maxlen=100)
         self.episodes = 0
         self.best = -math.inf
+        self.laps = Laps()
+        # Copies of the net take the hook along: their time is somebody else's.
+        net.register_forward_hook(lambda module, *_: self.laps.lap("forward") if module is net else None)
 
     def learning_rate(self) -> float:
         left = max(1 - self.steps / self.flags.total_steps, 0.0) if self.flags.lr_decay == "linear" else 1.0
@@ -41,8 +45,10 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate()
         loss, stats = self.compute_loss(flags, self.net, self.net.action_space, batch, core_state)
+        self.laps.lap("loss")
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        self.laps.lap("backward")
         norm = nn.utils.clip_grad_norm_(self.net.parameters(), flags.grad_clip or math.inf)
         void = ((batch["terminated"] | batch["truncated"]) & ~batch["done"])[:-1]
         lag = (self.updates - batch["policy_version"][1:]).float()
@@ -64,6 +70,7 @@ class Learner:
                     "Lower --learning_rate or --grad_clip, or try --amp off."
                 )
         self.updates += 1
+        self.laps.lap("optimizer")
         return stats
 
     def record_episodes(self, finished: list[tuple[float, int]]) -> None:

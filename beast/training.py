@@ -18,6 +18,7 @@ import torch
 
 from beast import checkpoint, envs, runs
 from beast.learner import Learner
+from beast.profile import Profile
 from beast.threads import Crew, Interrupts
 
 
@@ -47,7 +48,8 @@ class Training:
         self.updating = threading.Lock()  # whoever holds it sees a learner between two updates
         self.latest: dict[str, float] = {}  # the last row of metrics
         self._gathered: list[dict] = []  # statistics of the updates since then
-        self._waited = 0.0  # seconds that the learner waited since then
+        self.profile = Profile()
+        self.profile.workers["learner"] = lambda: learner.laps.seconds
         self._row_began, self._row_steps = time.monotonic(), learner.steps
         self._began, self._seconds_before = time.monotonic(), learner.seconds
 
@@ -72,42 +74,29 @@ class Training:
         out_of_time = self.flags.total_minutes and self.seconds() >= 60 * self.flags.total_minutes
         return self.learner.steps >= self.flags.total_steps or bool(out_of_time)
 
-    @contextlib.contextmanager
-    def waiting(self):
-        """What the learner does within counts as waiting for rollouts."""
-        since = time.monotonic()
-        yield
-        self._waited += time.monotonic() - since
-
-    def wait_for_each(self, batches: Iterable):
-        """The batches, where the time until each comes counts as waiting."""
-        batches = iter(batches)
-        while True:
-            with self.waiting():
-                batch = next(batches, None)
-            if batch is None:
-                return
-            yield batch
-
     def learn(self, rollouts: Iterable[dict], batches: Iterable[tuple[dict, tuple]], publish: Callable) -> None:
         """One update for each batch, `publish(net, version)` after each. `rollouts` are the same rows on the CPU,
         looked through for games that have ended."""
+        laps = self.learner.laps
         with self.updating:
             for rollout in rollouts:
                 self.learner.record_episodes(envs.finished_episodes(rollout))
+            laps.lap("records")
             for batch, core_state in batches:
                 self._gathered.append(self.learner.update(batch, core_state))
                 publish(self.learner.net, self.learner.updates)
+                laps.lap("publish")
             if self.learner.steps // self.flags.log_steps != self._row_steps // self.flags.log_steps:
                 self._write_metrics()
+                laps.lap("records")
 
     def conduct(self, works: list[Callable], wake_all: Callable, measure: Callable, introduction: str) -> None:
         """Run each of `works` in a thread until all steps or minutes are used up, a signal asks for an end or one of
         them fails; a checkpoint is left in any case.
 
         `works` are called with a function that tells whether to stop; `wake_all()` makes their blocking calls return.
-        `measure(seconds)` gives the variant's statistics over the seconds since it was last called. A failure is
-        logged with its traceback and raises SystemExit(1).
+        `measure(seconds, shares)` gives the variant's statistics over the seconds since it was last called, of which
+        `shares` are the profile's. A failure is logged with its traceback and raises SystemExit(1).
         """
         flags, learner, run = self.flags, self.learner, self.run
         self._measure = measure
@@ -126,6 +115,7 @@ class Training:
             return crew.stop.is_set() or self.finished()
 
         self._row_began = self._began = time.monotonic()
+        learner.laps.begin()
         try:
             for work in works:
                 crew.start(lambda work=work: work(stop))
@@ -148,6 +138,7 @@ class Training:
         if learner.returns:
             mean = f"mean return of the last {len(learner.returns)} episodes {np.mean(learner.returns):.2f}"
         run.log(f"stopped at step {learner.steps:,}: {mean}, {learner.seconds / 60:.1f} minutes, {run.checkpoint_path}")
+        run.log(self.profile.table(time.monotonic() - self._began))
         if crew.failure:
             sys.exit(1)
         if learner.steps >= flags.total_steps:
@@ -175,6 +166,7 @@ class Training:
         """A row of metrics over all updates since the last one, but for losses those that were not skipped."""
         learner, now = self.learner, time.monotonic()
         seconds = now - self._row_began
+        shares = self.profile.shares(seconds)
         good = [stats for stats in self._gathered if math.isfinite(stats["losses/grad_norm"])] or self._gathered
         row = {name: float(np.mean([stats[name] for stats in good])) for name in good[0]}
         row["stats/policy_lag_max"] = max(stats["stats/policy_lag_max"] for stats in self._gathered)
@@ -183,11 +175,12 @@ class Training:
             "hours": self.seconds() / 3600,
             "charts/SPS": (learner.steps - self._row_steps) / seconds,
             "charts/learning_rate": learner.learning_rate(),
-            "stats/learner_wait": self._waited / seconds,
             "stats/bad_updates": learner.bad_updates,
             "stats/updates": learner.updates,
             "stats/episodes": learner.episodes,
-            **self._measure(seconds),
+            "stats/learner_wait": shares.get("time/learner_wait", 0.0),
+            **shares,
+            **self._measure(seconds, shares),
         }
         if learner.returns:
             row["charts/episodic_return"] = float(np.mean(learner.returns))
@@ -195,4 +188,4 @@ class Training:
         self._metrics.write(learner.steps, row)
         self.latest = row
         self._gathered.clear()
-        self._row_began, self._row_steps, self._waited = now, learner.steps, 0.0
+        self._row_began, self._row_steps = now, learner.steps
