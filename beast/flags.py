@@ -43,7 +43,7 @@ class RunFlags:
     device: str = "auto"
     """Where learner and inference compute: cpu, cuda, cuda:1 …; auto takes a GPU where there is one."""
     amp: Literal["auto", "on", "off"] = "auto"
-    """bfloat16 in the convolutions; auto where the hardware has it (a GPU, AVX512-BF16 or AMX), as it is slow
+    """bfloat16 in the encoders of images; auto where the hardware has it (a GPU, AVX512-BF16 or AMX), as it is slow
     elsewhere."""
     channels_last: bool = True
     """Keep images with their channels innermost, the order in which convolutions are fastest."""
