@@ -257,13 +257,13 @@ def act_randomly(inference, numbers: list[int], action_space) -> None:
         inference._advance(number)
 
 
-def trained(script: str, flags, options: Options) -> float:
+def trained(script: str, flags, options, *more: str) -> float:
     """Agent steps/s of a whole training run, read from its metrics after the warm-up."""
     with tempfile.TemporaryDirectory() as root:
         minutes = (options.warmup + options.seconds) / 60
         command = [sys.executable, os.path.join(ROOT, script), "--env", options.env, "--root", root]
         command += f"--name bench --total_minutes {minutes} --batch_width {flags.batch_width} --log_steps 1000".split()
-        command += "--no_tensorboard --lr_decay none --total_steps 1000000000".split()
+        command += ["--no_tensorboard", "--lr_decay", "none", "--total_steps", "1000000000", *more]
         subprocess.run(command, check=True)
         with open(os.path.join(root, "bench", "metrics.csv")) as file:
             rows = [(float(row["hours"]) * 3600, float(row["step"])) for row in csv.DictReader(file)]
