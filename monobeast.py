@@ -27,6 +27,13 @@ from beast.flags import FREE_ON_RESUME, RUN_LIMITS, RunFlags, check_limits, chec
 class Flags(RunFlags):
     """IMPALA with V-trace on one machine. A *step* is one decision of the agent; in Atari it lasts 4 frames."""
 
+    mode: Literal["train", "test", "tune"] = "train"
+    """train, play whole games with a run's checkpoint (test), or measure this environment, model and machine for half
+    a minute and print the fastest setting of actors, widths, threads and precision (tune)."""
+    auto: bool = False
+    """Measure first, as --mode tune does, and train with --num_actors, --group_width, --num_slots, --learner_threads
+    and --amp as found. A run that is resumed keeps those it began with."""
+
     # Who does how much: see "How it works" in README.md.
     num_actors: int = 2
     """Actor processes, each with two groups of environments: one steps while the other waits for its actions."""
@@ -109,7 +116,7 @@ class Flags(RunFlags):
 # FORK HERE: your environment. Any gymnasium environment will do, for example
 #   gymnasium.vector.SyncVectorEnv([lambda: YourEnv(difficulty=3)] * num_envs)
 def create_env(flags: Flags, num_envs: int) -> gymnasium.vector.VectorEnv:
-    """Environments for one group. Called in every actor process, and once in the main process to learn the spaces."""
+    """Environments for one group. Called in every actor process, and in the main process to learn the spaces."""
     return envs.make(flags.env, num_envs)
 
 
@@ -124,10 +131,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from beast import checkpoint, games, vtrace
+from beast import checkpoint, games, tuning, vtrace
 from beast.distributions import action_shape_dtype, distribution, encode_action, encoded_action_width, policy_width
 from beast.learner import Learner
-from beast.machine import choose_device, keep_freed_memory
+from beast.machine import choose_device, keep_freed_memory, pin_memory
 from beast.profile import Laps
 from beast.rollout import RolloutMemory, Slots, max_policy_lag, nest_observations
 from beast.tensors import PublishedWeights, columns, join, map_tensors, rollout_fields
@@ -534,6 +541,13 @@ def learn(
     return True
 
 
+def make_learner(flags: Flags, observation_spaces: dict, action_space: gymnasium.Space) -> Learner:
+    """A new net and its optimizer on the flags' device."""
+    device, amp = choose_device(flags.device, flags.amp)
+    net = Net(observation_spaces, action_space, flags, amp).to(device)
+    return Learner(flags, net, make_optimizer(flags, net), compute_loss)
+
+
 def train(flags: Flags) -> None:
     """Train until steps or minutes are used up, or SIGINT or SIGTERM asks for an end; a checkpoint is left in any case.
 
@@ -541,19 +555,22 @@ def train(flags: Flags) -> None:
     """
     keep_freed_memory()
     flags = validate(flags)
-    device, amp = choose_device(flags.device, flags.amp)
     observation_spaces, action_space = probe_env(flags)
+    if flags.auto:
+        flags = tuning.of_the_run(flags) or tune(flags)
     torch.manual_seed(flags.seed)
-    net = Net(observation_spaces, action_space, flags, amp).to(device)
-    learner = Learner(flags, net, make_optimizer(flags, net), compute_loss)
-    with Training("mono", flags, learner, FREE_ON_RESUME | {"actor_niceness", "pin_actors"}) as training:
+    learner = make_learner(flags, observation_spaces, action_space)
+    net = learner.net
+    with Training("mono", flags, learner, FREE_ON_RESUME | {"actor_niceness", "pin_actors", "auto"}) as training:
         num_groups = flags.num_actors * GROUPS_PER_ACTOR
         fields = rollout_fields(observation_spaces, action_space)
         memory = RolloutMemory(fields, flags.num_slots, flags.unroll_length, flags.group_width)
+        if training.device.type == "cuda":
+            training.cleanup.callback(pin_memory(memory.buffer, training.device, training.run.log))
         slots = Slots(flags.num_slots)
         weights = PublishedWeights(net, learner.updates)
         if flags.compile:
-            net.compile()
+            net.forward = torch.compile(net.forward)
         if flags.deterministic:
             group_actors = actors.LocalActors(create_env, flags, memory, num_groups, training.env_seed)
         else:
@@ -582,7 +599,9 @@ def train(flags: Flags) -> None:
         def lock_step(stop) -> None:
             torch.set_num_threads(1)
             while not stop():
+                inference.laps.begin()  # the two take turns
                 inference.step(timeout=0)
+                training.learner.laps.begin()
                 while not stop() and learn(flags, training, memory, slots, inference, weights, block=False):
                     pass
 
@@ -606,6 +625,17 @@ def train(flags: Flags) -> None:
         )
         works = [lock_step] if flags.deterministic else [infer, learn_on]
         training.conduct(works, wake_all, measure, introduction)
+
+
+def tune(flags: Flags) -> Flags:
+    """Print what each stage costs here and the fastest setting that follows from it; returns the flags with it."""
+    keep_freed_memory()
+    space_of_each = probe_env(flags)
+    tuned, report = tuning.choose(
+        validate(flags), create_env, space_of_each, lambda flags: make_learner(flags, *space_of_each), validate
+    )
+    print(report)
+    return tuned
 
 
 def test(flags: Flags) -> dict:
@@ -652,6 +682,8 @@ def validate(flags: Flags) -> Flags:
     }
     check_limits(flags, limits)
     check_widths(flags.group_width, flags.batch_width)
+    if flags.auto and flags.deterministic:
+        raise ValueError("--auto with --deterministic: what is measured differs from run to run; leave one of them out")
     groups, slots_per_batch = flags.num_actors * GROUPS_PER_ACTOR, max(flags.batch_width // flags.group_width, 1)
     needed = max(groups, slots_per_batch)
     num_slots = flags.num_slots or needed + slots_per_batch
@@ -668,7 +700,7 @@ def main() -> None:
 
     flags = tyro.cli(Flags, description=__doc__, use_underscores=True)
     with exit_with_message("validate"):
-        (train if flags.mode == "train" else test)(flags)
+        {"train": train, "test": test, "tune": tune}[flags.mode](flags)
 
 
 if __name__ == "__main__":

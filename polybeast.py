@@ -459,7 +459,7 @@ def train(flags: Flags) -> None:
         with Training("poly", flags, learner, FREE_ON_RESUME | FREE_HERE) as training:
             weights = PublishedWeights(net, learner.updates)
             if flags.compile:
-                net.compile()
+                net.forward = torch.compile(net.forward)
             learner_queue = libbeast.BatchingQueue(
                 batch_dim=1,
                 minimum_batch_size=flags.batch_width,

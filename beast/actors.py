@@ -107,10 +107,11 @@ def _actor_loop(connection: socket.socket, flags_class, create_env) -> None:
     try:
         for group in actor.groups:
             connection.sendall(READY.pack(group, 0.0, 0.0))
-        began = time.monotonic()
+        began = None
         while message := _receive(connection, GO.size):
             group, slot, row = GO.unpack(message)
             received = time.monotonic()
+            began = began or received  # the wait for the first one is the parent's start of this actor
             actor.write_row(group, slot, row)
             written = time.monotonic()
             connection.sendall(READY.pack(group, received - began, written - received))
@@ -151,12 +152,17 @@ class _Process:
     errors: object = None  # its stderr: a temporary file
     ever_ready: bool = False  # in any of its lives: environments that never worked are not tried again
     restart_at: float = 0.0  # time.monotonic(), where popen is None
-    is_ready: bool = False  # its environments are made
     started_at: float = 0.0  # time.monotonic()
+    is_ready: bool = False  # its environments are made
+    starting_since: float = dataclasses.field(default_factory=time.monotonic)  # or since its last life has ended
     restarts: int = 0  # in a row, each soon after the last
     waiting_since: dict = dataclasses.field(default_factory=dict)  # group -> time.monotonic() of the unanswered message
-    # By stage, all lives together; to the start belongs all until the environments are made.
+    # By stage, all lives together. To the start belongs all until the environments are made.
     seconds: dict = dataclasses.field(default_factory=lambda: {"start": 0.0, "wait": 0.0, "step": 0.0})
+
+    def seconds_so_far(self) -> dict[str, float]:
+        starting = 0.0 if self.is_ready else time.monotonic() - self.starting_since
+        return {**self.seconds, "start": self.seconds["start"] + starting}
 
 
 class ActorProcesses:
@@ -213,7 +219,7 @@ class ActorProcesses:
 
     def workers(self) -> dict:
         """Each actor's name, and a function that gives its seconds by stage (see `profile.Profile`)."""
-        return {f"actor {process.index}": lambda process=process: process.seconds for process in self._processes}
+        return {f"actor {process.index}": process.seconds_so_far for process in self._processes}
 
     def go(self, group: int, slot: int, row: int) -> None:
         """Have the group write this row of this slot. To a dead actor it says nothing: `wait` will report that."""
@@ -249,7 +255,7 @@ class ActorProcesses:
                 process.seconds["step"] += stepped
                 ready.append(group)
             if data and not process.is_ready:
-                process.seconds["start"] += time.monotonic() - process.started_at
+                process.seconds["start"] += time.monotonic() - process.starting_since
                 process.is_ready = process.ever_ready = True
             if not data:
                 lost += self._bury(process, "died")
@@ -318,7 +324,7 @@ class ActorProcesses:
         ours.sendall(struct.pack("<I", len(data)) + data)
         self._lives[process.index] += 1
         process.connection, process.errors = ours, errors
-        process.is_ready, process.started_at = False, time.monotonic()
+        process.started_at = time.monotonic()
         process.waiting_since = {group: time.monotonic() + 60.0 for group in self._groups(process)}  # imports, ROMs
         self._selector.register(ours, selectors.EVENT_READ, process)
 
@@ -326,6 +332,7 @@ class ActorProcesses:
         """Reap a dead or hanging actor and plan its restart. Returns the groups that are lost with it."""
         self._selector.unregister(process.connection)
         process.connection.close()
+        process.is_ready, process.starting_since = False, time.monotonic()
         try:
             code = process.popen.wait(0.2 if what == "died" else 0)
         except subprocess.TimeoutExpired:
@@ -373,12 +380,12 @@ class LocalActors:
 
     total_restarts = 0
 
-    def workers(self) -> dict:
-        return {}  # their steps are time of the thread that calls `go`
-
     def __init__(self, create_env, flags, memory: RolloutMemory, num_groups: int, seed):
         self._actor = Actor(create_env, flags, memory, {group: seed(group, 0) for group in range(num_groups)})
         self._ready = collections.deque(range(num_groups))
+
+    def workers(self) -> dict:
+        return {}  # their steps are time of the thread that calls `go`
 
     def go(self, group: int, slot: int, row: int) -> None:
         self._actor.write_row(group, slot, row)

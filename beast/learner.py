@@ -31,8 +31,6 @@ class Learner:
         self.episodes = 0
         self.best = -math.inf
         self.laps = Laps()
-        # Copies of the net take the hook along: their time is somebody else's.
-        net.register_forward_hook(lambda module, *_: self.laps.lap("forward") if module is net else None)
 
     def learning_rate(self) -> float:
         left = max(1 - self.steps / self.flags.total_steps, 0.0) if self.flags.lr_decay == "linear" else 1.0
@@ -44,7 +42,8 @@ class Learner:
         flags = self.flags
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate()
-        loss, stats = self.compute_loss(flags, self.net, self.net.action_space, batch, core_state)
+        with self.net.register_forward_hook(lambda *_: self.laps.lap("forward")):
+            loss, stats = self.compute_loss(flags, self.net, self.net.action_space, batch, core_state)
         self.laps.lap("loss")
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -95,6 +94,11 @@ class Learner:
     def load_state_dict(self, state: dict) -> None:
         self.net.load_state_dict(state["net"])
         self.optimizer.load_state_dict(state["optimizer"])
+        # A fused optimizer takes parameters and moments to lie in memory alike, whatever --channels_last was then.
+        for parameter, moments in self.optimizer.state.items():
+            for name, moment in moments.items():
+                if moment.shape == parameter.shape:
+                    moments[name] = torch.empty_like(parameter).copy_(moment)
         for name, value in state["counts"].items():
             setattr(self, name, value)
         self.returns.extend(state["returns"])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
+from collections.abc import Callable
 
+import numpy as np
 import torch
 
 
@@ -29,7 +31,8 @@ def choose_device(device: str, amp: str) -> tuple[torch.device, bool]:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep the memory of freed tensors for the next ones instead of returning it to the kernel.
+    """Have glibc keep the memory of freed tensors for the next ones instead of returning it to the kernel. To be called
+    before anything starts a thread: glibc counts its arenas then.
 
     An update allocates the same activations each time. Without this the kernel takes them back and zeroes every page
     again: 15,000 page faults an update of 168 images, a fifth of the learner's time (benchmarks/LEDGER.md).
@@ -40,3 +43,18 @@ def keep_freed_memory() -> None:
             mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD, bytes
             mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, bytes
             mallopt(-8, 1)  # M_ARENA_MAX: the heap of any other arena ends at 64 MB, which an update outgrows
+
+
+def pin_memory(buffer: np.ndarray, device: torch.device, log: Callable) -> Callable[[], None]:
+    """Lock memory that other processes may share into RAM, so that copies to a GPU run while the program goes on.
+
+    Returns a function that undoes it. Where the driver refuses, `log` is told and copies are slower.
+    """
+    cudart = torch.cuda.cudart()
+    with torch.cuda.device(device):
+        try:
+            torch.cuda.check_error(cudart.cudaHostRegister(buffer.ctypes.data, buffer.nbytes, 0))
+        except RuntimeError as error:
+            log(f"{buffer.nbytes / 1e6:.0f} MB of slots are not pinned, so copies to the GPU are slower: {error}")
+            return lambda: None
+    return lambda: cudart.cudaHostUnregister(buffer.ctypes.data)

@@ -38,7 +38,13 @@ class Profile:
 
     def __init__(self):
         self.workers: dict[str, Callable[[], dict[str, float]]] = {}
+        self._begin: dict[str, dict[str, float]] = {}
         self._before: dict[str, dict[str, float]] = {}
+
+    def begin(self) -> None:
+        """What was before counts no more."""
+        self._begin = {name: dict(read()) for name, read in self.workers.items()}
+        self._before = dict(self._begin)
 
     def shares(self, seconds: float) -> dict[str, float]:
         """`time/<kind>_<stage>`: its share of the last `seconds`, counted from the last call."""
@@ -56,6 +62,8 @@ class Profile:
         lines = [f"where the {seconds:.1f} seconds went, in percent:"]
         width = max(map(len, self.workers), default=0)
         for name, read in self.workers.items():
-            stages = " · ".join(f"{stage} {100 * spent / seconds:.1f}" for stage, spent in read().items())
+            before = self._begin.get(name, {})
+            spent = {stage: total - before.get(stage, 0.0) for stage, total in dict(read()).items()}
+            stages = " · ".join(f"{stage} {100 * share / seconds:.1f}" for stage, share in spent.items())
             lines.append(f"  {name:{width}}  {stages}")
         return "\n".join(lines)

@@ -45,6 +45,7 @@ class RolloutMemory:
         self.fd = _anonymous_file(size) if fd is None else fd
         weakref.finalize(self, os.close, self.fd)
         self._map = mmap.mmap(self.fd, size)
+        self.buffer = np.frombuffer(self._map, np.uint8)  # all arrays
         self.arrays = {
             name: np.frombuffer(self._map, dtype, int(np.prod(shapes[name], dtype=np.int64)), offsets[name]).reshape(
                 shapes[name]

@@ -116,6 +116,7 @@ class Training:
 
         self._row_began = self._began = time.monotonic()
         learner.laps.begin()
+        self.profile.begin()
         try:
             for work in works:
                 crew.start(lambda work=work: work(stop))
@@ -127,6 +128,7 @@ class Training:
                     next_save = time.monotonic() + 60 * flags.checkpoint_minutes
         finally:
             crew.end()
+            times = self.profile.table(time.monotonic() - self._began)
             if crew.failure:  # told before anything else can fail
                 is_told = getattr(crew.failure, "is_told", False)  # it brings its worker's own traceback
                 run.log(str(crew.failure) if is_told else "".join(traceback.format_exception(crew.failure)))
@@ -138,7 +140,7 @@ class Training:
         if learner.returns:
             mean = f"mean return of the last {len(learner.returns)} episodes {np.mean(learner.returns):.2f}"
         run.log(f"stopped at step {learner.steps:,}: {mean}, {learner.seconds / 60:.1f} minutes, {run.checkpoint_path}")
-        run.log(self.profile.table(time.monotonic() - self._began))
+        run.log(times)
         if crew.failure:
             sys.exit(1)
         if learner.steps >= flags.total_steps:

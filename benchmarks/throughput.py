@@ -14,6 +14,7 @@ The work-conservation ratio is steps/s x (CPU seconds per step of all stages alo
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib.util
 import json
@@ -132,63 +133,15 @@ def main(options: Options) -> None:
 
 def alone(flags) -> dict[str, float]:
     """CPU seconds per agent step of each stage by itself, on one thread."""
-    import torch
-
     import monobeast
 
-    torch.set_num_threads(1)
-    device, amp = monobeast.choose_device(flags.device, flags.amp)
-    observation_spaces, action_space = monobeast.probe_env(flags)
-    fields = monobeast.rollout_fields(observation_spaces, action_space)
-    memory = monobeast.RolloutMemory(fields, 1, flags.unroll_length, flags.group_width)
-    actor = monobeast.actors.Actor(monobeast.create_env, flags, memory, {0: flags.seed})
-    net = monobeast.Net(observation_spaces, action_space, flags, amp).to(device)
-    learner = monobeast.Learner(flags, net, monobeast.make_optimizer(flags, net), monobeast.compute_loss)
-    rollout = memory.rollout(0)
-    for name in ("action", "policy_logits", "baseline", "policy_version"):
-        rollout[name][...] = 0
-    rows = range(1, flags.unroll_length + 1)
-
-    def simulate() -> None:
-        for row in rows:
-            rollout["action"][row] = action_space.sample()
-            actor.write_row(0, 0, row)
-
-    tensors = monobeast.map_tensors(torch.from_numpy, rollout)
-    state = tuple(part.to(device) for part in net.initial_state(flags.group_width))
-
-    @torch.no_grad()
-    def infer() -> None:
-        for row in rows:
-            inputs = {key: value for key, value in tensors.items() if key in ("obs", "reward", "done", "action")}
-            inputs = monobeast.join([monobeast.map_tensors(lambda x: x[row : row + 1], inputs)], device)  # noqa: B023
-            policy_logits, _, _ = net(inputs, state)
-            monobeast.distribution(action_space, policy_logits).sample()
-
-    batch_width = min(flags.batch_width, flags.group_width)
-
-    def learn() -> None:
-        for first in range(0, flags.group_width, batch_width):
-            batch = monobeast.join([monobeast.columns(tensors, first, batch_width)], device)
-            learner.update(batch, tuple(part[:, first : first + batch_width] for part in state))
-
-    actor.write_row(0, 0, 0)
-    steps = flags.unroll_length * flags.group_width
-    stages = {"env alone": simulate, "inference alone": infer, "learning alone": learn}
-    result = {name: seconds_per_call(stage) / steps for name, stage in stages.items()}
-    actor.close()
-    return result
-
-
-def seconds_per_call(function, seconds: float = 4.0) -> float:
-    """Median CPU seconds of a call, all threads of the process together."""
-    function()
-    times, deadline = [], time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        began = time.process_time()
-        function()
-        times.append(time.process_time() - began)
-    return statistics.median(times)
+    spaces = monobeast.probe_env(flags)
+    stages = monobeast.tuning.Stages(
+        flags, monobeast.create_env, spaces, lambda flags: monobeast.make_learner(flags, *spaces)
+    )
+    with contextlib.closing(stages):
+        costs = {"env": stages.env(4.0), "inference": stages.inference(4.0), "learning": stages.learning(4.0)}
+    return {f"{stage} alone": cost.cpu for stage, cost in costs.items()}
 
 
 def with_actors(flags, options: Options, memory_use: dict, infer: bool) -> float:
@@ -261,7 +214,7 @@ def trained(script: str, flags, options, *more: str) -> float:
     """Agent steps/s of a whole training run, read from its metrics after the warm-up."""
     with tempfile.TemporaryDirectory() as root:
         minutes = (options.warmup + options.seconds) / 60
-        command = [sys.executable, os.path.join(ROOT, script), "--env", options.env, "--root", root]
+        command = [sys.executable, os.path.join(ROOT, script), "--env", flags.env, "--root", root]
         command += f"--name bench --total_minutes {minutes} --batch_width {flags.batch_width} --log_steps 1000".split()
         command += ["--no_tensorboard", "--lr_decay", "none", "--total_steps", "1000000000", *more]
         subprocess.run(command, check=True)

@@ -221,30 +221,6 @@ def test_a_server_that_other_machines_can_reach_must_be_wanted():
 # --------------------------------------------------------------------------------- a learner in TorchBeast's style
 
 
-@pytest.mark.parametrize(
-    "name, options, text",
-    [
-        *(
-            (name, options, text)
-            for name in ("BatchingQueue", "DynamicBatcher")
-            for options, text in [
-                ({"minimum_batch_size": 0}, "Min batch size must be >= 1"),
-                ({"minimum_batch_size": 3, "maximum_batch_size": 2}, "Max batch size must be >= min batch size"),
-            ]
-        ),
-        (
-            "BatchingQueue",
-            {"maximum_batch_size": 8, "maximum_queue_size": 7},
-            "Max queue size must be >= max batch size",
-        ),
-    ],
-)
-def test_constructors_refuse_in_torchbeasts_words(name, options, text):
-    with pytest.raises(ValueError) as refused:
-        getattr(libtorchbeast, name)(**options)
-    assert str(refused.value) == text
-
-
 def test_the_six_names_are_there():
     assert issubclass(libtorchbeast.ClosedBatchingQueue, RuntimeError)
     assert issubclass(libtorchbeast.AsyncError, RuntimeError)
@@ -268,6 +244,30 @@ def test_the_six_names_are_there():
     asked.join()
     assert answers == [torch.tensor([3.0])]
     batcher.close()
+
+
+@pytest.mark.parametrize(
+    "name, options, text",
+    [
+        *(
+            (name, options, text)
+            for name in ("BatchingQueue", "DynamicBatcher")
+            for options, text in [
+                ({"minimum_batch_size": 0}, "Min batch size must be >= 1"),
+                ({"minimum_batch_size": 3, "maximum_batch_size": 2}, "Max batch size must be >= min batch size"),
+            ]
+        ),
+        (
+            "BatchingQueue",
+            {"maximum_batch_size": 8, "maximum_queue_size": 7},
+            "Max queue size must be >= max batch size",
+        ),
+    ],
+)
+def test_constructors_refuse_in_torchbeasts_words(name, options, text):
+    with pytest.raises(ValueError) as refused:
+        getattr(libtorchbeast, name)(**options)
+    assert str(refused.value) == text
 
 
 OLD_SCRIPT = """

@@ -1,5 +1,6 @@
 """The agent: rollouts, ratio, determinism, resuming, flags."""
 
+import copy
 import dataclasses
 import json
 import math
@@ -471,6 +472,51 @@ def test_images_are_centered_by_the_running_mean_and_deviation_of_all_that_was_s
     seen = images.float() / 255
     expected = (seen - seen.mean(0)) / (seen.var(0, correction=0).sqrt() + center.FLOOR)
     torch.testing.assert_close(center(images.float()), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_moments_follow_their_weights_when_a_resume_changes_the_memory_format():
+    observation_spaces, action_space = {"obs": spaces.Box(0, 255, (4, 84, 84), np.uint8)}, spaces.Discrete(6)
+    generator = torch.Generator().manual_seed(1)
+    batch = {
+        "obs": {"obs": torch.randint(0, 256, (4, 2, 4, 84, 84), dtype=torch.uint8, generator=generator)},
+        "reward": torch.randn(4, 2, generator=generator),
+        "action": torch.randint(0, 6, (4, 2), generator=generator),
+        "policy_logits": torch.zeros(4, 2, 6),
+        "policy_version": torch.zeros(4, 2, dtype=torch.int32),
+        **{name: torch.zeros(4, 2, dtype=torch.bool) for name in ("done", "terminated", "truncated")},
+    }
+
+    def new_learner(channels_last: bool) -> Learner:
+        flags = Flags(channels_last=channels_last, learning_rate=1e-2, lr_decay="none")
+        torch.manual_seed(1)
+        net = Net(observation_spaces, action_space, flags)
+        return Learner(flags, net, monobeast.make_optimizer(flags, net), monobeast.compute_loss)
+
+    first = new_learner(channels_last=True)
+    for _ in range(3):
+        first.update(batch, ())
+    state = copy.deepcopy(first.state_dict())
+    weights = []
+    for channels_last in (True, False):
+        resumed = new_learner(channels_last)
+        resumed.load_state_dict(copy.deepcopy(state))
+        resumed.update(batch, ())
+        weights.append([parameter.detach().contiguous() for parameter in resumed.net.parameters()])
+    for same, flipped in zip(*weights):
+        torch.testing.assert_close(flipped, same, rtol=0, atol=2e-3)  # a step is 1e-2
+
+
+def test_compile_is_asked_for_the_forward_pass_and_the_run_goes_on_with_it(tmp_path, monkeypatch):
+    calls = []
+
+    def compiled(forward):
+        return lambda *arguments: calls.append(1) or forward(*arguments)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    flags = small_flags(root=str(tmp_path), name="run", total_steps=1000, log_steps=500, tensorboard=False)
+    monobeast.train(dataclasses.replace(flags, compile=True))
+    assert len(calls) >= 5, "every update's forward pass"
+    assert "time/learner_forward" in (tmp_path / "run" / "metrics.csv").read_text()
 
 
 COUNT_FAULTS = """

@@ -1,6 +1,6 @@
 """MonoBeast and Sample Factory 2.1.1 on the same task and cores, one after the other, again and again.
 
-    python benchmarks/peers/compare.py            # about half an hour; writes benchmarks/results/peers.{json,md}
+    python benchmarks/peers/compare.py            # about 40 minutes; writes benchmarks/results/peers.{json,md}
     python benchmarks/peers/compare.py --lstm     # the same with a recurrent core of 512 units in both
 
 Breakout 84x84x4, Nature CNN with 512 features, rollouts of 20 steps, updates of 640 steps, one epoch, each sample used
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,20 +67,24 @@ def main(options: Options) -> None:
     import monobeast
 
     python = install(Path(options.venv))
-    flags = monobeast.validate(monobeast.Flags(env="BreakoutNoFrameskip-v4", batch_width=32))
+    flags = monobeast.Flags(env="BreakoutNoFrameskip-v4", batch_width=32)
+    ours = []
+    if options.lstm:
+        flags, ours = replace(flags, core="lstm", core_size=512), ["--core", "lstm", "--core_size", "512"]
+    flags = monobeast.validate(flags)
     core = LSTM if options.lstm else "--use_rnn False"
-    ours = ["--core", "lstm", "--core_size", "512"] if options.lstm else []
     sweep = {}
     for setting in SWEEP:
         sweep[setting] = sample_factory(python, f"{TASK} {core} {setting}", options.warmup, options.sweep_seconds)
         print(f"{sweep[setting]:7,.0f} steps/s  {setting}", flush=True)
     best = max(sweep, key=sweep.get)
-    runs: dict[str, list[float]] = {"MonoBeast": [], "Sample Factory": []}
+    runs: dict[str, list[float]] = {"MonoBeast": [], "MonoBeast, --amp off": [], "Sample Factory": []}
     for repeat in range(options.repeats):
-        runs["MonoBeast"].append(throughput.trained("monobeast.py", flags, options, *ours))
+        for name, precision in (("MonoBeast", []), ("MonoBeast, --amp off", ["--amp", "off"])):
+            runs[name].append(throughput.trained("monobeast.py", flags, options, *ours, *precision))
         runs["Sample Factory"].append(sample_factory(python, f"{TASK} {core} {best}", options.warmup, options.seconds))
         print(f"repetition {repeat + 1}: " + ", ".join(f"{k} {v[-1]:,.0f}" for k, v in runs.items()), flush=True)
-    ratios = [mono / peer for mono, peer in zip(*runs.values())]
+    ratios = {name: [mono / peer for mono, peer in zip(runs[name], runs["Sample Factory"])] for name in list(runs)[:2]}
     versions = subprocess.run([python, "-m", "pip", "freeze"], capture_output=True, text=True, check=True).stdout
     wanted = re.findall(r"^(?:sample-factory|torch|numpy|gymnasium|ale-py|opencv-python)==.*$", versions, re.MULTILINE)
     result = {
@@ -109,7 +113,13 @@ def main(options: Options) -> None:
             for name, values in runs.items()
         ),
         "",
-        f"Ratio, pair by pair: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}).",
+        *(
+            f"{name} against Sample Factory, pair by pair: {statistics.median(values):.2f} "
+            f"({min(values):.2f} to {max(values):.2f})."
+            for name, values in ratios.items()
+        ),
+        "",
+        "MonoBeast's image encoder computes in bf16 where the CPU has it (`--amp auto`), Sample Factory's in fp32.",
         "",
         "| Sample Factory's settings that were tried | agent steps/s |",
         "|---|---|",
