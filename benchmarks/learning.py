@@ -31,7 +31,7 @@ TASKS = {
     "pong-poly": "--env PongNoFrameskip-v4",  # polybeast.py
     "cartpole": f"--env CartPole-v1 {SMALL} --batch_width 4 --learning_rate 5e-4 --vtrace_lambda 0.95 --ppo_clip 0.2"
     " --reward_scale 0.05 --total_steps 300000",
-    "minatar-breakout": "--env MinAtar/Breakout-v0 --num_actors 1 --batch_width 8 --hidden_size 128"
+    "minatar-breakout": "--env MinAtar/Breakout-v0 --num_actors 1 --batch_width 8 --hidden_size 256"
     " --ppo_clip 0 --learning_rate 1.5e-3 --vtrace_lambda 0.95 --entropy_cost 0.05 --total_steps 3000000"
     " --log_steps 50000",
     "memory-lstm": f"{MEMORY} --core lstm",
