@@ -28,8 +28,8 @@ class Flags(RunFlags):
     """IMPALA with V-trace on one machine. A *step* is one decision of the agent; in Atari it lasts 4 frames."""
 
     mode: Literal["train", "test", "tune"] = "train"
-    """train, play whole games with a run's checkpoint (test), or measure this environment, model and machine for half
-    a minute and print the fastest setting of actors, widths, threads and precision (tune)."""
+    """train, play whole games with a run's checkpoint (test), or measure this environment, model and machine for about
+    40 seconds and print the fastest setting of actors, widths, threads and precision (tune)."""
     auto: bool = False
     """Measure first, as --mode tune does, and train with --num_actors, --group_width, --num_slots, --learner_threads
     and --amp as found. A run that is resumed keeps those it began with."""

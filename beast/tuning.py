@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from beast import runs
 from beast.actors import Actor
 from beast.distributions import distribution, policy_width
+from beast.learner import Learner
 from beast.machine import choose_device
 from beast.rollout import RolloutMemory, max_policy_lag
 from beast.tensors import columns, join, map_tensors, rollout_fields
@@ -23,9 +25,9 @@ from beast.tensors import columns, join, map_tensors, rollout_fields
 # Of the steps/s that the cores could do if nothing ever waited, what runs reach: 0.83 and more on two cores
 # (benchmarks/results), and a bit less is promised.
 WORK_CONSERVATION = 0.8
-SECONDS = 25.0  # of measuring, all settings together
+SECONDS = 15.0  # of measuring, all settings together
 WIDTHS = (8, 16, 32, 64)  # of groups, that are tried
-AS_GOOD = 0.97  # of the best prediction: settings that reach it are equally fast, and the least policy lag decides
+AS_GOOD = 0.95  # of the best prediction: settings that reach it are equally fast, and the least policy lag decides
 
 
 TUNED = ("num_actors", "group_width", "num_slots", "amp", "learner_threads")  # the flags that are chosen
@@ -42,12 +44,10 @@ class Cost:
 class Stages:
     """The stages of a run, one at a time: stepping environments, choosing actions, learning."""
 
-    def __init__(self, flags, create_env: Callable, spaces: tuple[dict, object], make_learner: Callable):
-        """`spaces` are the observation spaces by name and the action space; `make_learner(flags)` a new Learner."""
+    def __init__(self, flags, create_env: Callable, spaces: tuple[dict, object]):
+        """`spaces` are the observation spaces by name and the action space."""
         self.flags = flags
         self._action_space = spaces[1]
-        self._learner = make_learner(flags)
-        self._device = next(self._learner.net.parameters()).device
         K, num_slots = flags.group_width, max(flags.batch_width // flags.group_width, 1)
         memory = RolloutMemory(rollout_fields(*spaces), num_slots, flags.unroll_length, K)
         self._actor = Actor(create_env, flags, memory, {0: flags.seed})
@@ -64,31 +64,31 @@ class Stages:
         """Stepping one group with random actions."""
         return self._cost(lambda: self._simulate(0), 1, seconds)
 
-    def inference(self, seconds: float) -> Cost:
+    def inference(self, net: nn.Module, seconds: float) -> Cost:
         """Choosing one group's actions, row by row."""
-        net, rollout = self._learner.net, map_tensors(torch.from_numpy, self._rollouts[0])
+        device, rollout = next(net.parameters()).device, map_tensors(torch.from_numpy, self._rollouts[0])
         rollout = {name: rollout[name] for name in ("obs", "reward", "done", "action")}
-        state = tuple(part.to(self._device) for part in net.initial_state(self.flags.group_width))
+        state = tuple(part.to(device) for part in net.initial_state(self.flags.group_width))
 
         @torch.no_grad()
         def infer() -> None:
             for row in range(1, self.flags.unroll_length + 1):
-                inputs = join([map_tensors(lambda x, row=row: x[row : row + 1], rollout)], self._device)
+                inputs = join([map_tensors(lambda x, row=row: x[row : row + 1], rollout)], device)
                 distribution(self._action_space, net(inputs, state)[0]).sample()
 
-        return self._cost(infer, 1, seconds)
+        return self._cost(infer, 1, seconds, device)
 
-    def learning(self, seconds: float, num_threads: int = 1) -> Cost:
+    def learning(self, learner: Learner, seconds: float, num_threads: int = 1) -> Cost:
         """Updates on one group's rollout, or on as many as a batch is wide."""
-        B = self.flags.batch_width
-        state = tuple(part.to(self._device) for part in self._learner.net.initial_state(B))
+        B, device = self.flags.batch_width, next(learner.net.parameters()).device
+        state = tuple(part.to(device) for part in learner.net.initial_state(B))
 
         def learn() -> None:
-            rollout = join([map_tensors(torch.from_numpy, rollout) for rollout in self._rollouts], self._device)
+            rollout = join([map_tensors(torch.from_numpy, rollout) for rollout in self._rollouts], device)
             for first in range(0, rollout["done"].shape[1], B):
-                self._learner.update(columns(rollout, first, B), state)
+                learner.update(columns(rollout, first, B), state)
 
-        return self._cost(learn, len(self._rollouts), seconds, num_threads)
+        return self._cost(learn, len(self._rollouts), seconds, device, num_threads)
 
     def close(self) -> None:
         """End the environments."""
@@ -99,15 +99,15 @@ class Stages:
             self._rollouts[slot]["action"][row] = self._actions[row - 1]
             self._actor.write_row(0, slot, row)
 
-    def _cost(self, stage: Callable, num_rollouts: int, seconds: float, num_threads: int = 1) -> Cost:
+    def _cost(self, stage: Callable, num_rollouts: int, seconds: float, device=None, num_threads: int = 1) -> Cost:
         """Medians over the calls of `stage`, each of them `num_rollouts` rollouts of a group."""
         torch.set_num_threads(num_threads)
         walls, cpus, deadline = [], [], math.inf
         while not walls or time.perf_counter() < deadline:
             wall, cpu = time.perf_counter(), time.process_time()
             stage()
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+            if device and device.type == "cuda":
+                torch.cuda.synchronize(device)
             walls.append(time.perf_counter() - wall)
             cpus.append(time.process_time() - cpu)
             if deadline == math.inf:
@@ -140,8 +140,9 @@ def of_the_run(flags):
 def choose(flags, create_env: Callable, spaces: tuple[dict, object], make_learner: Callable, validate: Callable):
     """The flags with the fastest TUNED for this environment, model and machine, and a report of what was measured.
 
-    Arguments as for Stages; `validate(flags)` fills in `num_slots`. Takes half a minute, or a bit more where the
-    environments are slow to make. The width of an update stays: it is a matter of learning, not of speed.
+    `make_learner(flags)` makes a new Learner, `validate(flags)` fills in `num_slots`; the rest as for Stages. Takes
+    about 40 seconds, or more where environments are slow to make. The width of an update stays: that is a matter of
+    learning.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     device, is_bf16 = choose_device(flags.device, flags.amp)
@@ -149,21 +150,20 @@ def choose(flags, create_env: Callable, spaces: tuple[dict, object], make_learne
     threads = [1 << n for n in range(max(cores // 2, 1).bit_length())] if device.type == "cpu" else [1]
     B = flags.batch_width
     widths = [K for K in sorted({*WIDTHS, flags.group_width}) if K % B == 0 or B % K == 0]
-    seconds = SECONDS / (len(widths) * (1 + len(precisions)) + len(precisions) * len(threads))
+    seconds = SECONDS / (len(widths) * (1 + len(precisions)) + len(precisions) * len(threads))  # warm-ups come on top
+    learners = {amp: make_learner(replace(flags, amp=amp)) for amp in precisions}
     learning: dict[str, dict[int, Cost]] = {}
     settings = []
     for K in widths:
-        env = None
-        for amp in precisions:
-            stages = Stages(replace(flags, group_width=K, amp=amp), create_env, spaces, make_learner)
-            with contextlib.closing(stages):
-                env = env or stages.env(seconds)
-                inference = stages.inference(seconds)
+        with contextlib.closing(Stages(replace(flags, group_width=K), create_env, spaces)) as stages:
+            env = stages.env(seconds)
+            for amp, learner in learners.items():
+                inference = stages.inference(learner.net, seconds)
                 if amp not in learning:
-                    learning[amp] = {n: stages.learning(seconds, n) for n in threads}
-            for n, learner in learning[amp].items():
-                costs = {"env": env, "inference": inference, "learner": learner}
-                settings.append(_predict(K, amp, n, costs, cores, device.type == "cuda"))
+                    learning[amp] = {n: stages.learning(learner, seconds, n) for n in threads}
+                for n, cost in learning[amp].items():
+                    costs = {"env": env, "inference": inference, "learner": cost}
+                    settings.append(_predict(K, amp, n, costs, cores, device.type == "cuda"))
     fastest = max(setting.steps_per_second for setting in settings)
     tuned = [
         (setting, validate(replace(flags, num_slots=0, **setting.flags)))

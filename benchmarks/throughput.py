@@ -136,11 +136,13 @@ def alone(flags) -> dict[str, float]:
     import monobeast
 
     spaces = monobeast.probe_env(flags)
-    stages = monobeast.tuning.Stages(
-        flags, monobeast.create_env, spaces, lambda flags: monobeast.make_learner(flags, *spaces)
-    )
-    with contextlib.closing(stages):
-        costs = {"env": stages.env(4.0), "inference": stages.inference(4.0), "learning": stages.learning(4.0)}
+    learner = monobeast.make_learner(flags, *spaces)
+    with contextlib.closing(monobeast.tuning.Stages(flags, monobeast.create_env, spaces)) as stages:
+        costs = {
+            "env": stages.env(4.0),
+            "inference": stages.inference(learner.net, 4.0),
+            "learning": stages.learning(learner, 4.0),
+        }
     return {f"{stage} alone": cost.cpu for stage, cost in costs.items()}
 
 

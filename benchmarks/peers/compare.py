@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -29,6 +30,7 @@ import throughput  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 FRAMES_PER_STEP = 4
+STARTUP = 15.0  # seconds that Sample Factory has for its processes to start
 TASK = (
     "--env atari_breakout --device cpu --async_rl True --serial_mode False --rollout 20 --batch_size 640"
     " --num_batches_per_epoch 1 --num_epochs 1 --normalize_input False --normalize_returns False"
@@ -149,15 +151,26 @@ def sample_factory(python: str, arguments: str, warmup: float, seconds: float) -
     """Agent steps/s that its learner has taken in. Its own figure is an average over coarse intervals."""
     with tempfile.TemporaryDirectory() as root:
         command = [python, str(HERE / "train_sample_factory.py"), *arguments.split(), "--train_dir", root]
-        command += ["--experiment", "run", "--train_for_seconds", str(round(warmup + seconds + 10))]
-        process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    reports = re.findall(r"\[([\d-]+ [\d:]+),(\d+)\].*Total num frames: (\d+)", process.stdout)
+        command += ["--experiment", "run"]
+        log = Path(root) / "run" / "sf_log.txt"
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        try:  # it does not stop by itself: its --train_for_seconds went on
+            process.wait(STARTUP + warmup + seconds)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output = log.read_text() if log.exists() else ""
+    reports = re.findall(r"\[([\d-]+ [\d:]+),(\d+)\].*Total num frames: (\d+)", output)
     points = [
         (time.mktime(time.strptime(at, "%Y-%m-%d %H:%M:%S")) + int(ms) / 1000, int(frames) / FRAMES_PER_STEP)
         for at, ms, frames in reports
     ]
     if not points or points[-1][0] - points[0][0] < seconds:
-        raise RuntimeError(f"Sample Factory reported no {seconds:.0f} seconds of training:\n{process.stdout[-4000:]}")
+        raise RuntimeError(f"Sample Factory reported no {seconds:.0f} seconds of training:\n{output[-4000:]}")
     measured = [point for point in points if point[0] >= points[-1][0] - seconds]
     (first_second, first_step), (last_second, last_step) = measured[0], measured[-1]
     return (last_step - first_step) / (last_second - first_second)
