@@ -1,0 +1,169 @@
+"""Does anything grow? Train for half an hour, look at memory, queues and lag all the time, and fit a slope to each.
+
+    python benchmarks/soak.py                        # MonoBeast on Pong; writes benchmarks/results/soak-monobeast.{csv,md}
+    python benchmarks/soak.py --variant polybeast
+
+Memory is what the kernel calls proportional: a page that n processes map counts 1/n in each, so that the sum over all
+processes of the run is what the run costs the machine. A slope is that of a line through the means of ten equal parts
+of the run, its first minutes left out; it counts as none while 0 lies within its 95 % interval.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+PARTS = 10
+T_95 = 2.306  # of Student's t with PARTS - 2 degrees of freedom
+MEMORY = {"Pss_Anon": "memory of its own", "Pss_Shmem": "shared memory"}
+METRICS = {  # columns of metrics.csv, and what they mean
+    "charts/SPS": "agent steps/s",
+    "stats/queue_full_slots": "slots that wait for the learner",
+    "stats/queue_waiting_columns": "columns that wait for the learner",
+    "stats/policy_lag_mean": "policy lag, updates",
+}
+
+
+@dataclass
+class Options:
+    """What to run, and for how long."""
+
+    variant: Literal["monobeast", "polybeast"] = "monobeast"
+    """Which of the two."""
+    env: str = "PongNoFrameskip-v4"
+    """Environment id."""
+    minutes: float = 31.0
+    """Length of the run."""
+    warmup: float = 5.0
+    """First minutes that no slope is fitted to: processes start, first games end, buffers fill."""
+    interval: float = 5.0
+    """Seconds between two looks at the memory."""
+    arguments: str = ""
+    """More arguments for the variant, as in `--arguments="--seed 2"`."""
+    root: str = "runs"
+    """Directory for the run, which must not exist yet."""
+    out: str = str(ROOT / "benchmarks" / "results")
+    """Directory for the CSV and Markdown files."""
+
+
+def main(options: Options) -> None:
+    from beast.runs import cpu_model, git
+
+    path = Path(options.root) / f"soak-{options.variant}"
+    if path.exists():
+        sys.exit(f"error: {path} exists already; give another --root")
+    command = [sys.executable, str(ROOT / f"{options.variant}.py"), "--env", options.env, "--root", options.root]
+    command += ["--name", path.name, "--total_minutes", str(options.minutes), *options.arguments.split()]
+    samples: list[dict[str, float]] = []
+    process = subprocess.Popen(command)
+    try:
+        began = time.monotonic()
+        while process.poll() is None:
+            samples.append({"minutes": (time.monotonic() - began) / 60, **memory_of_tree(process.pid)})
+            time.sleep(options.interval)
+    finally:
+        process.terminate()
+        if process.wait():
+            sys.exit(f"error: the run ended with exit code {process.returncode}")
+    samples = [sample for sample in samples if sample["processes"]]  # the last one may have seen its end
+    with open(path / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    lines, flat = [], True
+    for name, meaning in MEMORY.items():
+        points = [(sample["minutes"], sample[name] / 1e6) for sample in samples]
+        line, is_flat = describe(f"{meaning}, MB", points, options.warmup, options.minutes)
+        lines.append(line)
+        flat = flat and is_flat
+    for name, meaning in METRICS.items():
+        points = [(60 * float(row["hours"]), float(row[name])) for row in rows if row.get(name)]
+        if points:
+            lines.append(describe(meaning, points, options.warmup, options.minutes)[0])
+    highest = max(float(row["stats/policy_lag_max"]) for row in rows)
+    bounds = {row["stats/policy_lag_bound"] for row in rows if row.get("stats/policy_lag_bound")}
+    bound = f", its bound is {float(bounds.pop()):.0f}" if bounds else " (PolyBeast has no bound)"
+    lines = [
+        f"# {options.minutes:.0f} minutes of {options.variant}.py on {options.env}",
+        "",
+        f"{cpu_model()}, {os.cpu_count()} cores, commit {(git(ROOT, 'rev-parse', 'HEAD') or 'unknown')[:10]}; "
+        f"{float(rows[-1]['step']):,.0f} steps, {max(sample['processes'] for sample in samples):.0f} processes.",
+        "",
+        "| | mean | lowest | highest | slope an hour (95 % interval) | |",
+        "|---|---|---|---|---|---|",
+        *lines,
+        "",
+        f"Highest policy lag: {highest:.0f} updates{bound}. Environments restarted: {rows[-1]['stats/env_restarts']}.",
+        "",
+        "`python benchmarks/soak.py " + " ".join(sys.argv[1:]).replace(options.root, "runs") + "`",
+    ]
+    output = Path(options.out) / f"soak-{options.variant}"
+    output.with_suffix(".md").write_text("\n".join(lines) + "\n")
+    with open(output.with_suffix(".csv"), "w", newline="") as file:
+        writer = csv.DictWriter(file, samples[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: round(value, 3) for name, value in sample.items()} for sample in samples)
+    print("\n".join(lines))
+    if not flat:
+        sys.exit("memory grew")
+
+
+def memory_of_tree(pid: int) -> dict[str, float]:
+    """Bytes of each kind in MEMORY of a process and all below it, and how many processes they are."""
+    total = {**dict.fromkeys(MEMORY, 0.0), "processes": 0}
+    for member in tree(pid):
+        with contextlib.suppress(OSError):  # it has ended since
+            lines = Path(f"/proc/{member}/smaps_rollup").read_text().splitlines()
+            sizes = dict(line.split(":", 1) for line in lines[1:])
+            for name in MEMORY:
+                total[name] += int(sizes[name].split()[0]) * 1024
+            total["processes"] += 1
+    return total
+
+
+def tree(pid: int) -> Iterator[int]:
+    """The process and all that it has started, and those have."""
+    yield pid
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield from tree(int(child))
+
+
+def describe(what: str, points: list[tuple[float, float]], warmup: float, minutes: float) -> tuple[str, bool]:
+    """A line of the table for points (minute, value), and whether 0 lies in the interval of the slope or below it."""
+    points = [point for point in points if point[0] >= warmup]
+    width = (minutes - warmup) / PARTS
+    parts: list[list[tuple[float, float]]] = [[] for _ in range(PARTS)]
+    for point in points:
+        parts[min(int((point[0] - warmup) / width), PARTS - 1)].append(point)
+    x = np.array([statistics.fmean(minute for minute, _ in part) / 60 for part in parts])
+    y = np.array([statistics.fmean(value for _, value in part) for part in parts])
+    slope, start = np.polyfit(x, y, 1)
+    residual = y - (start + slope * x)
+    margin = T_95 * np.sqrt(residual @ residual / (PARTS - 2) / np.square(x - x.mean()).sum())
+    values = [value for _, value in points]
+    is_flat = slope - margin <= 0
+    verdict = "flat" if abs(slope) <= margin else ("rises" if slope > 0 else "falls")
+    return (
+        f"| {what} | {statistics.fmean(values):,.2f} | {min(values):,.2f} | {max(values):,.2f} "
+        f"| {slope:+,.3f} (± {margin:.3f}) | {verdict} |",
+        bool(is_flat),
+    )
+
+
+if __name__ == "__main__":
+    import tyro
+
+    main(tyro.cli(Options, description=__doc__))
