@@ -122,6 +122,7 @@ def create_env(flags: Flags, num_envs: int) -> gymnasium.vector.VectorEnv:
 
 actors.run_if_actor(Flags, create_env)  # an actor process reads this file down to here, and never imports torch
 
+import copy
 import math
 import os
 import time
@@ -134,10 +135,10 @@ from torch import nn
 from beast import checkpoint, games, tuning, vtrace
 from beast.distributions import action_shape_dtype, distribution, encode_action, encoded_action_width, policy_width
 from beast.learner import Learner
-from beast.machine import choose_device, keep_freed_memory, pin_memory
+from beast.machine import choose_device, keep_freed_memory, pin_memory, stream
 from beast.profile import Laps
-from beast.rollout import RolloutMemory, Slots, max_policy_lag, nest_observations
-from beast.tensors import PublishedWeights, columns, join, map_tensors, rollout_fields
+from beast.rollout import RolloutMemory, Slots, max_policy_lag
+from beast.tensors import PublishedWeights, SlotTensors, columns, join, rollout_fields
 from beast.training import Training
 
 GROUPS_PER_ACTOR = 2  # double buffering: one group steps while the other's actions are chosen
@@ -290,6 +291,15 @@ class Net(nn.Module):
         num_tensors = {"none": 0, "gru": 1, "lstm": 2}[self.flags.core]
         return tuple(torch.zeros(1, batch_size, self.flags.core_size) for _ in range(num_tensors))
 
+    def inference_copy(self) -> Net:
+        """A copy to act with. Weights that autocast would cast in every pass are cast once, when they are copied."""
+        net = copy.deepcopy(self).eval().requires_grad_(False)
+        for encoder in net.encoders:
+            if encoder.is_image and self.amp:
+                encoder.convolutions.bfloat16()
+                encoder.head.bfloat16()
+        return net
+
     def observe(self, observations: dict) -> None:
         """Take observations [N, *shape] into the statistics that center the images."""
         for name, encoder in zip(self.names, self.encoders):
@@ -350,9 +360,15 @@ def compute_loss(
     advantages = rewards + discounts * torch.cat([vs[1:], values[-1:].detach()]) - values[:-1].detach()
     weight = mask.float()
     count = weight.sum().clamp(min=1)
+
+    def mean(x):
+        return (x * weight).sum() / count
+
+    def variance(x):
+        return mean((x - mean(x)).square())
+
     if flags.normalize_advantages:
-        centered = advantages - (advantages * weight).sum() / count
-        advantages = centered / ((centered.square() * weight).sum() / count).sqrt().clamp(min=1e-5)
+        advantages = (advantages - mean(advantages)) / variance(advantages).sqrt().clamp(min=1e-5)
     if flags.ppo_clip:
         clipped = ratio.clamp(1 / (1 + flags.ppo_clip), 1 + flags.ppo_clip)
         policy_gains = torch.minimum(ratio * advantages, clipped * advantages)
@@ -365,14 +381,13 @@ def compute_loss(
     if flags.reduction == "mean":
         loss = loss / count
     with torch.no_grad():
-        errors = (vs - values[:-1])[mask]
         stats = {
             "losses/policy_loss": policy_loss / count,
             "losses/value_loss": value_loss / count,
             "losses/entropy": entropy / count,
             "losses/approx_kl": ((ratio - 1 - log_rhos) * weight).nan_to_num().sum() / count,
-            "losses/clipfrac": (((ratio - 1).abs() > (flags.ppo_clip or 0.2)).float() * weight).sum() / count,
-            "losses/explained_variance": 1 - errors.var() / vs[mask].var().clamp(min=1e-8),
+            "losses/clipfrac": mean(((ratio - 1).abs() > (flags.ppo_clip or 0.2)).float()),
+            "losses/explained_variance": 1 - variance(vs - values[:-1]) / variance(vs).clamp(min=1e-8),
         }
     return loss, stats
 
@@ -392,24 +407,23 @@ class Inference:
     def __init__(
         self,
         net: Net,
-        memory: RolloutMemory,
+        tensors: SlotTensors,
         slots: Slots,
         group_actors,
         weights: PublishedWeights,
         num_groups: int,
         generator: torch.Generator,
     ):
-        self.memory, self.slots, self.actors, self.weights = memory, slots, group_actors, weights
-        self.action_space, self.device = net.action_space, next(net.parameters()).device
-        self.new_state = lambda: tuple(state.to(self.device) for state in net.initial_state(memory.group_width))
+        self.tensors, self.slots, self.actors, self.weights = tensors, slots, group_actors, weights
+        self.memory, self.device, self.action_space = tensors.memory, tensors.device, net.action_space
+        self.new_state = lambda: tuple(state.to(self.device) for state in net.initial_state(self.memory.group_width))
         self.groups = [Group() for _ in range(num_groups)]
         self.starving: list[int] = []  # groups with a full slot that wait for a free one
-        self.initial_states: list[tuple] = [()] * memory.num_slots  # of the rollout in each slot: before its row 0
+        self.initial_states: list[tuple] = [()] * self.memory.num_slots  # of the rollout in each slot: before its row 0
         self.generator = generator  # of action noise
         self.batch_sizes: deque[int] = deque(maxlen=1000)
         self._starved_seconds = 0.0  # time of all groups together
         self._starving_since = time.monotonic()
-        self._tensors: dict[tuple[int, int], dict] = {}
         self.laps = Laps()
 
     def step(self, timeout: float) -> None:
@@ -420,6 +434,9 @@ class Inference:
             if self.groups[group].slot is not None and group not in self.starving:
                 self.slots.drop(self.groups[group].slot)
             self.groups[group] = Group()
+        for group in ready:
+            if self.groups[group].slot is not None:
+                self.tensors.upload(self.groups[group].slot, self.groups[group].row)
         now = time.monotonic()
         self._starved_seconds += len(self.starving) * (now - self._starving_since)
         self._starving_since = now
@@ -442,6 +459,7 @@ class Inference:
         if group.slot is not None and group.row < self.memory.unroll_length:
             return True
         if group.slot is not None and number not in self.starving:
+            self.tensors.full[group.slot].set()
             self.slots.fill(group.slot)
         # A full slot still holds the last row of the group that waits, so nobody else may have it.
         kept = {self.groups[other].slot for other in self.starving if other != number}
@@ -452,14 +470,13 @@ class Inference:
             return False
         if number in self.starving:
             self.starving.remove(number)
+        self.tensors.free[slot].wait()
         if group.slot is None:  # new environments, to be reset
-            row = self.memory.row(slot, 0)
-            for name in ("action", "policy_logits", "baseline", "policy_version"):
-                row[name][...] = 0
+            self.tensors.begin(slot)
             group.slot, group.row, group.core_state = slot, -1, self.new_state()
             self._advance(number)
             return False
-        self.memory.repeat_last_row(group.slot, slot)
+        self.tensors.repeat_last_row(group.slot, slot)
         group.slot, group.row = slot, 0
         return True
 
@@ -474,7 +491,7 @@ class Inference:
         for group in groups:
             if group.row == 0:
                 self.initial_states[group.slot] = group.core_state
-        rows = [self._tensor_row(group.slot, group.row) for group in groups]
+        rows = [self.tensors.row(group.slot, group.row) for group in groups]
         inputs = join([{k: row[k] for k in ("obs", "reward", "done", "action")} for row in rows], self.device)
         core_state = tuple(torch.cat(parts, dim=1) for parts in zip(*(group.core_state for group in groups)))
         self.laps.lap("gather")
@@ -483,24 +500,19 @@ class Inference:
         self.laps.lap("forward")
         actions = distribution(self.action_space, policy_logits).sample(self.generator)
         width = self.memory.group_width
-        for index, (number, group) in enumerate(zip(numbers, groups)):
+        for index, group in enumerate(groups):
             mine = slice(index * width, (index + 1) * width)
-            row = self._tensor_row(group.slot, group.row + 1)
+            row = self.tensors.row(group.slot, group.row + 1)
             row["action"].copy_(actions[:, mine])
             row["policy_logits"].copy_(policy_logits[:, mine])
             row["baseline"].copy_(baseline[:, mine])
             row["policy_version"].fill_(version)
             group.core_state = tuple(state[:, mine] for state in core_state)
+        self.tensors.download_actions([(group.slot, group.row + 1) for group in groups])
+        for number in numbers:
             self._advance(number)
         self.batch_sizes.append(len(numbers) * width)
         self.laps.lap("answer")
-
-    def _tensor_row(self, slot: int, row: int) -> dict:
-        """One row as tensors [1, K, …] over the shared memory."""
-        if (slot, row) not in self._tensors:
-            arrays = {name: torch.from_numpy(array[slot, row : row + 1]) for name, array in self.memory.arrays.items()}
-            self._tensors[slot, row] = nest_observations(arrays)
-        return self._tensors[slot, row]
 
 
 def make_optimizer(flags: Flags, net: nn.Module) -> torch.optim.Optimizer:
@@ -514,7 +526,7 @@ def make_optimizer(flags: Flags, net: nn.Module) -> torch.optim.Optimizer:
 def learn(
     flags: Flags,
     training: Training,
-    memory: RolloutMemory,
+    tensors: SlotTensors,
     slots: Slots,
     inference: Inference,
     weights: PublishedWeights,
@@ -526,8 +538,9 @@ def learn(
     training.learner.laps.lap("wait")
     if taken is None:
         return False
-    rollouts = [memory.rollout(slot) for slot in taken]
-    rollout = join([map_tensors(torch.from_numpy, rollout) for rollout in rollouts], training.device)  # [T+1, m·K, …]
+    for slot in taken:
+        tensors.full[slot].wait()
+    rollout = join([tensors.rollout(slot) for slot in taken], training.device)  # [T+1, m·K, …]
     core_states = zip(*(inference.initial_states[slot] for slot in taken))
     core_state = tuple(torch.cat(parts, dim=1) for parts in core_states)
     batches = (
@@ -535,7 +548,9 @@ def learn(
         for first in range(0, len(taken) * K, B)
     )
     training.learner.laps.lap("gather")
-    training.learn(rollouts, batches, weights.publish)
+    training.learn([tensors.memory.rollout(slot) for slot in taken], batches, weights.publish)
+    for slot in taken:
+        tensors.free[slot].set()
     slots.release(taken)
     inference.actors.wake()
     return True
@@ -568,7 +583,8 @@ def train(flags: Flags) -> None:
         if training.device.type == "cuda":
             training.cleanup.callback(pin_memory(memory.buffer, training.device, training.run.log))
         slots = Slots(flags.num_slots)
-        weights = PublishedWeights(net, learner.updates)
+        tensors = SlotTensors(memory, training.device)
+        weights = PublishedWeights(net, learner.updates, flags.compile)
         if flags.compile:
             net.forward = torch.compile(net.forward)
         if flags.deterministic:
@@ -581,20 +597,23 @@ def train(flags: Flags) -> None:
                 niceness=flags.actor_niceness, pin=flags.pin_actors, log=training.run.log,
             )  # fmt: skip
         training.cleanup.callback(group_actors.close)
-        inference = Inference(net, memory, slots, group_actors, weights, num_groups, training.generator)
+        inference = Inference(net, tensors, slots, group_actors, weights, num_groups, training.generator)
         training.profile.workers |= {"inference": lambda: inference.laps.seconds, **group_actors.workers()}
+        training.profile.cores |= {"inference": lambda: inference.laps.cpu_seconds, "envs": group_actors.cpu_seconds}
         lag_bound = max_policy_lag(flags.num_slots, flags.group_width, flags.batch_width)
 
         def infer(stop) -> None:
             torch.set_num_threads(1)
-            inference.laps.begin()
-            while not stop():
-                inference.step(timeout=0.2)
+            with stream(training.device, urgent=True):
+                inference.laps.begin()
+                while not stop():
+                    inference.step(timeout=0.2)
 
         def learn_on(stop, block: bool = True) -> None:
-            training.use_learner_threads()
-            while not stop() and learn(flags, training, memory, slots, inference, weights, block):
-                pass
+            training.begin_learning()
+            with stream(training.device):
+                while not stop() and learn(flags, training, tensors, slots, inference, weights, block):
+                    pass
 
         def lock_step(stop) -> None:
             torch.set_num_threads(1)
@@ -602,7 +621,7 @@ def train(flags: Flags) -> None:
                 inference.laps.begin()  # the two take turns
                 inference.step(timeout=0)
                 training.learner.laps.begin()
-                while not stop() and learn(flags, training, memory, slots, inference, weights, block=False):
+                while not stop() and learn(flags, training, tensors, slots, inference, weights, block=False):
                     pass
 
         def wake_all() -> None:

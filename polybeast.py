@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import math
 import os
 import shlex
@@ -31,7 +32,7 @@ from beast.distributions import action_shape_dtype, distribution, encode_action,
 from beast.flags import FREE_ON_RESUME, RUN_LIMITS, RunFlags, check_limits, check_widths, exit_with_message, run_name
 from beast.learner import Learner
 from beast.local_servers import LocalServers
-from beast.machine import choose_device, keep_freed_memory
+from beast.machine import choose_device, keep_freed_memory, stream
 from beast.profile import Laps
 from beast.tensors import PublishedWeights, map_tensors
 from beast.training import Training
@@ -288,6 +289,15 @@ class Net(nn.Module):
         num_tensors = {"none": 0, "gru": 1, "lstm": 2}[self.flags.core]
         return tuple(torch.zeros(1, batch_size, self.flags.core_size) for _ in range(num_tensors))
 
+    def inference_copy(self) -> Net:
+        """A copy to act with. Weights that autocast would cast in every pass are cast once, when they are copied."""
+        net = copy.deepcopy(self).eval().requires_grad_(False)
+        for encoder in net.encoders:
+            if encoder.is_image and self.amp:
+                encoder.convolutions.bfloat16()
+                encoder.head.bfloat16()
+        return net
+
     def observe(self, observations: dict) -> None:
         """Take observations [N, *shape] into the statistics that center the images."""
         for name, encoder in zip(self.names, self.encoders):
@@ -348,9 +358,15 @@ def compute_loss(
     advantages = rewards + discounts * torch.cat([vs[1:], values[-1:].detach()]) - values[:-1].detach()
     weight = mask.float()
     count = weight.sum().clamp(min=1)
+
+    def mean(x):
+        return (x * weight).sum() / count
+
+    def variance(x):
+        return mean((x - mean(x)).square())
+
     if flags.normalize_advantages:
-        centered = advantages - (advantages * weight).sum() / count
-        advantages = centered / ((centered.square() * weight).sum() / count).sqrt().clamp(min=1e-5)
+        advantages = (advantages - mean(advantages)) / variance(advantages).sqrt().clamp(min=1e-5)
     if flags.ppo_clip:
         clipped = ratio.clamp(1 / (1 + flags.ppo_clip), 1 + flags.ppo_clip)
         policy_gains = torch.minimum(ratio * advantages, clipped * advantages)
@@ -363,14 +379,13 @@ def compute_loss(
     if flags.reduction == "mean":
         loss = loss / count
     with torch.no_grad():
-        errors = (vs - values[:-1])[mask]
         stats = {
             "losses/policy_loss": policy_loss / count,
             "losses/value_loss": value_loss / count,
             "losses/entropy": entropy / count,
             "losses/approx_kl": ((ratio - 1 - log_rhos) * weight).nan_to_num().sum() / count,
-            "losses/clipfrac": (((ratio - 1).abs() > (flags.ppo_clip or 0.2)).float() * weight).sum() / count,
-            "losses/explained_variance": 1 - errors.var() / vs[mask].var().clamp(min=1e-8),
+            "losses/clipfrac": mean(((ratio - 1).abs() > (flags.ppo_clip or 0.2)).float()),
+            "losses/explained_variance": 1 - variance(vs - values[:-1]) / variance(vs).clamp(min=1e-8),
         }
     return loss, stats
 
@@ -457,7 +472,7 @@ def train(flags: Flags) -> None:
         net = Net(observation_spaces, action_space, flags, amp).to(device)
         learner = Learner(flags, net, make_optimizer(flags, net), compute_loss)
         with Training("poly", flags, learner, FREE_ON_RESUME | FREE_HERE) as training:
-            weights = PublishedWeights(net, learner.updates)
+            weights = PublishedWeights(net, learner.updates, flags.compile)
             if flags.compile:
                 net.forward = torch.compile(net.forward)
             learner_queue = libbeast.BatchingQueue(
@@ -487,12 +502,14 @@ def train(flags: Flags) -> None:
 
             def infer_on(stop) -> None:
                 torch.set_num_threads(1)
-                inference_laps.begin()
-                infer(inference_batcher, weights, action_space, training.generator, inference_laps)
+                with stream(device, urgent=True):
+                    inference_laps.begin()
+                    infer(inference_batcher, weights, action_space, training.generator, inference_laps)
 
             def learn_on(stop) -> None:
-                training.use_learner_threads()
-                learn(learner_queue, training, weights)
+                training.begin_learning()
+                with stream(device):
+                    learn(learner_queue, training, weights)
 
             def wake_all() -> None:
                 for queue in (learner_queue, inference_batcher):
@@ -505,6 +522,9 @@ def train(flags: Flags) -> None:
                 return {stage: counters[f"seconds_{stage}"] / num_groups for stage in STREAM_STAGES}
 
             training.profile.workers |= {"inference": lambda: inference_laps.seconds, "streams": streams}
+            training.profile.cores["inference"] = lambda: inference_laps.cpu_seconds
+            if servers:
+                training.profile.cores["envs"] = servers.cpu_seconds
 
             def measure(seconds: float, shares: dict[str, float]) -> dict[str, float]:
                 counters = pool.counters()

@@ -7,9 +7,11 @@ numbers only; the end of that socket is how either side learns of the other's de
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -217,6 +219,10 @@ class ActorProcesses:
             private.append((resident - shared) * os.sysconf("SC_PAGE_SIZE"))
         return private
 
+    def cpu_seconds(self) -> float:
+        """CPU time of all actors, those that have ended included."""
+        return cpu_seconds_of_children(self.pids())
+
     def workers(self) -> dict:
         """Each actor's name, and a function that gives its seconds by stage (see `profile.Profile`)."""
         return {f"actor {process.index}": process.seconds_so_far for process in self._processes}
@@ -367,6 +373,18 @@ class ActorProcesses:
         return self._groups(process)
 
 
+def cpu_seconds_of_children(pids: list[int]) -> float:
+    """CPU time of child processes that run and of all that have ended (Linux; elsewhere of the latter only)."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = ended.ru_utime + ended.ru_stime
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it is ending
+            with open(f"/proc/{pid}/stat") as file:
+                user, system = file.read().rpartition(")")[2].split()[11:13]  # the name before may hold anything
+            seconds += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
 def _kill_group(popen: subprocess.Popen) -> None:
     """End what an actor's environments have started themselves and not ended with it."""
     try:
@@ -384,8 +402,11 @@ class LocalActors:
         self._actor = Actor(create_env, flags, memory, {group: seed(group, 0) for group in range(num_groups)})
         self._ready = collections.deque(range(num_groups))
 
+    def cpu_seconds(self) -> float:
+        return 0.0  # all of it is of the thread that calls `go`
+
     def workers(self) -> dict:
-        return {}  # their steps are time of the thread that calls `go`
+        return {}  # their steps, too
 
     def go(self, group: int, slot: int, row: int) -> None:
         self._actor.write_row(group, slot, row)

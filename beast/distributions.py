@@ -140,8 +140,8 @@ def encode_action(space: spaces.Space, action: Tensor) -> Tensor:
     sizes = category_sizes(space)
     places = action.long().reshape(leading + (len(sizes),))
     if len(sizes) > 1:
-        starts = [sum(sizes[:part]) for part in range(len(sizes))]
-        places = places + torch.tensor(starts, device=action.device)
+        starts = [sum(sizes[:part]) for part in range(len(sizes))]  # a tensor of them would make a GPU's host wait
+        places = torch.stack([place + start for place, start in zip(places.unbind(-1), starts)], dim=-1)
     return torch.zeros(leading + (sum(sizes),), device=action.device).scatter_(-1, places, 1.0)
 
 

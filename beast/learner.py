@@ -31,6 +31,7 @@ class Learner:
         self.episodes = 0
         self.best = -math.inf
         self.laps = Laps()
+        self._queued: tuple[list[str], torch.Tensor, torch.cuda.Event] | None = None  # statistics on their way
 
     def learning_rate(self) -> float:
         left = max(1 - self.steps / self.flags.total_steps, 0.0) if self.flags.lr_decay == "linear" else 1.0
@@ -38,7 +39,11 @@ class Learner:
 
     def update(self, batch: dict, core_state: tuple) -> dict[str, float]:
         """One step of the optimizer on rollouts [T+1, B, …]. A NaN or Inf in loss or gradients leaves all weights
-        alone; FloatingPointError after too many of them in a row."""
+        alone; FloatingPointError after too many of them in a row.
+
+        Returns the statistics, on a GPU those of the update before (none at first): so the host never waits for what
+        it has just queued. Counts and FloatingPointError are as late.
+        """
         flags = self.flags
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate()
@@ -49,27 +54,56 @@ class Learner:
         loss.backward()
         self.laps.lap("backward")
         norm = nn.utils.clip_grad_norm_(self.net.parameters(), flags.grad_clip or math.inf)
+        is_bad = ~(loss.detach().isfinite() & norm.isfinite())
+        self._step_unless(is_bad)
+        self.net.observe(map_tensors(lambda x: x[-1], batch["obs"]))
         void = ((batch["terminated"] | batch["truncated"]) & ~batch["done"])[:-1]
         lag = (self.updates - batch["policy_version"][1:]).float()
-        self.steps += int((~void).sum())
-        stats |= {"losses/total_loss": loss.detach(), "losses/grad_norm": norm, "stats/policy_lag_mean": lag.mean()}
-        stats = {name: float(value) for name, value in stats.items()}  # on a GPU this waits for the update
-        stats["stats/policy_lag_max"] = float(lag.max())
-        if math.isfinite(stats["losses/total_loss"]) and math.isfinite(stats["losses/grad_norm"]):
-            self.optimizer.step()
-            self.net.observe(map_tensors(lambda x: x[-1], batch["obs"]))
-            self.bad_updates_in_a_row = 0
-        else:
-            self.bad_updates += 1
-            self.bad_updates_in_a_row += 1
-            if self.bad_updates_in_a_row >= flags.max_bad_updates:
-                raise FloatingPointError(
-                    f"loss or gradients were NaN or Inf in {self.bad_updates_in_a_row} updates in a row "
-                    f"(--max_bad_updates {flags.max_bad_updates}); the last: {stats}. "
-                    "Lower --learning_rate or --grad_clip, or try --amp off."
-                )
+        stats |= {"losses/total_loss": loss.detach(), "losses/grad_norm": norm}
+        stats |= {"stats/policy_lag_mean": lag.mean(), "stats/policy_lag_max": lag.max()}
+        stats |= {"steps": (~void).sum(), "is_bad": is_bad}
         self.updates += 1
         self.laps.lap("optimizer")
+        values = torch.stack([value.float() for value in stats.values()])
+        if values.device.type == "cpu":
+            return self._count(dict(zip(stats, values.tolist())))
+        before = self._settle()
+        self._queued = (list(stats), torch.empty(len(stats), pin_memory=True), torch.cuda.Event())
+        self._queued[1].copy_(values, non_blocking=True)
+        self._queued[2].record()
+        return before
+
+    def _step_unless(self, is_bad: torch.Tensor) -> None:
+        """The optimizer's step. A fused Adam looks at `is_bad` itself, on its device; for another the host has to."""
+        if getattr(self.optimizer, "_step_supports_amp_scaling", False):  # as torch's own GradScaler asks
+            self.optimizer.grad_scale, self.optimizer.found_inf = None, is_bad.float()
+            self.optimizer.step()
+        elif not is_bad:
+            self.optimizer.step()
+
+    def _settle(self) -> dict[str, float]:
+        """The statistics of the update that a GPU was given last, when it is done; empty if they were taken before."""
+        if self._queued is None:
+            return {}
+        (names, values, is_done), self._queued = self._queued, None
+        is_done.synchronize()
+        self.laps.lap("device")
+        return self._count(dict(zip(names, values.tolist())))
+
+    def _count(self, stats: dict[str, float]) -> dict[str, float]:
+        """Count an update by its statistics. Raises FloatingPointError after too many bad ones in a row."""
+        self.steps += int(stats.pop("steps"))
+        if not stats.pop("is_bad"):
+            self.bad_updates_in_a_row = 0
+            return stats
+        self.bad_updates += 1
+        self.bad_updates_in_a_row += 1
+        if self.bad_updates_in_a_row >= self.flags.max_bad_updates:
+            raise FloatingPointError(
+                f"loss or gradients were NaN or Inf in {self.bad_updates_in_a_row} updates in a row "
+                f"(--max_bad_updates {self.flags.max_bad_updates}); the last: {stats}. "
+                "Lower --learning_rate or --grad_clip, or try --amp off."
+            )
         return stats
 
     def record_episodes(self, finished: list[tuple[float, int]]) -> None:
@@ -81,6 +115,7 @@ class Learner:
 
     def state_dict(self) -> dict:
         """All that a later start needs to go on as if there had been no stop."""
+        self._settle()
         counts = ("steps", "updates", "bad_updates", "bad_updates_in_a_row", "seconds", "episodes", "best")
         return {
             "net": self.net.state_dict(),

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from beast.actors import FORGIVEN_AFTER
+from beast.actors import FORGIVEN_AFTER, cpu_seconds_of_children
 
 START_SECONDS = 60.0  # until a server listens: imports, and nothing else
 
@@ -64,6 +64,10 @@ class LocalServers:
                 self._restarts[index] += 1
                 self._processes[index] = self._start(index)
             time.sleep(0.1)
+
+    def cpu_seconds(self) -> float:
+        """CPU time of all servers, those that have ended included."""
+        return cpu_seconds_of_children([process.pid for process in self._processes])
 
     def close(self) -> None:
         """End all servers and remove their sockets."""

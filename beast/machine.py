@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -43,6 +43,43 @@ def keep_freed_memory() -> None:
             mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD, bytes
             mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, bytes
             mallopt(-8, 1)  # M_ARENA_MAX: the heap of any other arena ends at 64 MB, which an update outgrows
+
+
+@contextlib.contextmanager
+def stream(device: torch.device, urgent: bool = False) -> Iterator[None]:
+    """Queue what the calling thread has a GPU do behind none of another thread's work, but for what was queued before
+    any thread began; `urgent` work goes first. Nothing on a CPU."""
+    if device.type != "cuda":
+        yield
+        return
+    own = torch.cuda.Stream(device, priority=-1 if urgent else 0)
+    own.wait_stream(torch.cuda.default_stream(device))
+    with torch.cuda.stream(own):
+        yield
+
+
+class Fence:
+    """Between two threads' streams: what one queues after `wait` runs after all that the other queued before `set`.
+
+    The host does not wait, and on a CPU nobody does: there the order of the threads is the order of the work.
+    """
+
+    def __init__(self, device: torch.device):
+        self._event = torch.cuda.Event() if device.type == "cuda" else None
+
+    def set(self) -> None:
+        if self._event:
+            self._event.record()
+
+    def wait(self) -> None:
+        if self._event:
+            torch.cuda.current_stream().wait_event(self._event)
+
+
+def wait_for(device: torch.device) -> None:
+    """Have the host wait for all that was queued on a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def pin_memory(buffer: np.ndarray, device: torch.device, log: Callable) -> Callable[[], None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import threading
 from collections.abc import Callable
 
@@ -13,6 +12,8 @@ from torch import nn
 
 from beast.distributions import action_shape_dtype, policy_width
 from beast.envs import observation_field
+from beast.machine import Fence
+from beast.rollout import RolloutMemory, nest_observations
 
 
 def map_tensors(function: Callable, *batches):
@@ -50,12 +51,86 @@ def rollout_fields(observation_spaces: dict, action_space: Space) -> dict[str, t
     }
 
 
-class PublishedWeights:
-    """Two copies of a net for inference: the learner writes the one that is not in use, then they swap roles."""
+# What inference writes into a row; all other fields are its environments'.
+AGENT_FIELDS = ("action", "policy_logits", "baseline", "policy_version")
 
-    def __init__(self, net: nn.Module, version: int):
-        self._copies = [copy.deepcopy(net).eval().requires_grad_(False) for _ in range(2)]
+
+class SlotTensors:
+    """The slots of a rollout memory as tensors where the net computes; inference and learner both read them there.
+
+    On a CPU they are the shared memory itself. Elsewhere they are its twin: a row goes up once, when its environments
+    have written it, and only actions come down. `full` and `free` have a fence for each slot: inference sets `full`
+    when all rows of a rollout are queued, the learner `free` when all its work on them is.
+    """
+
+    def __init__(self, memory: RolloutMemory, device: torch.device, is_twin: bool | None = None):
+        """`is_twin` is for tests: a twin on a CPU."""
+        self.memory, self.device = memory, device
+        self.is_twin = device.type != "cpu" if is_twin is None else is_twin
+        self._shared = {name: torch.from_numpy(array) for name, array in memory.arrays.items()}
+        self._tensors = (
+            {name: torch.empty_like(x, device=device) for name, x in self._shared.items()}
+            if self.is_twin
+            else self._shared
+        )
+        self._rows: dict[tuple[int, int], dict] = {}
+        self.full = [Fence(device) for _ in range(memory.num_slots)]
+        self.free = [Fence(device) for _ in range(memory.num_slots)]
+
+    def row(self, slot: int, row: int) -> dict:
+        """One row as views [1, K, …]; observations under `row["obs"][name]`."""
+        if (slot, row) not in self._rows:
+            views = {name: tensor[slot, row : row + 1] for name, tensor in self._tensors.items()}
+            self._rows[slot, row] = nest_observations(views)
+        return self._rows[slot, row]
+
+    def rollout(self, slot: int) -> dict:
+        """One whole slot as views [T+1, K, …]."""
+        # `data`: autograd need not know that inference writes other slots of the same tensor meanwhile.
+        return nest_observations({name: tensor.data[slot] for name, tensor in self._tensors.items()})
+
+    def begin(self, slot: int) -> None:
+        """No action led to row 0 of new environments."""
+        for name in AGENT_FIELDS:
+            self._tensors[name][slot, 0] = 0
+
+    def repeat_last_row(self, previous: int, slot: int) -> None:
+        """Copy row T of slot `previous` to row 0 of `slot`: consecutive rollouts of a group overlap by one row."""
+        self.memory.repeat_last_row(previous, slot)
+        if self.is_twin:
+            for tensor in self._tensors.values():
+                tensor[slot, 0] = tensor[previous, -1]
+
+    def upload(self, slot: int, row: int) -> None:
+        """Take over what the environments have written into a row."""
+        if self.is_twin:
+            for name in self._tensors.keys() - set(AGENT_FIELDS):
+                self._tensors[name][slot, row].copy_(self._shared[name][slot, row], non_blocking=True)
+
+    def download_actions(self, rows: list[tuple[int, int]]) -> None:
+        """Give the environments of these slots and rows their actions; returns when they can read them."""
+        if self.is_twin:
+            for slot, row in rows:
+                self._shared["action"][slot, row].copy_(self._tensors["action"][slot, row], non_blocking=True)
+            if self.device.type == "cuda":
+                torch.cuda.current_stream().synchronize()
+
+
+class PublishedWeights:
+    """Two copies of a net for inference: the learner writes the one that is not in use, then they swap roles.
+
+    `net` is a variant's `Net`; its `inference_copy()` may hold the same weights in a lower precision.
+    """
+
+    def __init__(self, net: nn.Module, version: int, is_compiled: bool = False):
+        self._copies = [net.inference_copy() for _ in range(2)]
+        if is_compiled:
+            for mine in self._copies:
+                mine.forward = torch.compile(mine.forward)
         self._locks = [threading.Lock() for _ in range(2)]
+        device = next(net.parameters()).device
+        self._written = [Fence(device) for _ in range(2)]
+        self._read = [Fence(device) for _ in range(2)]
         self._versions = [version, version]
         self._current = 0
 
@@ -64,8 +139,10 @@ class PublishedWeights:
         """Give inference the weights (and buffers) after learner update number `version`."""
         spare = 1 - self._current
         with self._locks[spare]:  # waits only for a forward pass that began two updates ago
+            self._read[spare].wait()
             for mine, theirs in zip(self._copies[spare].state_dict().values(), net.state_dict().values()):
                 mine.copy_(theirs)
+            self._written[spare].set()
             self._versions[spare] = version
         self._current = spare
 
@@ -74,4 +151,6 @@ class PublishedWeights:
         """The net to act with, and the learner update that its weights come from."""
         current = self._current
         with self._locks[current]:
+            self._written[current].wait()
             yield self._copies[current], self._versions[current]
+            self._read[current].set()

@@ -18,6 +18,7 @@ import torch
 
 from beast import checkpoint, envs, runs
 from beast.learner import Learner
+from beast.machine import wait_for
 from beast.profile import Profile
 from beast.threads import Crew, Interrupts
 
@@ -50,6 +51,7 @@ class Training:
         self._gathered: list[dict] = []  # statistics of the updates since then
         self.profile = Profile()
         self.profile.workers["learner"] = lambda: learner.laps.seconds
+        self.profile.cores |= {"process": time.process_time, "learner": lambda: learner.laps.cpu_seconds}
         self._row_began, self._row_steps = time.monotonic(), learner.steps
         self._began, self._seconds_before = time.monotonic(), learner.seconds
 
@@ -83,7 +85,8 @@ class Training:
                 self.learner.record_episodes(envs.finished_episodes(rollout))
             laps.lap("records")
             for batch, core_state in batches:
-                self._gathered.append(self.learner.update(batch, core_state))
+                if stats := self.learner.update(batch, core_state):
+                    self._gathered.append(stats)
                 publish(self.learner.net, self.learner.updates)
                 laps.lap("publish")
             if self.learner.steps // self.flags.log_steps != self._row_steps // self.flags.log_steps:
@@ -115,7 +118,6 @@ class Training:
             return crew.stop.is_set() or self.finished()
 
         self._row_began = self._began = time.monotonic()
-        learner.laps.begin()
         self.profile.begin()
         try:
             for work in works:
@@ -146,9 +148,10 @@ class Training:
         if learner.steps >= flags.total_steps:
             run.log("all of --total_steps are done: raise them to train on, or give another --name")
 
-    def use_learner_threads(self) -> None:
-        """Give the calling thread the learner's share of the cores."""
+    def begin_learning(self) -> None:
+        """The calling thread is the learner's: it gets its share of the cores, and its time counts."""
         torch.set_num_threads(self.flags.learner_threads or max(1, (os.cpu_count() or 1) // 2))
+        self.learner.laps.begin()
 
     def save(self) -> None:
         """Write checkpoint.pt, and best.pt where the last 100 games are the best yet."""
@@ -158,8 +161,10 @@ class Training:
             mean = float(np.mean(learner.returns)) if learner.returns else -math.inf
             is_best = len(learner.returns) == learner.returns.maxlen and mean > learner.best
             learner.best = mean if is_best else learner.best
+            wait_for(self.device)  # the learner's thread has a stream of its own
             state = copy.deepcopy({"config": self._config, **learner.state_dict()})
             state["action_rng"] = self.generator.get_state()
+            wait_for(self.device)
         checkpoint.save(self.run.checkpoint_path, state)
         if is_best:
             checkpoint.save(self.run.best_path, state)

@@ -66,6 +66,7 @@ class Stages:
 
     def inference(self, net: nn.Module, seconds: float) -> Cost:
         """Choosing one group's actions, row by row."""
+        net = net.inference_copy()
         device, rollout = next(net.parameters()).device, map_tensors(torch.from_numpy, self._rollouts[0])
         rollout = {name: rollout[name] for name in ("obs", "reward", "done", "action")}
         state = tuple(part.to(device) for part in net.initial_state(self.flags.group_width))

@@ -1,6 +1,6 @@
 """Does anything grow? Train for half an hour, look at memory, queues and lag all the time, and fit a slope to each.
 
-    python benchmarks/soak.py                        # MonoBeast on Pong; writes benchmarks/results/soak-monobeast.{csv,md}
+    python benchmarks/soak.py            # MonoBeast on Pong; writes benchmarks/results/soak-monobeast.{csv,md}
     python benchmarks/soak.py --variant polybeast
 
 Memory is what the kernel calls proportional: a page that n processes map counts 1/n in each, so that the sum over all

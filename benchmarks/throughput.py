@@ -1,13 +1,13 @@
-"""How fast this machine simulates, acts and learns, and how much of its cores that uses.
+"""How fast this machine simulates, acts and learns, what that costs, and how much of its cores it uses.
 
     python benchmarks/throughput.py          # about 10 minutes; writes benchmarks/results/throughput-<env>.{json,md}
 
-Measured in turn, `--repeats` times, so that a change in the machine's load falls on all alike:
+For each number of environments in `--envs`, `--repeats` times in turn, so that a change in the machine's load falls on
+all alike:
 
 - alone: CPU seconds per agent step of each stage by itself, with one thread and warm caches;
-- simulation: the actor processes with random actions; + inference: actions from the net, rollouts thrown away;
-  + learning: `monobeast.py` as a user runs it, its first seconds left out;
-- PolyBeast: the same with `polybeast.py` and its own env servers on unix sockets, where libbeast is built.
+- one run of each variant, libbeast permitting, in stages (staged.py): simulation with random actions; + inference;
+  + learning. The first seconds of each stage are left out.
 
 The work-conservation ratio is steps/s x (CPU seconds per step of all stages alone) / cores: 1 means that nothing waits.
 """
@@ -18,17 +18,29 @@ import contextlib
 import csv
 import importlib.util
 import json
+import math
 import os
-import platform
+import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, ROOT)
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from soak import memory_of_tree  # noqa: E402
+
+STAGES = ("simulation", "+ inference", "+ learning")
+VARIANTS = {"monobeast": "MonoBeast", "polybeast": "PolyBeast"}
+NULL, NULL_WIDTH = "null_env:Null-v0", 64
+Found = dict[str, dict[str, list[float]]]  # what was measured ("alone" or a variant) -> name -> a value a repetition
 
 
 @dataclass
@@ -37,186 +49,235 @@ class Options:
 
     env: str = "BreakoutNoFrameskip-v4"
     """Environment id."""
-    seconds: float = 30.0
-    """Measured seconds of each whole stage, after as many of warm-up as `warmup` says."""
-    warmup: float = 20.0
-    """Seconds before the measurement: imports, ROMs, first episodes."""
-    batch_width: int = 0
-    """Columns of one update; 0 takes monobeast.py's default."""
+    envs: tuple[int, ...] = (16, 64, 512)
+    """Numbers of environments; each a multiple of 4 for every core."""
+    seconds: float = 6.0
+    """Measured seconds of a stage; more with over 256 environments, whose rollouts are full less often."""
+    warmup: float = 2.0
+    """First seconds of a stage that are left out."""
     repeats: int = 3
-    """Repetitions; the table shows their median, lowest and highest."""
-    out: str = os.path.join(ROOT, "benchmarks", "results")
+    """Repetitions; the tables show their median, lowest and highest."""
+    null: bool = True
+    """Measure environments that do no work, too: what the plumbing carries."""
+    arguments: str = ""
+    """More arguments for both variants, as in `--arguments="--batch_width 32"`."""
+    name: str = ""
+    """Name of the result; empty takes the environment's."""
+    out: str = str(ROOT / "benchmarks" / "results")
     """Directory for the JSON and Markdown files."""
 
 
 def main(options: Options) -> None:
-    import monobeast
+    import tyro
 
-    flags = monobeast.Flags(env=options.env, total_steps=10**9, lr_decay="none")
-    flags = monobeast.validate(replace(flags, batch_width=options.batch_width or flags.batch_width))
+    import monobeast
+    from beast.runs import cpu_model, git
+
     monobeast.keep_freed_memory()
-    print(
-        f"{options.env}: {flags.num_actors} actors of 2 groups of {flags.group_width} environments, "
-        f"T={flags.unroll_length}, B={flags.batch_width}"
-    )
-    frames = monobeast.envs.frames_per_step(options.env)
-    runs: dict[str, list[float]] = {}
-    memory: dict = {}
+    arguments = ["--env", options.env, *options.arguments.split()]
+    defaults = monobeast.validate(tyro.cli(monobeast.Flags, args=arguments, use_underscores=True))
+    num_groups = monobeast.GROUPS_PER_ACTOR * defaults.num_actors
+    variants = [variant for variant in VARIANTS if variant == "monobeast" or importlib.util.find_spec("libbeast")]
+    found: dict[int, Found] = {num_envs: {} for num_envs in options.envs}
+    plumbing: list[float] = []
     for repeat in range(options.repeats):
-        measured = {
-            **alone(flags),
-            "simulation": with_actors(flags, options, memory, infer=False),
-            "+ inference": with_actors(flags, options, memory, infer=True),
-            "+ learning": trained("monobeast.py", flags, options),
-        }
-        if importlib.util.find_spec("libbeast"):
-            measured["PolyBeast"] = trained("polybeast.py", flags, options)
-        for name, value in measured.items():
-            runs.setdefault(name, []).append(value)
-        print(
-            f"repetition {repeat + 1}: " + ", ".join(f"{name} {value:.5g}" for name, value in measured.items()),
-            flush=True,
-        )
-    median = {name: statistics.median(values) for name, values in runs.items()}
-    cpu_seconds = sum(median[f"{stage} alone"] for stage in ("env", "inference", "learning"))
+        for num_envs, measured in found.items():
+            flags = monobeast.validate(replace(defaults, group_width=num_envs // num_groups, num_slots=0))
+            add(measured, "alone", alone(flags, options.seconds / 4))
+            seconds = options.warmup + options.seconds * max(1, num_envs / 256)
+            for variant in variants:
+                add(measured, variant, staged(variant, arguments, flags, [seconds] * 3, options.warmup))
+            speeds = (f"{VARIANTS[variant]} {measured[variant]['+ learning'][-1]:,.0f}" for variant in variants)
+            print(f"repetition {repeat + 1}, {num_envs} environments: {', '.join(speeds)} steps/s", flush=True)
+        if options.null:
+            flags = replace(defaults, group_width=NULL_WIDTH)
+            run = staged("monobeast", ["--env", NULL], flags, [options.warmup + options.seconds], options.warmup)
+            plumbing.append(run["simulation"])
+            print(f"repetition {repeat + 1}, environments without work: {plumbing[-1]:,.0f} steps/s", flush=True)
     result = {
-        "command": "python benchmarks/throughput.py " + " ".join(sys.argv[1:]),
-        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip(),
+        "command": "python benchmarks/throughput.py " + " ".join(map(shlex.quote, sys.argv[1:])),
+        "commit": git(ROOT, "rev-parse", "HEAD"),
         "hardware": f"{cpu_model()}, {os.cpu_count()} cores",
         "torch": monobeast.torch.__version__,
-        "flags": asdict(flags),
-        "runs": runs,
-        "median": median,
-        "work_conservation": median["+ learning"] * cpu_seconds / os.cpu_count(),
-        **memory,
+        "flags": asdict(defaults),
+        "frames_per_step": monobeast.envs.frames_per_step(options.env),
+        "found": found,
+        "null_env_steps_per_second": plumbing,
     }
-    if "PolyBeast" in runs:  # pair by pair: the two ran one after the other
-        pairs = zip(runs["PolyBeast"], runs["+ learning"])
-        result["poly_share"] = statistics.median(poly / mono for poly, mono in pairs)
-    lines = [
-        f"# Throughput on {options.env}",
-        "",
-        f"{result['hardware']}, torch {result['torch']}, T={flags.unroll_length}, B={flags.batch_width}, "
-        f"{flags.net} net, "
-        f"{flags.num_actors} actors of 2 groups of {flags.group_width} environments, commit {result['commit'][:10]}.",
-        "",
-        f"| stage | agent steps/s: median (lowest to highest) | frames/s ({frames} a step) | share of simulation |",
-        "|---|---|---|---|",
-        *(
-            f"| {name} | {median[name]:,.0f} ({min(runs[name]):,.0f} to {max(runs[name]):,.0f}) "
-            f"| {median[name] * frames:,.0f} "
-            f"| {median[name] / median['simulation']:.0%} |"
-            for name in ("simulation", "+ inference", "+ learning", "PolyBeast")
-            if name in runs
-        ),
-        "",
-        "| stage alone, one thread | CPU ms per agent step |",
-        "|---|---|",
-        *(f"| {stage} | {1e3 * median[f'{stage} alone']:.3f} |" for stage in ("env", "inference", "learning")),
-        f"| all | {1e3 * cpu_seconds:.3f} |",
-        "",
-        f"Work-conservation ratio: {result['work_conservation']:.2f}. Shared memory: "
-        f"{memory['shared_mb_per_env']:.2f} MB per environment. Resident memory of an actor: "
-        f"{memory['actor_mb']:.0f} MB.",
-        *([f"PolyBeast's share of MonoBeast's speed: {result['poly_share']:.2f}."] if "PolyBeast" in runs else []),
-        "",
-        f"`{result['command']}`",
-    ]
-    os.makedirs(options.out, exist_ok=True)
-    path = os.path.join(options.out, f"throughput-{options.env.replace('/', '-')}")
-    with open(path + ".json", "w") as file:
-        json.dump(result, file, indent=1)
-    with open(path + ".md", "w") as file:
-        file.write("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    text = report(result)
+    path = Path(options.out) / f"throughput-{(options.name or options.env).replace('/', '-')}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Path(f"{path}.json").write_text(json.dumps(result, indent=1) + "\n")
+    Path(f"{path}.md").write_text(text)
+    print(text)
 
 
-def alone(flags) -> dict[str, float]:
-    """CPU seconds per agent step of each stage by itself, on one thread."""
+def add(found: Found, what: str, values: dict[str, float]) -> None:
+    for name, value in values.items():
+        found.setdefault(what, {}).setdefault(name, []).append(value)
+
+
+def alone(flags, seconds: float) -> dict[str, float]:
+    """CPU seconds per agent step of each stage by itself, on one thread, and bytes of one observation."""
     import monobeast
 
     spaces = monobeast.probe_env(flags)
     learner = monobeast.make_learner(flags, *spaces)
     with contextlib.closing(monobeast.tuning.Stages(flags, monobeast.create_env, spaces)) as stages:
         costs = {
-            "env": stages.env(4.0),
-            "inference": stages.inference(learner.net, 4.0),
-            "learning": stages.learning(learner, 4.0),
+            "env": stages.env(seconds),
+            "inference": stages.inference(learner.net, seconds),
+            "learner": stages.learning(learner, seconds),
         }
-    return {f"{stage} alone": cost.cpu for stage, cost in costs.items()}
+    fields = monobeast.rollout_fields(*spaces)
+    return {
+        **{stage: cost.cpu for stage, cost in costs.items()},
+        "row bytes": sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in fields.values()),
+    }
 
 
-def with_actors(flags, options: Options, memory_use: dict, infer: bool) -> float:
-    """Agent steps/s of the actor processes, with random actions or with the net's, and no learner."""
-    import torch
+def staged(variant: str, arguments: list[str], flags, lengths: list[float], warmup: float) -> dict[str, float]:
+    """One run of a variant in stages: agent steps/s of each, and of the last one cores, waits, lag and memory."""
+    with tempfile.TemporaryDirectory() as root:
+        command = [sys.executable, str(ROOT / "benchmarks" / "staged.py"), variant, ",".join(map(str, lengths))]
+        command += [*arguments, "--root", root, "--name", "run", "--no_tensorboard", "--lr_decay", "none"]
+        command += ["--group_width", str(flags.group_width), "--log_steps", "20000" if NULL in arguments else "200"]
+        command += ["--num_actors" if variant == "monobeast" else "--num_servers", str(flags.num_actors)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)])}
+        with open(os.path.join(root, "log"), "w+") as log:
+            process = subprocess.Popen(command, stderr=log, stdout=log, env=environment)
+            memory: dict[str, float] = {}
+            while process.poll() is None:  # at the end of the run, which is when it has all that it needs
+                memory = max(memory, memory_of_tree(process.pid), key=lambda use: sum(use.values()))
+                time.sleep(1)
+            if process.returncode:
+                log.seek(0)
+                sys.exit(f"error: {' '.join(command)} failed:\n{log.read()[-4000:]}")
+        with open(os.path.join(root, "run", "metrics.csv")) as file:
+            rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+    run: dict[str, float] = {}
+    for number, stage in enumerate(STAGES[: len(lengths)]):
+        # A row in which a stage began is partly of the one before.
+        whole = [pair for pair in pairwise(rows) if pair[0]["stats/stage"] == pair[1]["stats/stage"] == number]
+        whole = [pair for pair in whole if pair[0]["hours"] >= whole[0][0]["hours"] + warmup / 3600]
+        if not whole:
+            sys.exit(f"error: no update fell into {lengths[number] - warmup:g} seconds: give more --seconds")
+        seconds = np.array([3600 * (row["hours"] - before["hours"]) for before, row in whole])
+        steps = whole[-1][1]["step"] - whole[0][0]["step"]
+        run[stage] = steps / seconds.sum()
+        for name in whole[0][1]:
+            if name.startswith(("cores/", "time/", "stats/")):
+                run[name] = float(seconds @ [row[name] for _, row in whole] / seconds.sum())
+        run["stats/policy_lag_max"] = max(row["stats/policy_lag_max"] for _, row in whole)
+    return {**run, **memory}
 
-    import monobeast
 
-    torch.set_num_threads(1)
-    device, amp = monobeast.choose_device(flags.device, flags.amp)
-    observation_spaces, action_space = monobeast.probe_env(flags)
-    fields = monobeast.rollout_fields(observation_spaces, action_space)
-    memory = monobeast.RolloutMemory(fields, flags.num_slots, flags.unroll_length, flags.group_width)
-    slots = monobeast.Slots(flags.num_slots)
-    net = monobeast.Net(observation_spaces, action_space, flags, amp).to(device)
-    actors = monobeast.actors.ActorProcesses(
-        os.path.abspath(monobeast.__file__),
-        flags,
-        memory,
-        flags.num_actors,
-        monobeast.GROUPS_PER_ACTOR,
-        lambda group, life: 1000 * group + life,
-        max_restarts=0,
-        timeout=60,
-        niceness=flags.actor_niceness,
+def report(result: dict) -> str:
+    """The tables, in Markdown."""
+    found, flags, cores, frames = result["found"], result["flags"], os.cpu_count(), result["frames_per_step"]
+    speed = header(
+        *("simulation: agent steps/s", "+ inference", "of it", "+ learning", "of it", "frames/s", "work conservation")
     )
-    try:
-        inference = monobeast.Inference(
-            net,
-            memory,
-            slots,
-            actors,
-            monobeast.PublishedWeights(net, 0),
-            flags.num_actors * 2,
-            torch.Generator().manual_seed(1),
+    costs = header(
+        *("env: CPU ms a step, alone → in the run", "inference", "learner", "other threads"),
+        *("waits: env, inference, learner", "policy lag: mean, highest"),
+    )
+    memory = header(
+        *(
+            "shared: MB, an environment",
+            "of its own: MB, an environment",
+            "copies of an observation",
+            "bytes of its row",
         )
-        if not infer:
-            inference._act = lambda numbers: act_randomly(inference, numbers, action_space)
+    )
+    for num_envs, measured in found.items():
+        single = {name: statistics.median(values) for name, values in measured["alone"].items()}
+        sum_alone = sum(single[stage] for stage in ("env", "inference", "learner"))
+        for variant in (variant for variant in VARIANTS if variant in measured):
+            runs = measured[variant]
+            run = {name: statistics.median(values) for name, values in runs.items()}
+            learning, label = run["+ learning"], f"| {num_envs} | {VARIANTS[variant]} "
+            in_run = {"env": "envs", "inference": "inference", "learner": "learner"}
+            in_run = {stage: run[f"cores/{name}"] / learning for stage, name in in_run.items()}
+            other = run["cores/process"] / learning - in_run["inference"] - in_run["learner"]
+            waits = [run["time/inference_wait"], run["time/learner_wait"]]
+            waits.insert(0, run.get("time/actor_wait", 1 - run.get("time/streams_environment", 0)))
+            speed.append(
+                f"{label}| {spread(runs['simulation'])} | {spread(runs['+ inference'])} "
+                f"| {run['+ inference'] / run['simulation']:.0%} | {spread(runs['+ learning'])} "
+                f"| {learning / run['simulation']:.0%} | {learning * frames:,.0f} "
+                f"| {learning * sum_alone / cores:.2f} |"
+            )
+            costs.append(
+                label
+                + "".join(f"| {1e3 * single[stage]:.3f} → {1e3 * cost:.3f} " for stage, cost in in_run.items())
+                + f"| {1e3 * other:.3f} | {', '.join(f'{wait:.0%}' for wait in waits)} "
+                + f"| {run['stats/policy_lag_mean']:.1f}, {run['stats/policy_lag_max']:.0f} |"
+            )
+            memory.append(
+                f"{label}| {run['Pss_Shmem'] / 1e6:,.0f}, {run['Pss_Shmem'] / 1e6 / num_envs:.2f} "
+                f"| {run['Pss_Anon'] / 1e6:,.0f}, {run['Pss_Anon'] / 1e6 / num_envs:.2f} "
+                f"| {copies(variant, num_envs, flags):.2f} | {single['row bytes']:,.0f} |"
+            )
+    lines = [
+        f"# Throughput on {flags['env']}",
+        "",
+        f"{result['hardware']}, torch {result['torch']}, T={flags['unroll_length']}, B={flags['batch_width']}, "
+        f"{flags['net']} net, {flags['num_actors']} actors (or env servers) of 2 groups, commit "
+        f"{(result['commit'] or 'unknown')[:10]}. Medians of {len(next(iter(found.values()))['alone']['env'])} "
+        f"repetitions, lowest to highest in brackets; a step is {frames} frames.",
+        "",
+        *speed,
+        "",
+        "CPU time while it learns, and what waits. An env of PolyBeast waits whenever its stream does.",
+        "",
+        *costs,
+        "",
+        "Memory at its highest, the pages of several processes counted once, and what happens to an observation.",
+        "",
+        *memory,
+        "",
+        "An observation is copied: MonoBeast: into its slot, where inference and learner read it (the last row of a "
+        "rollout twice; once more for the learner if B > K). PolyBeast: into its row, message and gRPC's buffer, into "
+        "and out of the socket, into its rollout (the last row twice), and, unless B = K, into its batch.",
+    ]
+    if plumbing := result["null_env_steps_per_second"]:
+        lines += [
+            "",
+            f"Environments without work and with observations as large as Atari's, inference and learning left out: "
+            f"MonoBeast's plumbing carries {spread(plumbing)} steps/s with groups of {NULL_WIDTH}.",
+        ]
+    if "polybeast" in found[next(iter(found))]:
+        lines += ["", "PolyBeast against MonoBeast, pair by pair:"]
+        for num_envs, measured in found.items():
+            pairs = zip(measured["polybeast"]["+ learning"], measured["monobeast"]["+ learning"])
+            lines[-1] += f" {statistics.median(poly / mono for poly, mono in pairs):.2f} with {num_envs} environments,"
+        lines[-1] = lines[-1].rstrip(",") + "."
+    return "\n".join([*lines, "", f"`{result['command']}`"]) + "\n"
 
-        def run(seconds: float) -> int:
-            rollouts, deadline = 0, time.monotonic() + seconds
-            while time.monotonic() < deadline:
-                inference.step(timeout=0.2)
-                while (taken := slots.take(1, block=False)) is not None:
-                    slots.release(taken)
-                    rollouts += 1
-            return rollouts
 
-        run(options.warmup)
-        began = time.monotonic()
-        rollouts = run(options.seconds)
-        seconds = time.monotonic() - began
-        num_envs = flags.num_actors * monobeast.GROUPS_PER_ACTOR * flags.group_width
-        memory_use["shared_mb_per_env"] = memory.num_bytes / num_envs / 1e6
-        memory_use["actor_mb"] = max(actors.resident_bytes()) / 1e6
-        return rollouts * flags.unroll_length * flags.group_width / seconds
-    finally:
-        actors.close()
+def header(*columns: str) -> list[str]:
+    names = ("environments", "", *columns)
+    return ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
 
 
-def act_randomly(inference, numbers: list[int], action_space) -> None:
-    for number in numbers:
-        group = inference.groups[number]
-        row = inference.memory.row(group.slot, group.row + 1)
-        row["action"][...] = [action_space.sample() for _ in row["action"]]
-        inference._advance(number)
+def copies(variant: str, num_envs: int, flags: dict) -> float:
+    """How often an observation is copied until it is learned from, as the code has it; a CPU's inference adds none."""
+    K, B, T = num_envs // (2 * flags["num_actors"]), flags["batch_width"], flags["unroll_length"]
+    if variant == "monobeast":
+        return 1 + 1 / T + (B > K)
+    return 6 + 1 / T + (B != K)
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
 
 
 def trained(script: str, flags, options, *more: str) -> float:
     """Agent steps/s of a whole training run, read from its metrics after the warm-up."""
     with tempfile.TemporaryDirectory() as root:
         minutes = (options.warmup + options.seconds) / 60
-        command = [sys.executable, os.path.join(ROOT, script), "--env", flags.env, "--root", root]
+        command = [sys.executable, str(ROOT / script), "--env", flags.env, "--root", root]
         command += f"--name bench --total_minutes {minutes} --batch_width {flags.batch_width} --log_steps 1000".split()
         command += ["--no_tensorboard", "--lr_decay", "none", "--total_steps", "1000000000", *more]
         subprocess.run(command, check=True)
@@ -225,14 +286,6 @@ def trained(script: str, flags, options, *more: str) -> float:
     rows = [row for row in rows if row[0] >= options.warmup]
     (first_second, first_step), (last_second, last_step) = rows[0], rows[-1]
     return (last_step - first_step) / (last_second - first_second)
-
-
-def cpu_model() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

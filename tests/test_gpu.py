@@ -10,6 +10,7 @@ import torch
 import monobeast
 from beast.machine import pin_memory
 from beast.rollout import RolloutMemory
+from beast.tensors import map_tensors
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -37,9 +38,9 @@ def test_outputs_on_a_gpu_are_those_on_a_cpu():
         "action": torch.zeros(2, 3, dtype=torch.int64),
     }
     expected = net(inputs, net.initial_state(3))
-    on_gpu = monobeast.map_tensors(lambda x: x.cuda(), (inputs, net.initial_state(3)))
-    found = monobeast.map_tensors(lambda x: x.cpu(), copy.deepcopy(net).cuda()(*on_gpu))
-    monobeast.map_tensors(lambda a, b: torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3), found, expected)
+    on_gpu = map_tensors(lambda x: x.cuda(), (inputs, net.initial_state(3)))
+    found = map_tensors(lambda x: x.cpu(), copy.deepcopy(net).cuda()(*on_gpu))
+    map_tensors(lambda a, b: torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3), found, expected)
 
 
 @pytest.mark.parametrize("variant", ["monobeast", "polybeast"])

@@ -19,7 +19,7 @@ import monobeast
 from beast import actors, checkpoint
 from beast.distributions import distribution
 from beast.rollout import RolloutMemory, Slots
-from beast.tensors import PublishedWeights
+from beast.tensors import PublishedWeights, SlotTensors, map_tensors
 from monobeast import Flags, Inference, Learner, Net
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,8 +48,9 @@ class LockStep:
         self.actors = actors.LocalActors(
             monobeast.create_env, flags, self.memory, num_groups, lambda group, life: 100 + group
         )
+        tensors = SlotTensors(self.memory, torch.device("cpu"))
         self.inference = Inference(
-            self.net, self.memory, self.slots, self.actors, self.weights, num_groups, torch.Generator().manual_seed(1)
+            self.net, tensors, self.slots, self.actors, self.weights, num_groups, torch.Generator().manual_seed(1)
         )
 
     def next_rollout(self) -> tuple[int, dict, tuple]:
@@ -59,7 +60,7 @@ class LockStep:
         while (taken := self.slots.take(1, block=False)) is None:
             self.inference.step(0)
         self.taken = taken
-        rollout = monobeast.map_tensors(torch.from_numpy, self.memory.rollout(taken[0]))
+        rollout = map_tensors(torch.from_numpy, self.memory.rollout(taken[0]))
         return taken[0], rollout, self.inference.initial_states[taken[0]]
 
 
@@ -87,7 +88,7 @@ def test_recomputing_a_rollout_with_the_weights_that_made_it_gives_ratio_one_and
         torch.testing.assert_close(policy_logits[:-1], stored, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(values[:-1], rollout["baseline"][1:], rtol=1e-5, atol=1e-5)
         # As training would: a later version of the weights, images centered by what was seen since.
-        lock_step.net.observe(monobeast.map_tensors(lambda x: x[-1], rollout["obs"]))
+        lock_step.net.observe(map_tensors(lambda x: x[-1], rollout["obs"]))
         lock_step.weights.publish(lock_step.net, 1)
         lock_step.next_rollout(), lock_step.next_rollout(), lock_step.next_rollout()
 
@@ -99,16 +100,16 @@ def test_rollouts_overlap_by_one_row_and_follow_one_another_without_a_gap():
     seen_ends = 0
     for _ in range(200):
         _, rollout, _ = lock_step.next_rollout()
-        rollout = monobeast.map_tensors(lambda x: x.clone(), rollout)
+        rollout = map_tensors(lambda x: x.clone(), rollout)
         observations = rollout["obs"]["obs"]  # [T+1, K, 3]: environment, episode, step of the episode
         key = tuple(observations[0, :, 0].tolist())
         if key in last_rows:
-            monobeast.map_tensors(
+            map_tensors(
                 lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=0),
                 last_rows[key],
-                monobeast.map_tensors(lambda x: x[0], rollout),
+                map_tensors(lambda x: x[0], rollout),
             )
-        last_rows[key] = monobeast.map_tensors(lambda x: x[-1], rollout)
+        last_rows[key] = map_tensors(lambda x: x[-1], rollout)
         assert (observations[:, :, 0] == observations[0, :, 0]).all(), "columns keep their environments"
         episode, step = observations[:, :, 1], observations[:, :, 2]
         torch.testing.assert_close(rollout["episode_step"].float(), step, rtol=0, atol=0)
@@ -136,7 +137,7 @@ def test_the_stored_core_state_is_the_one_before_row_zero_in_every_slot_of_a_lon
             torch.testing.assert_close(mine, stored, rtol=1e-5, atol=1e-5)
         with torch.no_grad():
             for row in range(lock_step.flags.unroll_length):
-                _, _, walked = lock_step.net(monobeast.map_tensors(lambda x: x[row : row + 1], rollout), walked)  # noqa: B023
+                _, _, walked = lock_step.net(map_tensors(lambda x: x[row : row + 1], rollout), walked)  # noqa: B023
         states[group] = walked
     assert used_slots == set(range(lock_step.flags.num_slots))
 
@@ -169,7 +170,7 @@ def metric_rows(path: Path) -> list[str]:
     lines = [line.split(",") for line in (path / "metrics.csv").read_text().splitlines()]
 
     def is_timed(name: str) -> bool:
-        return name in ("hours", "charts/SPS") or name.startswith("time/") or name.endswith("_wait")
+        return name in ("hours", "charts/SPS") or name.startswith(("time/", "cores/")) or name.endswith("_wait")
 
     return [",".join(value for name, value in zip(lines[0], line) if not is_timed(name)) for line in lines]
 
@@ -198,7 +199,7 @@ def test_a_resumed_learner_does_to_the_bit_what_it_would_have_done_without_the_s
     batches = []
     for _ in range(6):
         _, rollout, core_state = lock_step.next_rollout()
-        batches.append((monobeast.map_tensors(lambda x: x.clone(), rollout), core_state))
+        batches.append((map_tensors(lambda x: x.clone(), rollout), core_state))
 
     def new_learner() -> Learner:
         net = Net(*monobeast.probe_env(flags), flags)
@@ -506,16 +507,113 @@ def test_moments_follow_their_weights_when_a_resume_changes_the_memory_format():
         torch.testing.assert_close(flipped, same, rtol=0, atol=2e-3)  # a step is 1e-2
 
 
+@pytest.mark.parametrize(
+    "changes", [{"core": "lstm"}, {"batch_width": 2}, {"batch_width": 8}, {"env": "toy_envs:Dict-v0"}]
+)
+def test_slots_with_a_twin_on_the_device_train_to_the_bit_as_those_in_shared_memory_alone(
+    tmp_path, monkeypatch, changes
+):
+    """What a GPU's slots do, but for streams and fences: the twin is on the CPU here."""
+    uploaded: list[tuple[int, int]] = []
+    tried = SlotTensors.upload
+
+    def upload(self, slot, row):
+        uploaded.append((slot, row))
+        tried(self, slot, row)
+
+    monkeypatch.setattr(SlotTensors, "upload", upload)
+    states = []
+    for is_twin in (False, True):
+        uploaded.clear()
+        monkeypatch.setattr(
+            monobeast, "SlotTensors", lambda *args, is_twin=is_twin: SlotTensors(*args, is_twin=is_twin)
+        )
+        flags = small_flags(root=str(tmp_path), name=f"twin-{is_twin}", total_steps=1500, tensorboard=False, **changes)
+        monobeast.train(flags)
+        states.append(checkpoint.load(tmp_path / flags.name / "checkpoint.pt"))
+    assert states[0]["counts"]["steps"] == states[1]["counts"]["steps"] >= 1500
+    for a, b in zip(states[0]["net"].values(), states[1]["net"].values()):
+        assert torch.equal(a, b)
+    num_groups = flags.num_actors * monobeast.GROUPS_PER_ACTOR
+    assert sum(row == 0 for _, row in uploaded) == num_groups, "a row that is repeated goes up once"
+
+
+def test_inference_and_learner_read_observations_in_shared_memory_where_a_group_is_a_batch_or_wider(
+    tmp_path, monkeypatch
+):
+    for K, B, is_shared in ((4, 4, True), (4, 2, True), (4, 8, False)):
+        places: dict[bool, set] = {False: set(), True: set()}  # is it the learner's pass -> is it in a slot
+        memories: list[RolloutMemory] = []
+        init, forward = RolloutMemory.__init__, Net.forward
+
+        def remember(self, *args, init=init, memories=memories):
+            init(self, *args)
+            memories.append(self)
+
+        def watch(self, inputs, core_state, forward=forward, memories=memories, places=places):
+            offset = inputs["obs"]["obs"].data_ptr() - memories[0].buffer.ctypes.data
+            places[torch.is_grad_enabled()].add(0 <= offset < memories[0].num_bytes)
+            return forward(self, inputs, core_state)
+
+        monkeypatch.setattr(RolloutMemory, "__init__", remember)
+        monkeypatch.setattr(Net, "forward", watch)
+        flags = small_flags(group_width=K, batch_width=B, root=str(tmp_path), name=f"{K}-{B}", tensorboard=False)
+        monobeast.train(dataclasses.replace(flags, total_steps=500))
+        assert places == {False: {True}, True: {is_shared}}
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("core", ["none", "lstm"])
+def test_the_copy_that_acts_gives_what_the_net_gives_to_the_bit_in_bf16_too(core):
+    flags = small_flags(env="PongNoFrameskip-v4", core=core)
+    observation_spaces, action_space = monobeast.probe_env(flags)
+    net = Net(observation_spaces, action_space, flags, amp=True)
+    images = torch.randint(0, 256, (1, 3, *observation_spaces["obs"].shape), dtype=torch.uint8)
+    inputs = {"obs": {"obs": images}, "reward": torch.randn(1, 3), "done": torch.zeros(1, 3, dtype=torch.bool)}
+    inputs["action"] = torch.tensor([[0, 1, 2]])
+    acting = net.inference_copy()
+    assert {parameter.dtype for parameter in acting.parameters()} == {torch.float32, torch.bfloat16}
+    with torch.no_grad():
+        expected, found = (n(inputs, net.initial_state(3)) for n in (net, acting))
+    map_tensors(lambda a, b: np.testing.assert_array_equal(a, b), found, expected)
+
+
+@pytest.mark.parametrize("optimizer, moment", [("adam", "exp_avg_sq"), ("rmsprop", "square_avg")])
+def test_an_update_with_nan_changes_no_weight_and_the_next_one_does(optimizer, moment):
+    flags = small_flags(optimizer=optimizer)
+    lock_step = LockStep(flags)
+    batch = map_tensors(lambda x: x.clone(), lock_step.next_rollout()[1])
+    scale = [1.0]
+
+    def compute_loss(*arguments):
+        loss, stats = monobeast.compute_loss(*arguments)
+        return loss * scale[0], stats
+
+    net = Net(*monobeast.probe_env(flags), flags)
+    learner = Learner(flags, net, monobeast.make_optimizer(flags, net), compute_loss)
+    for scale[0], bad_updates in ((1.0, 0), (math.nan, 1), (math.inf, 2), (1.0, 2)):
+        before = [parameter.clone() for parameter in net.parameters()]
+        moments = [state[moment].clone() for state in learner.optimizer.state.values()]
+        learner.update(batch, ())
+        changed = any(not torch.equal(a, b) for a, b in zip(before, net.parameters()))
+        assert changed == (scale[0] == 1.0)
+        assert learner.bad_updates == bad_updates and learner.bad_updates_in_a_row == (0 if changed else bad_updates)
+        if not changed:
+            now = [state[moment] for state in learner.optimizer.state.values()]
+            assert all(torch.equal(a, b) for a, b in zip(moments, now))
+
+
 def test_compile_is_asked_for_the_forward_pass_and_the_run_goes_on_with_it(tmp_path, monkeypatch):
     calls = []
 
     def compiled(forward):
-        return lambda *arguments: calls.append(1) or forward(*arguments)
+        return lambda *arguments: calls.append(torch.is_grad_enabled()) or forward(*arguments)
 
     monkeypatch.setattr(torch, "compile", compiled)
     flags = small_flags(root=str(tmp_path), name="run", total_steps=1000, log_steps=500, tensorboard=False)
     monobeast.train(dataclasses.replace(flags, compile=True))
-    assert len(calls) >= 5, "every update's forward pass"
+    assert sum(calls) >= 5, "every update's forward pass"
+    assert len(calls) - sum(calls) >= 5, "and those of inference"
     assert "time/learner_forward" in (tmp_path / "run" / "metrics.csv").read_text()
 
 

@@ -1,0 +1,100 @@
+"""Train a variant in stages, so that one run shows what each of them costs the others.
+
+    python benchmarks/staged.py monobeast 8,8,8 --env BreakoutNoFrameskip-v4 --name staged
+
+For the first 8 seconds after the first rollout the net gives all actions the same chance and the learner throws the
+rollouts away (simulation), for the next 8 the net chooses the actions (+ inference), then the learner learns, too
+(+ learning), and the run ends. All else is as in a user's run, data path and metrics included, where
+`stats/stage` counts from 0. Fewer numbers leave out the last stages.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from beast.learner import Learner  # noqa: E402
+from beast.tensors import PublishedWeights  # noqa: E402
+from beast.training import Training  # noqa: E402
+
+
+class Clock:
+    """Which stage it is. The first begins with the first call of `stage`."""
+
+    def __init__(self, lengths: list[float]):
+        self._ends = [sum(lengths[: n + 1]) for n in range(len(lengths))]
+        self._began = 0.0
+
+    def stage(self) -> int:
+        self._began = self._began or time.monotonic()
+        return sum(time.monotonic() - self._began >= end for end in self._ends)
+
+    def is_over(self) -> bool:
+        return bool(self._began) and self.stage() == len(self._ends)
+
+
+def leave_out_inference(net_class: type, clock: Clock) -> None:
+    """In stage 0 a forward pass gives all actions the same chance, whatever is observed."""
+    forward = net_class.forward
+
+    def staged(self, inputs, core_state):
+        if clock.stage() > 0:
+            return forward(self, inputs, core_state)
+        T, B = inputs["done"].shape
+        device = inputs["done"].device
+        chances = torch.zeros(T, B, self.policy.out_features, device=device)
+        return chances, torch.zeros(T, B, device=device), core_state
+
+    net_class.forward = staged
+
+
+def leave_out_learning(clock: Clock) -> None:
+    """Before stage 2 an update counts its steps and that is all."""
+    update, publish = Learner.update, PublishedWeights.publish
+
+    def staged(self, batch, core_state):
+        if clock.stage() > 1:
+            return update(self, batch, core_state)
+        void = ((batch["terminated"] | batch["truncated"]) & ~batch["done"])[:-1]
+        self.steps += int((~void).sum())
+        return {"losses/grad_norm": 0.0, "stats/policy_lag_mean": 0.0, "stats/policy_lag_max": 0.0}
+
+    Learner.update = staged
+    PublishedWeights.publish = lambda *arguments: publish(*arguments) if clock.stage() > 1 else None
+
+
+def follow(clock: Clock) -> None:
+    """Tell the stage in the metrics, and end the run after the last one."""
+    conduct = Training.conduct
+
+    def staged(self, works, wake_all, measure, introduction):
+        def measure_stage(seconds, shares):
+            return {**measure(seconds, shares), "stats/stage": clock.stage()}
+
+        conduct(self, works, wake_all, measure_stage, introduction)
+
+    Training.conduct, Training.finished = staged, lambda self: clock.is_over()
+
+
+def main(variant: str, lengths: str, arguments: list[str]) -> None:
+    import tyro
+
+    module = importlib.import_module(variant)
+    clock = Clock([float(length) for length in lengths.split(",")])
+    leave_out_inference(module.Net, clock)
+    leave_out_learning(clock)
+    follow(clock)
+    module.train(tyro.cli(module.Flags, args=arguments, use_underscores=True))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])
