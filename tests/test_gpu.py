@@ -10,7 +10,7 @@ import torch
 import monobeast
 from beast.machine import pin_memory
 from beast.rollout import RolloutMemory
-from beast.tensors import map_tensors
+from beast.tensors import SlotTensors, map_tensors
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -55,3 +55,67 @@ def test_a_run_trains_on_a_gpu_and_resumes_there(tmp_path, variant):
         rows = list(csv.DictReader(file))
     assert int(rows[-1]["step"]) >= 40_000
     assert all(np.isfinite(float(row["losses/total_loss"])) for row in rows)
+
+
+def test_an_update_does_not_make_the_host_wait_and_its_numbers_come_with_the_next_one():
+    flags = monobeast.validate(monobeast.Flags(env="PongNoFrameskip-v4", device="cuda", max_bad_updates=2))
+    learner = monobeast.make_learner(flags, *monobeast.probe_env(flags))
+    T, B = flags.unroll_length, flags.batch_width
+    zeros = torch.zeros(T + 1, B)
+    batch = {
+        "obs": {"obs": torch.randint(0, 256, (T + 1, B, 4, 84, 84), dtype=torch.uint8)},
+        **{name: zeros.bool() for name in ("done", "terminated", "truncated")},
+        **{name: zeros for name in ("reward", "baseline", "episode_return")},
+        **{name: zeros.int() for name in ("episode_step", "policy_version")},
+        "action": zeros.long(),
+        "policy_logits": torch.zeros(T + 1, B, 6),
+    }
+    batch = map_tensors(lambda x: x.cuda(), batch)
+    assert learner.update(batch, ()) == {}
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        stats = learner.update(batch, ())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert np.isfinite(stats["losses/total_loss"]) and learner.steps == T * B
+    batch["reward"] = batch["reward"] * torch.nan
+    before = [parameter.clone() for parameter in learner.net.parameters()]
+    learner.update(batch, ())
+    learner.update(batch, ())
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.net.parameters()))
+    with pytest.raises(FloatingPointError, match="in 2 updates in a row"):
+        learner.state_dict()
+    assert learner.steps == 4 * T * B and learner.bad_updates == 2
+
+
+@pytest.mark.parametrize("num_actors", [1, 3])
+def test_rows_go_up_once_and_the_learner_sees_what_the_actors_wrote(tmp_path, monkeypatch, num_actors):
+    uploads: list[tuple[int, int]] = []
+    upload, learn = SlotTensors.upload, monobeast.Training.learn
+
+    def count(self, slot, row):
+        uploads.append((slot, row))
+        upload(self, slot, row)
+
+    def compare(self, rollouts, batches, publish):
+        rollouts, batches = list(rollouts), list(batches)
+        for name in ("reward", "done", "terminated", "truncated"):
+            seen = torch.cat([batch[name] for batch, _ in batches], dim=1).cpu().numpy()
+            np.testing.assert_array_equal(seen, np.concatenate([rollout[name] for rollout in rollouts], axis=1))
+        images = torch.cat([batch["obs"]["obs"] for batch, _ in batches], dim=1).cpu().numpy()
+        np.testing.assert_array_equal(images, np.concatenate([r["obs"]["obs"] for r in rollouts], axis=1))
+        learn(self, rollouts, batches, publish)
+
+    monkeypatch.setattr(SlotTensors, "upload", count)
+    monkeypatch.setattr(monobeast.Training, "learn", compare)
+    flags = {"env": "PongNoFrameskip-v4", "device": "cuda", "root": str(tmp_path), "num_actors": num_actors}
+    monobeast.train(monobeast.Flags(**flags, name="run", total_steps=20_000, log_steps=5000, tensorboard=False))
+    # A group's first row, and then T of each rollout: row 0 of the next one is copied on the GPU.
+    assert sum(row == 0 for _, row in uploads) == num_actors * monobeast.GROUPS_PER_ACTOR
+
+
+def test_a_compiled_run_trains(tmp_path):
+    flags = {"env": "PongNoFrameskip-v4", "device": "cuda", "root": str(tmp_path), "name": "run", "compile": True}
+    monobeast.train(monobeast.Flags(**flags, total_steps=10_000, log_steps=2000, tensorboard=False))
+    with open(tmp_path / "run" / "metrics.csv") as file:
+        assert all(np.isfinite(float(row["losses/total_loss"])) for row in csv.DictReader(file))

@@ -1,25 +1,29 @@
-"""MonoBeast and Sample Factory 2.1.1 on the same task and cores, one after the other, again and again.
+"""MonoBeast beside Sample Factory 2.1.1 and Stable-Baselines3 on the same task and cores, one after the other, again
+and again.
 
     python benchmarks/peers/compare.py            # about 40 minutes; writes benchmarks/results/peers.{json,md}
-    python benchmarks/peers/compare.py --lstm     # the same with a recurrent core of 512 units in both
+    python benchmarks/peers/compare.py --lstm     # a core of 512 units in MonoBeast and Sample Factory
 
 Breakout 84x84x4, Nature CNN with 512 features, rollouts of 20 steps, updates of 640 steps, one epoch, each sample used
-once. Sample Factory runs its own Atari example in a virtual environment of its own, first with every setting of the
-sweep below, then with the fastest of them in turn with MonoBeast. Both are measured by the steps that their learners
-have taken in, the warm-up left out. Sample Factory uses GAE: V-trace crashes in this release (its issue 278).
+once. Each of them runs in every setting of its sweep below first, then in the fastest of them in turn with the others.
+The peers run their own Atari code in virtual environments of their own. All are measured by the steps that their
+learners have taken in, the warm-up left out. Sample Factory uses GAE: V-trace crashes in this release (its issue 278).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -30,19 +34,22 @@ import throughput  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 FRAMES_PER_STEP = 4
-STARTUP = 15.0  # seconds that Sample Factory has for its processes to start
+STARTUP = 15.0  # seconds that the peers have for their processes to start
+# Without a core: each with 32 to 256 environments, and Stable-Baselines3 with the 32 that make its update 640 steps.
+MONOBEAST = ["--num_actors 2 --group_width 16", "--num_actors 1 --group_width 64", "--num_actors 2 --group_width 64"]
+SAMPLE_FACTORY = [  # two workers, one for each core; each with two groups of environments, as in MonoBeast
+    "--num_workers 2 --num_envs_per_worker 16 --worker_num_splits 2",
+    "--num_workers 2 --num_envs_per_worker 32 --worker_num_splits 2",
+    "--num_workers 2 --num_envs_per_worker 64 --worker_num_splits 2",
+    "--num_workers 2 --num_envs_per_worker 128 --worker_num_splits 2",
+]
+STABLE_BASELINES3 = ["dummy 2", "subproc 2", "subproc 1"]  # see train_stable_baselines3.py
 TASK = (
     "--env atari_breakout --device cpu --async_rl True --serial_mode False --rollout 20 --batch_size 640"
     " --num_batches_per_epoch 1 --num_epochs 1 --normalize_input False --normalize_returns False"
     " --train_for_env_steps 1000000000 --save_every_sec 100000 --save_best_every_sec 100000"
 )
 LSTM = "--use_rnn True --rnn_type lstm --rnn_size 512 --recurrence 20"
-SWEEP = [  # two workers, one for each core; each with two groups of environments, as in MonoBeast
-    "--num_workers 2 --num_envs_per_worker 16 --worker_num_splits 2",
-    "--num_workers 2 --num_envs_per_worker 32 --worker_num_splits 2",
-    "--num_workers 2 --num_envs_per_worker 32 --worker_num_splits 2 --batched_sampling True",
-    "--num_workers 2 --num_envs_per_worker 32 --worker_num_splits 2 --set_workers_cpu_affinity False",
-]
 
 
 @dataclass
@@ -51,129 +58,195 @@ class Options:
 
     seconds: float = 120.0
     """Measured seconds of each run."""
-    sweep_seconds: float = 60.0
-    """Measured seconds of each setting of Sample Factory's sweep."""
-    warmup: float = 30.0
+    sweep_seconds: float = 30.0
+    """Measured seconds of each setting of a sweep."""
+    warmup: float = 20.0
     """Seconds before the measurement."""
     repeats: int = 3
-    """Pairs of runs; the table shows their median, lowest and highest."""
+    """Rounds of runs; the table shows their median, lowest and highest."""
     lstm: bool = False
-    """Compare with an LSTM of 512 units in both."""
-    venv: str = str(ROOT / ".venv-sample-factory")
-    """Sample Factory's virtual environment, made where there is none."""
+    """Compare with an LSTM of 512 units in MonoBeast and Sample Factory; Stable-Baselines3 has none."""
+    fp32: bool = True
+    """Measure MonoBeast without bf16, too."""
+    sample_factory: str = str(ROOT / ".venv-sample-factory")
+    """Its virtual environment, made where there is none."""
+    stable_baselines3: str = str(ROOT / ".venv-stable-baselines3")
+    """Its virtual environment, made where there is none."""
     out: str = str(ROOT / "benchmarks" / "results")
     """Directory for the JSON and Markdown files."""
 
 
 def main(options: Options) -> None:
     import monobeast
+    from beast.runs import cpu_model, git
 
-    python = install(Path(options.venv))
     flags = monobeast.Flags(env="BreakoutNoFrameskip-v4", batch_width=32)
-    ours = []
     if options.lstm:
-        flags, ours = replace(flags, core="lstm", core_size=512), ["--core", "lstm", "--core_size", "512"]
-    flags = monobeast.validate(flags)
-    core = LSTM if options.lstm else "--use_rnn False"
-    sweep = {}
-    for setting in SWEEP:
-        sweep[setting] = sample_factory(python, f"{TASK} {core} {setting}", options.warmup, options.sweep_seconds)
-        print(f"{sweep[setting]:7,.0f} steps/s  {setting}", flush=True)
-    best = max(sweep, key=sweep.get)
-    runs: dict[str, list[float]] = {"MonoBeast": [], "MonoBeast, --amp off": [], "Sample Factory": []}
-    for repeat in range(options.repeats):
-        for name, precision in (("MonoBeast", []), ("MonoBeast, --amp off", ["--amp", "off"])):
-            runs[name].append(throughput.trained("monobeast.py", flags, options, *ours, *precision))
-        runs["Sample Factory"].append(sample_factory(python, f"{TASK} {core} {best}", options.warmup, options.seconds))
-        print(f"repetition {repeat + 1}: " + ", ".join(f"{k} {v[-1]:,.0f}" for k, v in runs.items()), flush=True)
-    ratios = {name: [mono / peer for mono, peer in zip(runs[name], runs["Sample Factory"])] for name in list(runs)[:2]}
-    versions = subprocess.run([python, "-m", "pip", "freeze"], capture_output=True, text=True, check=True).stdout
-    wanted = re.findall(r"^(?:sample-factory|torch|numpy|gymnasium|ale-py|opencv-python)==.*$", versions, re.MULTILINE)
-    result = {
-        "command": "python benchmarks/peers/compare.py " + " ".join(sys.argv[1:]),
-        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip(),
-        "hardware": f"{throughput.cpu_model()}, {os.cpu_count()} cores",
-        "versions": wanted,
-        "sample_factory": f"{TASK} {core} {best}",
-        "sweep": sweep,
-        "runs": runs,
-        "ratios": ratios,
-        "flags": asdict(flags),
+        flags = replace(flags, core="lstm", core_size=512)
+    core = ["--core", flags.core, "--core_size", str(flags.core_size)]
+
+    def mono(setting: str, seconds: float) -> float:
+        options_of_run = replace(options, seconds=seconds)
+        return throughput.trained("monobeast.py", flags, options_of_run, *core, *setting.split())
+
+    factory_python = install(options.sample_factory, "requirements-sample-factory.txt")
+    measures: dict[str, tuple[Callable[[str, float], float], list[str]]] = {
+        "MonoBeast": (mono, MONOBEAST),
+        "Sample Factory": (
+            lambda setting, seconds: sample_factory(
+                factory_python,
+                f"{TASK} {LSTM if options.lstm else '--use_rnn False'} {setting}",
+                options.warmup,
+                seconds,
+            ),
+            SAMPLE_FACTORY,
+        ),
     }
-    model = "Nature CNN and an LSTM of 512 units" if options.lstm else "Nature CNN"
+    pythons = [factory_python]
+    if not options.lstm:
+        baselines_python = install(options.stable_baselines3, "requirements-stable-baselines3.txt")
+        pythons.append(baselines_python)
+        measures["Stable-Baselines3"] = (
+            lambda setting, seconds: stable_baselines3(baselines_python, setting, options.warmup, seconds),
+            STABLE_BASELINES3,
+        )
+    sweeps: dict[str, dict[str, float]] = {}
+    for name, (measure, settings) in measures.items():
+        sweeps[name] = {}
+        for setting in settings:
+            sweeps[name][setting] = measure(setting, options.sweep_seconds)
+            print(f"{sweeps[name][setting]:7,.0f} steps/s  {name} {setting}", flush=True)
+    best = {name: max(sweep, key=sweep.get) for name, sweep in sweeps.items()}
+    turns = {name: (measure, best[name]) for name, (measure, _) in measures.items()}
+    if options.fp32:
+        turns["MonoBeast, --amp off"] = (mono, f"{best['MonoBeast']} --amp off")
+    runs: dict[str, list[float]] = {name: [] for name in turns}
+    for repeat in range(options.repeats):
+        for name, (measure, setting) in turns.items():
+            runs[name].append(measure(setting, options.seconds))
+        print(f"repetition {repeat + 1}: " + ", ".join(f"{k} {v[-1]:,.0f}" for k, v in runs.items()), flush=True)
+    result = {
+        "command": "python benchmarks/peers/compare.py " + " ".join(map(shlex.quote, sys.argv[1:])),
+        "commit": git(ROOT, "rev-parse", "HEAD"),
+        "hardware": f"{cpu_model()}, {os.cpu_count()} cores",
+        "versions": [versions(python) for python in pythons],
+        "best": best,
+        "sweeps": sweeps,
+        "runs": runs,
+        "flags": asdict(flags),
+        "lstm": options.lstm,
+    }
+    text = report(result)
+    path = Path(options.out) / ("peers-lstm" if options.lstm else "peers")
+    path.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    path.with_suffix(".md").write_text(text)
+    print(text)
+
+
+def report(result: dict) -> str:
+    runs, best = result["runs"], result["best"]
+    peers = [name for name in runs if not name.startswith("MonoBeast")]
+    model = "Nature CNN and an LSTM of 512 units" if result["lstm"] else "Nature CNN"
     lines = [
-        f"# MonoBeast and Sample Factory on Breakout, {model}",
+        f"# MonoBeast beside {' and '.join(peers)} on Breakout, {model}",
         "",
-        f"{result['hardware']}; T=20, 640 steps an update, one epoch; commit {result['commit'][:10]}; "
-        f"Sample Factory with {', '.join(wanted)}.",
+        f"{result['hardware']}; T=20, 640 steps an update, one epoch; commit {result['commit'][:10]}. The peers "
+        f"ran with {'; '.join(result['versions'])}.",
         "",
-        "| | agent steps/s: median (lowest to highest) | frames/s |",
-        "|---|---|---|",
+        "| | agent steps/s: median (lowest to highest) | frames/s | setting |",
+        "|---|---|---|---|",
         *(
-            f"| {name} | {statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f}) "
-            f"| {FRAMES_PER_STEP * statistics.median(values):,.0f} |"
+            f"| {name} | {throughput.spread(values)} | {FRAMES_PER_STEP * statistics.median(values):,.0f} "
+            f"| `{best.get(name, 'the same')}` |"
             for name, values in runs.items()
         ),
         "",
+    ]
+    for name in runs:
+        for peer in peers if name.startswith("MonoBeast") else ():
+            ratios = [mine / theirs for mine, theirs in zip(runs[name], runs[peer])]
+            lines.append(
+                f"{name} against {peer}, pair by pair: {statistics.median(ratios):.2f} "
+                f"({min(ratios):.2f} to {max(ratios):.2f})."
+            )
+    lines += [
+        "",
+        "MonoBeast's image encoder computes in bf16 where the CPU has it (`--amp auto`), the peers' in fp32.",
+        "",
+        "| | settings that were tried | agent steps/s |",
+        "|---|---|---|",
         *(
-            f"{name} against Sample Factory, pair by pair: {statistics.median(values):.2f} "
-            f"({min(values):.2f} to {max(values):.2f})."
-            for name, values in ratios.items()
+            f"| {name} | `{setting}` | {speed:,.0f} |"
+            for name, sweep in result["sweeps"].items()
+            for setting, speed in sweep.items()
         ),
-        "",
-        "MonoBeast's image encoder computes in bf16 where the CPU has it (`--amp auto`), Sample Factory's in fp32.",
-        "",
-        "| Sample Factory's settings that were tried | agent steps/s |",
-        "|---|---|",
-        *(f"| `{setting}` | {speed:,.0f} |" for setting, speed in sweep.items()),
         "",
         f"`{result['command']}`",
     ]
-    path = os.path.join(options.out, "peers-lstm" if options.lstm else "peers")
-    with open(path + ".json", "w") as file:
-        json.dump(result, file, indent=1)
-    with open(path + ".md", "w") as file:
-        file.write("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    return "\n".join(lines) + "\n"
 
 
-def install(venv: Path) -> str:
-    """The Python of Sample Factory's virtual environment."""
-    python = venv / "bin" / "python"
+def install(venv: str, requirements: str) -> str:
+    """The Python of a peer's virtual environment."""
+    python = Path(venv) / "bin" / "python"
     if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-        requirements = str(HERE / "requirements-sample-factory.txt")
-        subprocess.run([str(python), "-m", "pip", "install", "-r", requirements], check=True)
+        subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-r", str(HERE / requirements)], check=True)
     return str(python)
+
+
+def versions(python: str) -> str:
+    frozen = subprocess.run([python, "-m", "pip", "freeze"], capture_output=True, text=True, check=True).stdout
+    wanted = r"^(?:sample-factory|stable[_-]baselines3|torch|numpy|gymnasium|ale-py|opencv-python(?:-headless)?)==.*$"
+    return ", ".join(re.findall(wanted, frozen, re.MULTILINE))
+
+
+def run_for(command: list[str], seconds: float, output=subprocess.DEVNULL) -> None:
+    """Run a command that goes on for ever (Sample Factory's own limit of time went on), and end all its processes."""
+    process = subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        process.wait(STARTUP + seconds)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # it failed at its start, which `rate` will tell
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def rate(points: list[tuple[float, float]], seconds: float, output: str) -> float:
+    """Agent steps/s over the last `seconds` of points (time, agent steps)."""
+    if not points or points[-1][0] - points[0][0] < seconds:
+        raise RuntimeError(f"no {seconds:.0f} seconds of training were reported:\n{output[-4000:]}")
+    measured = [point for point in points if point[0] >= points[-1][0] - seconds]
+    (first_second, first_step), (last_second, last_step) = measured[0], measured[-1]
+    return (last_step - first_step) / (last_second - first_second)
+
+
+def stable_baselines3(python: str, arguments: str, warmup: float, seconds: float) -> float:
+    """Agent steps/s."""
+    with tempfile.TemporaryFile("w+") as output:
+        command = [python, str(HERE / "train_stable_baselines3.py"), *arguments.split()]
+        run_for(command, warmup + seconds, output)
+        output.seek(0)
+        text = output.read()
+    points = [(float(at), float(step)) for at, step in re.findall(r"^([\d.]+) (\d+)$", text, re.MULTILINE)]
+    return rate(points, seconds, text)
 
 
 def sample_factory(python: str, arguments: str, warmup: float, seconds: float) -> float:
     """Agent steps/s that its learner has taken in. Its own figure is an average over coarse intervals."""
     with tempfile.TemporaryDirectory() as root:
         command = [python, str(HERE / "train_sample_factory.py"), *arguments.split(), "--train_dir", root]
-        command += ["--experiment", "run"]
+        run_for([*command, "--experiment", "run"], warmup + seconds)
         log = Path(root) / "run" / "sf_log.txt"
-        process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
-        try:  # it does not stop by itself: its --train_for_seconds went on
-            process.wait(STARTUP + warmup + seconds)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        output = log.read_text() if log.exists() else ""
-    reports = re.findall(r"\[([\d-]+ [\d:]+),(\d+)\].*Total num frames: (\d+)", output)
+        text = log.read_text() if log.exists() else ""
+    reports = re.findall(r"\[([\d-]+ [\d:]+),(\d+)\].*Total num frames: (\d+)", text)
     points = [
         (time.mktime(time.strptime(at, "%Y-%m-%d %H:%M:%S")) + int(ms) / 1000, int(frames) / FRAMES_PER_STEP)
         for at, ms, frames in reports
     ]
-    if not points or points[-1][0] - points[0][0] < seconds:
-        raise RuntimeError(f"Sample Factory reported no {seconds:.0f} seconds of training:\n{output[-4000:]}")
-    measured = [point for point in points if point[0] >= points[-1][0] - seconds]
-    (first_second, first_step), (last_second, last_step) = measured[0], measured[-1]
-    return (last_step - first_step) / (last_second - first_second)
+    return rate(points, seconds, text)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,100 @@
+"""The benchmarks: they run, and what they say follows from what they measured."""
+
+import csv
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def load(path: str):
+    """A script of benchmarks/ as a module."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "benchmarks" / path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(script: str, *arguments: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_staged_run_simulates_then_infers_then_learns(tmp_path):
+    run(
+        "staged.py",
+        "monobeast",
+        "1,1,1",
+        *f"--env CartPole-v1 --root {tmp_path} --name run".split(),
+        "--log_steps",
+        "100",
+    )
+    with open(tmp_path / "run" / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    stages = [int(float(row["stats/stage"])) for row in rows]
+    assert stages == sorted(stages) and set(stages) >= {0, 1, 2}
+    before = next(row for row, stage in zip(rows[1:], stages) if stage == 1)
+    after = rows[-1]
+    assert float(before["stats/updates"]) == 0 < float(after["stats/updates"])
+    assert not before.get("time/learner_backward") or float(before["time/learner_backward"]) == 0
+    assert float(after["time/learner_backward"]) > 0
+
+
+def test_throughput_measures_every_stage_of_both_variants_and_writes_what_it_found(tmp_path):
+    arguments = "--env CartPole-v1 --envs 16 --repeats 1 --seconds 2 --warmup 0.5 --out".split()
+    told = run("throughput.py", *arguments, str(tmp_path))
+    assert (tmp_path / "throughput-CartPole-v1.md").read_text().strip() in told
+    result = json.loads((tmp_path / "throughput-CartPole-v1.json").read_text())
+    measured = result["found"]["16"]
+    assert set(measured) == {"alone", "monobeast"} | ({"polybeast"} if importlib.util.find_spec("libbeast") else set())
+    mono = {name: values[0] for name, values in measured["monobeast"].items()}
+    assert mono["simulation"] > mono["+ inference"] > 0 and mono["+ learning"] > 0
+    assert 0 < mono["cores/learner"] < 1.1 and 0 < mono["cores/envs"] and mono["Pss_Shmem"] > 0
+    assert result["null_env_steps_per_second"][0] > 10_000
+    table = told.split("work conservation |")[1].splitlines()[2]
+    alone = sum(measured["alone"][stage][0] for stage in ("env", "inference", "learner"))
+    assert table.rstrip(" |").endswith(f"{mono['+ learning'] * alone / os.cpu_count():.2f}")
+
+
+def test_a_soak_tells_growth_from_noise():
+    soak = load("soak.py")
+    rng = np.random.default_rng(1)
+    minutes = np.arange(0, 30, 0.1)
+    steady = [(minute, 500 + rng.normal()) for minute in minutes]
+    growing = [(minute, 500 + 0.1 * minute + rng.normal()) for minute in minutes]  # MB: 6 an hour
+    line, is_flat = soak.describe("memory", steady, 1.0, 30.0)
+    assert is_flat and line.endswith("| flat |")
+    line, is_flat = soak.describe("memory", growing, 1.0, 30.0)
+    assert not is_flat and line.endswith("| rises |")
+
+
+def test_a_soak_sees_the_memory_of_all_processes_of_a_run():
+    soak = load("soak.py")
+    code = "import subprocess, sys; x = bytearray(b'1' * 50_000_000); "
+    child = f"{code} print('ready', flush=True); input()"
+    code += f"subprocess.run([sys.executable, '-c', {child!r}])"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    memory = soak.memory_of_tree(process.pid)
+    process.communicate(b"\n")
+    assert memory["processes"] == 2
+    assert 100e6 < memory["Pss_Anon"] < 200e6
+
+
+def test_the_speed_of_a_peer_is_that_of_its_last_seconds():
+    compare = load("peers/compare.py")
+    points = [(0.0, 0.0), (10.0, 5000.0), (20.0, 6000.0), (30.0, 7000.0)]
+    assert compare.rate(points, 20.0, "") == 100.0
+    with pytest.raises(RuntimeError, match="no 40 seconds of training were reported:\nsomething failed"):
+        compare.rate(points, 40.0, "something failed")
