@@ -207,7 +207,7 @@ class Encoder(nn.Module):
         self.amp, gain, shape = amp, math.sqrt(2), space.shape
         self.categories = space if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) else None
         if self.categories is not None:
-            self.start = torch.as_tensor(space.start)
+            self.register_buffer("start", torch.as_tensor(space.start), persistent=False)
         self.unit = 1 / 255 if space.dtype == np.uint8 and self.categories is None else 1.0
         self.is_image = len(shape) == 3 and flags.net != "mlp" and self.categories is None
         if not self.is_image:
@@ -244,7 +244,7 @@ class Encoder(nn.Module):
 
     def forward(self, x):
         if self.categories is not None:
-            return self.head(encode_action(self.categories, x - self.start.to(x.device)))
+            return self.head(encode_action(self.categories, x - self.start))
         if not self.is_image:
             return self.head(x.flatten(1).float() * self.unit)
         x = self.as_images(x).to(torch.bfloat16 if self.amp else torch.float32)  # a uint8 is exact in both
@@ -609,10 +609,10 @@ def train(flags: Flags) -> None:
                 while not stop():
                     inference.step(timeout=0.2)
 
-        def learn_on(stop, block: bool = True) -> None:
+        def learn_on(stop) -> None:
             training.begin_learning()
             with stream(training.device):
-                while not stop() and learn(flags, training, tensors, slots, inference, weights, block):
+                while not stop() and learn(flags, training, tensors, slots, inference, weights, block=True):
                     pass
 
         def lock_step(stop) -> None:

@@ -205,7 +205,7 @@ class Encoder(nn.Module):
         self.amp, gain, shape = amp, math.sqrt(2), space.shape
         self.categories = space if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) else None
         if self.categories is not None:
-            self.start = torch.as_tensor(space.start)
+            self.register_buffer("start", torch.as_tensor(space.start), persistent=False)
         self.unit = 1 / 255 if space.dtype == np.uint8 and self.categories is None else 1.0
         self.is_image = len(shape) == 3 and flags.net != "mlp" and self.categories is None
         if not self.is_image:
@@ -242,7 +242,7 @@ class Encoder(nn.Module):
 
     def forward(self, x):
         if self.categories is not None:
-            return self.head(encode_action(self.categories, x - self.start.to(x.device)))
+            return self.head(encode_action(self.categories, x - self.start))
         if not self.is_image:
             return self.head(x.flatten(1).float() * self.unit)
         x = self.as_images(x).to(torch.bfloat16 if self.amp else torch.float32)  # a uint8 is exact in both

@@ -208,7 +208,8 @@ class ActorProcesses:
             raise
 
     def pids(self) -> list[int]:
-        return [process.popen.pid for process in self._processes if process.popen is not None]
+        popens = [process.popen for process in self._processes]  # read once: another thread may bury one meanwhile
+        return [popen.pid for popen in popens if popen is not None]
 
     def resident_bytes(self) -> list[int]:
         """Memory of each actor that it shares with nobody (Linux): the rollout slots are not counted."""

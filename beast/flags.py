@@ -48,8 +48,8 @@ class RunFlags:
     channels_last: bool = True
     """Keep images with their channels innermost, the order in which convolutions are fastest."""
     compile: bool = False
-    """torch.compile the net, for the learner and for inference: a minute at the start, worth it on a GPU (a CPU was no
-    faster)."""
+    """torch.compile the net, for the learner and for inference: a minute at the start. A CPU was no faster; a GPU was
+    not tried."""
     learner_threads: int = 0
     """CPU threads of the learner; 0 takes half of the cores. Inference has one."""
 

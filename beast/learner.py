@@ -31,7 +31,7 @@ class Learner:
         self.episodes = 0
         self.best = -math.inf
         self.laps = Laps()
-        self._queued: tuple[list[str], torch.Tensor, torch.cuda.Event] | None = None  # statistics on their way
+        self._statistics_queued: tuple[list[str], torch.Tensor, torch.cuda.Event] | None = None  # of the last update
 
     def learning_rate(self) -> float:
         left = max(1 - self.steps / self.flags.total_steps, 0.0) if self.flags.lr_decay == "linear" else 1.0
@@ -41,8 +41,9 @@ class Learner:
         """One step of the optimizer on rollouts [T+1, B, …]. A NaN or Inf in loss or gradients leaves all weights
         alone; FloatingPointError after too many of them in a row.
 
-        Returns the statistics, on a GPU those of the update before (none at first): so the host never waits for what
-        it has just queued. Counts and FloatingPointError are as late.
+        Returns the statistics. On a GPU they are those of the update before (empty if `settle` has had them), counts
+        and the learning rate's schedule are as late, and `observe` sees the images of bad updates, too: the host never
+        waits for what it has just queued.
         """
         flags = self.flags
         for group in self.optimizer.param_groups:
@@ -56,7 +57,8 @@ class Learner:
         norm = nn.utils.clip_grad_norm_(self.net.parameters(), flags.grad_clip or math.inf)
         is_bad = ~(loss.detach().isfinite() & norm.isfinite())
         self._step_unless(is_bad)
-        self.net.observe(map_tensors(lambda x: x[-1], batch["obs"]))
+        if loss.is_cuda or not is_bad:
+            self.net.observe(map_tensors(lambda x: x[-1], batch["obs"]))
         void = ((batch["terminated"] | batch["truncated"]) & ~batch["done"])[:-1]
         lag = (self.updates - batch["policy_version"][1:]).float()
         stats |= {"losses/total_loss": loss.detach(), "losses/grad_norm": norm}
@@ -64,14 +66,29 @@ class Learner:
         stats |= {"steps": (~void).sum(), "is_bad": is_bad}
         self.updates += 1
         self.laps.lap("optimizer")
-        values = torch.stack([value.float() for value in stats.values()])
-        if values.device.type == "cpu":
-            return self._count(dict(zip(stats, values.tolist())))
-        before = self._settle()
-        self._queued = (list(stats), torch.empty(len(stats), pin_memory=True), torch.cuda.Event())
-        self._queued[1].copy_(values, non_blocking=True)
-        self._queued[2].record()
-        return before
+        values = torch.stack([torch.as_tensor(x, dtype=torch.float32, device=loss.device) for x in stats.values()])
+        if loss.is_cuda:
+            settled = self.settle()
+            self.laps.lap("device")
+            arrived = torch.empty(len(stats), pin_memory=True).copy_(values, non_blocking=True)
+            self._statistics_queued = list(stats), arrived, torch.cuda.current_stream(loss.device).record_event()
+        else:
+            settled = self._count(dict(zip(stats, values.tolist())))
+        if self.bad_updates_in_a_row >= flags.max_bad_updates:
+            raise FloatingPointError(
+                f"loss or gradients were NaN or Inf in {self.bad_updates_in_a_row} updates in a row "
+                f"(--max_bad_updates {flags.max_bad_updates}); the last: {settled}. "
+                "Lower --learning_rate or --grad_clip, or try --amp off."
+            )
+        return settled
+
+    def settle(self) -> dict[str, float]:
+        """Wait for the statistics of the update that a GPU has queued and count it; empty if there is none."""
+        if self._statistics_queued is None:
+            return {}
+        (names, values, has_arrived), self._statistics_queued = self._statistics_queued, None
+        has_arrived.synchronize()
+        return self._count(dict(zip(names, values.tolist())))
 
     def _step_unless(self, is_bad: torch.Tensor) -> None:
         """The optimizer's step. A fused Adam looks at `is_bad` itself, on its device; for another the host has to."""
@@ -81,29 +98,12 @@ class Learner:
         elif not is_bad:
             self.optimizer.step()
 
-    def _settle(self) -> dict[str, float]:
-        """The statistics of the update that a GPU was given last, when it is done; empty if they were taken before."""
-        if self._queued is None:
-            return {}
-        (names, values, is_done), self._queued = self._queued, None
-        is_done.synchronize()
-        self.laps.lap("device")
-        return self._count(dict(zip(names, values.tolist())))
-
     def _count(self, stats: dict[str, float]) -> dict[str, float]:
-        """Count an update by its statistics. Raises FloatingPointError after too many bad ones in a row."""
+        """Count an update by its statistics."""
         self.steps += int(stats.pop("steps"))
-        if not stats.pop("is_bad"):
-            self.bad_updates_in_a_row = 0
-            return stats
-        self.bad_updates += 1
-        self.bad_updates_in_a_row += 1
-        if self.bad_updates_in_a_row >= self.flags.max_bad_updates:
-            raise FloatingPointError(
-                f"loss or gradients were NaN or Inf in {self.bad_updates_in_a_row} updates in a row "
-                f"(--max_bad_updates {self.flags.max_bad_updates}); the last: {stats}. "
-                "Lower --learning_rate or --grad_clip, or try --amp off."
-            )
+        is_bad = bool(stats.pop("is_bad"))
+        self.bad_updates += is_bad
+        self.bad_updates_in_a_row = self.bad_updates_in_a_row + 1 if is_bad else 0
         return stats
 
     def record_episodes(self, finished: list[tuple[float, int]]) -> None:
@@ -114,8 +114,7 @@ class Learner:
             self.episodes += 1
 
     def state_dict(self) -> dict:
-        """All that a later start needs to go on as if there had been no stop."""
-        self._settle()
+        """All that a later start needs to go on as if there had been no stop; on a GPU call `settle` first."""
         counts = ("steps", "updates", "bad_updates", "bad_updates_in_a_row", "seconds", "episodes", "best")
         return {
             "net": self.net.state_dict(),

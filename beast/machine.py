@@ -21,6 +21,8 @@ def choose_device(device: str, amp: str) -> tuple[torch.device, bool]:
         chosen = torch.device(("cuda" if num_gpus else "cpu") if device == "auto" else device)
     except RuntimeError:
         raise ValueError(f"--device {device}: no such device; give cpu, cuda, cuda:1 or auto") from None
+    if chosen.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device {device}: give cpu, cuda, cuda:1 or auto; no other kind has been tried")
     if chosen.type == "cuda" and (chosen.index or 0) >= num_gpus:
         raise ValueError(f"--device {device}: torch {torch.__version__} finds {num_gpus} GPUs; use cpu or auto")
     if chosen.type == "cuda":
@@ -47,8 +49,8 @@ def keep_freed_memory() -> None:
 
 @contextlib.contextmanager
 def stream(device: torch.device, urgent: bool = False) -> Iterator[None]:
-    """Queue what the calling thread has a GPU do behind none of another thread's work, but for what was queued before
-    any thread began; `urgent` work goes first. Nothing on a CPU."""
+    """A CUDA stream of the calling thread's own, which begins after what the main thread has queued; `urgent` work goes
+    first. Nothing on a CPU."""
     if device.type != "cuda":
         yield
         return
@@ -65,15 +67,16 @@ class Fence:
     """
 
     def __init__(self, device: torch.device):
+        self._device = device
         self._event = torch.cuda.Event() if device.type == "cuda" else None
 
     def set(self) -> None:
         if self._event:
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(self._device))
 
     def wait(self) -> None:
         if self._event:
-            torch.cuda.current_stream().wait_event(self._event)
+            torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
 def wait_for(device: torch.device) -> None:

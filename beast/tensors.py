@@ -113,7 +113,7 @@ class SlotTensors:
             for slot, row in rows:
                 self._shared["action"][slot, row].copy_(self._tensors["action"][slot, row], non_blocking=True)
             if self.device.type == "cuda":
-                torch.cuda.current_stream().synchronize()
+                torch.cuda.current_stream(self.device).synchronize()
 
 
 class PublishedWeights:

@@ -85,11 +85,10 @@ class Training:
                 self.learner.record_episodes(envs.finished_episodes(rollout))
             laps.lap("records")
             for batch, core_state in batches:
-                if stats := self.learner.update(batch, core_state):
-                    self._gathered.append(stats)
+                self._gather(self.learner.update(batch, core_state))
                 publish(self.learner.net, self.learner.updates)
                 laps.lap("publish")
-            if self.learner.steps // self.flags.log_steps != self._row_steps // self.flags.log_steps:
+            if self._gathered and self.learner.steps // self.flags.log_steps != self._row_steps // self.flags.log_steps:
                 self._write_metrics()
                 laps.lap("records")
 
@@ -134,6 +133,7 @@ class Training:
             if crew.failure:  # told before anything else can fail
                 is_told = getattr(crew.failure, "is_told", False)  # it brings its worker's own traceback
                 run.log(str(crew.failure) if is_told else "".join(traceback.format_exception(crew.failure)))
+            self._gather(learner.settle())
             if self._gathered:
                 self._write_metrics()
             self.save()
@@ -157,6 +157,7 @@ class Training:
         """Write checkpoint.pt, and best.pt where the last 100 games are the best yet."""
         learner = self.learner
         with self.updating:
+            self._gather(learner.settle())
             learner.seconds = self.seconds()
             mean = float(np.mean(learner.returns)) if learner.returns else -math.inf
             is_best = len(learner.returns) == learner.returns.maxlen and mean > learner.best
@@ -168,6 +169,10 @@ class Training:
         checkpoint.save(self.run.checkpoint_path, state)
         if is_best:
             checkpoint.save(self.run.best_path, state)
+
+    def _gather(self, stats: dict[str, float]) -> None:
+        if stats:  # a GPU's come one update late
+            self._gathered.append(stats)
 
     def _write_metrics(self) -> None:
         """A row of metrics over all updates since the last one, but for losses those that were not skipped."""

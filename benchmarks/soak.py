@@ -5,7 +5,8 @@
 
 Memory is what the kernel calls proportional: a page that n processes map counts 1/n in each, so that the sum over all
 processes of the run is what the run costs the machine. A slope is that of a line through the means of ten equal parts
-of the run, its first minutes left out; it counts as none while 0 lies within its 95 % interval.
+of the run, its first minutes left out. A quantity is flat if 0 lies within the slope's 95 % interval and no more than
+a tenth of its mean an hour does; if more does, nothing is known of it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -28,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 PARTS = 10
 T_95 = 2.306  # of Student's t with PARTS - 2 degrees of freedom
+FLAT = 0.1  # of the mean, an hour
 MEMORY = {"Pss_Anon": "memory of its own", "Pss_Shmem": "shared memory"}
 METRICS = {  # columns of metrics.csv, and what they mean
     "charts/SPS": "agent steps/s",
@@ -106,7 +109,8 @@ def main(options: Options) -> None:
         "",
         f"Highest policy lag: {highest:.0f} updates{bound}. Environments restarted: {rows[-1]['stats/env_restarts']}.",
         "",
-        "`python benchmarks/soak.py " + " ".join(sys.argv[1:]).replace(options.root, "runs") + "`",
+        f"`python benchmarks/soak.py --variant {options.variant} --env {options.env} --minutes {options.minutes:g} "
+        f"--arguments={shlex.quote(options.arguments)}`",
     ]
     output = Path(options.out) / f"soak-{options.variant}"
     output.with_suffix(".md").write_text("\n".join(lines) + "\n")
@@ -142,7 +146,7 @@ def tree(pid: int) -> Iterator[int]:
 
 
 def describe(what: str, points: list[tuple[float, float]], warmup: float, minutes: float) -> tuple[str, bool]:
-    """A line of the table for points (minute, value), and whether 0 lies in the interval of the slope or below it."""
+    """A line of the table for points (minute, value), and whether it does not rise."""
     points = [point for point in points if point[0] >= warmup]
     width = (minutes - warmup) / PARTS
     parts: list[list[tuple[float, float]]] = [[] for _ in range(PARTS)]
@@ -154,12 +158,13 @@ def describe(what: str, points: list[tuple[float, float]], warmup: float, minute
     residual = y - (start + slope * x)
     margin = T_95 * np.sqrt(residual @ residual / (PARTS - 2) / np.square(x - x.mean()).sum())
     values = [value for _, value in points]
-    is_flat = slope - margin <= 0
     verdict = "flat" if abs(slope) <= margin else ("rises" if slope > 0 else "falls")
+    if verdict == "flat" and abs(slope) + margin > FLAT * abs(statistics.fmean(values)):
+        verdict = "not known: it varies too much"
     return (
         f"| {what} | {statistics.fmean(values):,.2f} | {min(values):,.2f} | {max(values):,.2f} "
         f"| {slope:+,.3f} (± {margin:.3f}) | {verdict} |",
-        bool(is_flat),
+        verdict in ("flat", "falls"),
     )
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/staged.py monobeast 8,8,8 --env BreakoutNoFrameskip-v4 --name staged
 
-For the first 8 seconds after the first rollout the net gives all actions the same chance and the learner throws the
+For 8 seconds from the first choice of actions on, the net gives all actions the same chance and the learner throws the
 rollouts away (simulation), for the next 8 the net chooses the actions (+ inference), then the learner learns, too
 (+ learning), and the run ends. All else is as in a user's run, data path and metrics included, where
 `stats/stage` counts from 0. Fewer numbers leave out the last stages.

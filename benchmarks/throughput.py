@@ -50,7 +50,9 @@ class Options:
     env: str = "BreakoutNoFrameskip-v4"
     """Environment id."""
     envs: tuple[int, ...] = (16, 64, 512)
-    """Numbers of environments; each a multiple of 4 for every core."""
+    """Numbers of environments; each a multiple of twice the actors, which have two groups each."""
+    actors: int = 0
+    """Actor processes, and env servers of PolyBeast; 0 takes as many as there are cores."""
     seconds: float = 6.0
     """Measured seconds of a stage; more with over 256 environments, whose rollouts are full less often."""
     warmup: float = 2.0
@@ -75,8 +77,13 @@ def main(options: Options) -> None:
 
     monobeast.keep_freed_memory()
     arguments = ["--env", options.env, *options.arguments.split()]
-    defaults = monobeast.validate(tyro.cli(monobeast.Flags, args=arguments, use_underscores=True))
-    num_groups = monobeast.GROUPS_PER_ACTOR * defaults.num_actors
+    num_actors = options.actors or usable_cores()
+    num_groups = monobeast.GROUPS_PER_ACTOR * num_actors
+    if odd := [num_envs for num_envs in options.envs if num_envs < num_groups or num_envs % num_groups]:
+        sys.exit(
+            f"error: --envs {odd[0]}: {num_actors} actors want a multiple of {num_groups}; or choose other --actors"
+        )
+    defaults = replace(tyro.cli(monobeast.Flags, args=arguments, use_underscores=True), num_actors=num_actors)
     variants = [variant for variant in VARIANTS if variant == "monobeast" or importlib.util.find_spec("libbeast")]
     found: dict[int, Found] = {num_envs: {} for num_envs in options.envs}
     plumbing: list[float] = []
@@ -97,17 +104,18 @@ def main(options: Options) -> None:
     result = {
         "command": "python benchmarks/throughput.py " + " ".join(map(shlex.quote, sys.argv[1:])),
         "commit": git(ROOT, "rev-parse", "HEAD"),
-        "hardware": f"{cpu_model()}, {os.cpu_count()} cores",
+        "hardware": f"{cpu_model()}, {usable_cores()} cores",
+        "cores": usable_cores(),
         "torch": monobeast.torch.__version__,
         "flags": asdict(defaults),
         "frames_per_step": monobeast.envs.frames_per_step(options.env),
         "found": found,
         "null_env_steps_per_second": plumbing,
     }
-    text = report(result)
     path = Path(options.out) / f"throughput-{(options.name or options.env).replace('/', '-')}"
     path.parent.mkdir(parents=True, exist_ok=True)
     Path(f"{path}.json").write_text(json.dumps(result, indent=1) + "\n")
+    text = report(result)
     Path(f"{path}.md").write_text(text)
     print(text)
 
@@ -118,7 +126,7 @@ def add(found: Found, what: str, values: dict[str, float]) -> None:
 
 
 def alone(flags, seconds: float) -> dict[str, float]:
-    """CPU seconds per agent step of each stage by itself, on one thread, and bytes of one observation."""
+    """CPU seconds per agent step of each stage by itself, on one thread, and bytes of one row."""
     import monobeast
 
     spaces = monobeast.probe_env(flags)
@@ -141,7 +149,15 @@ def staged(variant: str, arguments: list[str], flags, lengths: list[float], warm
     with tempfile.TemporaryDirectory() as root:
         command = [sys.executable, str(ROOT / "benchmarks" / "staged.py"), variant, ",".join(map(str, lengths))]
         command += [*arguments, "--root", root, "--name", "run", "--no_tensorboard", "--lr_decay", "none"]
-        command += ["--group_width", str(flags.group_width), "--log_steps", "20000" if NULL in arguments else "200"]
+        # One thread, as `alone` has: another's CPU time would not be counted.
+        command += [
+            "--learner_threads",
+            "1",
+            "--group_width",
+            str(flags.group_width),
+            "--log_steps",
+            "20000" if NULL in arguments else "200",
+        ]
         command += ["--num_actors" if variant == "monobeast" else "--num_servers", str(flags.num_actors)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)])}
         with open(os.path.join(root, "log"), "w+") as log:
@@ -163,8 +179,8 @@ def staged(variant: str, arguments: list[str], flags, lengths: list[float], warm
         if not whole:
             sys.exit(f"error: no update fell into {lengths[number] - warmup:g} seconds: give more --seconds")
         seconds = np.array([3600 * (row["hours"] - before["hours"]) for before, row in whole])
-        steps = whole[-1][1]["step"] - whole[0][0]["step"]
-        run[stage] = steps / seconds.sum()
+        # Rows come in bursts, when groups fill their rollouts together: a line through all of them, not first and last.
+        run[stage] = float(np.polyfit(*zip(*((3600 * row["hours"], row["step"]) for _, row in whole)), 1)[0])
         for name in whole[0][1]:
             if name.startswith(("cores/", "time/", "stats/")):
                 run[name] = float(seconds @ [row[name] for _, row in whole] / seconds.sum())
@@ -174,18 +190,19 @@ def staged(variant: str, arguments: list[str], flags, lengths: list[float], warm
 
 def report(result: dict) -> str:
     """The tables, in Markdown."""
-    found, flags, cores, frames = result["found"], result["flags"], os.cpu_count(), result["frames_per_step"]
+    found, flags, cores, frames = (result[name] for name in ("found", "flags", "cores", "frames_per_step"))
     speed = header(
-        *("simulation: agent steps/s", "+ inference", "of it", "+ learning", "of it", "frames/s", "work conservation")
+        *("simulation: agent steps/s", "+ inference", "share of simulation", "+ learning", "share of simulation"),
+        *("frames/s", "work conservation"),
     )
     costs = header(
         *("env: CPU ms a step, alone → in the run", "inference", "learner", "other threads"),
-        *("waits: env, inference, learner", "policy lag: mean, highest"),
+        *("waits: env process, inference, learner", "policy lag: mean, highest"),
     )
     memory = header(
         *(
-            "shared: MB, an environment",
-            "of its own: MB, an environment",
+            "shared memory, MB",
+            "memory of its own, MB",
             "copies of an observation",
             "bytes of its row",
         )
@@ -200,8 +217,7 @@ def report(result: dict) -> str:
             in_run = {"env": "envs", "inference": "inference", "learner": "learner"}
             in_run = {stage: run[f"cores/{name}"] / learning for stage, name in in_run.items()}
             other = run["cores/process"] / learning - in_run["inference"] - in_run["learner"]
-            waits = [run["time/inference_wait"], run["time/learner_wait"]]
-            waits.insert(0, run.get("time/actor_wait", 1 - run.get("time/streams_environment", 0)))
+            waits = 1 - run["cores/envs"] / flags["num_actors"], run["time/inference_wait"], run["time/learner_wait"]
             speed.append(
                 f"{label}| {spread(runs['simulation'])} | {spread(runs['+ inference'])} "
                 f"| {run['+ inference'] / run['simulation']:.0%} | {spread(runs['+ learning'])} "
@@ -215,8 +231,7 @@ def report(result: dict) -> str:
                 + f"| {run['stats/policy_lag_mean']:.1f}, {run['stats/policy_lag_max']:.0f} |"
             )
             memory.append(
-                f"{label}| {run['Pss_Shmem'] / 1e6:,.0f}, {run['Pss_Shmem'] / 1e6 / num_envs:.2f} "
-                f"| {run['Pss_Anon'] / 1e6:,.0f}, {run['Pss_Anon'] / 1e6 / num_envs:.2f} "
+                f"{label}| {run['Pss_Shmem'] / 1e6:,.0f} | {run['Pss_Anon'] / 1e6:,.0f} "
                 f"| {copies(variant, num_envs, flags):.2f} | {single['row bytes']:,.0f} |"
             )
     lines = [
@@ -229,18 +244,33 @@ def report(result: dict) -> str:
         "",
         *speed,
         "",
-        "CPU time while it learns, and what waits. An env of PolyBeast waits whenever its stream does.",
+        "CPU time while it learns, and what waits: an env process whenever no core works for it, be it that it has no "
+        "actions or no core.",
         "",
         *costs,
         "",
-        "Memory at its highest, the pages of several processes counted once, and what happens to an observation.",
+        "Memory at its highest, pages that processes share counted once, and what happens to an observation.",
         "",
         *memory,
         "",
-        "An observation is copied: MonoBeast: into its slot, where inference and learner read it (the last row of a "
-        "rollout twice; once more for the learner if B > K). PolyBeast: into its row, message and gRPC's buffer, into "
-        "and out of the socket, into its rollout (the last row twice), and, unless B = K, into its batch.",
+        "An observation is copied: MonoBeast: into its slot, where inference reads it (the last row of a rollout "
+        "twice). PolyBeast: into its row, message and gRPC's buffer, into and out of the socket, into its rollout (the "
+        "last row twice). Both: into its batch, unless B = K.",
     ]
+    few, many = min(found), max(found)
+    for variant in VARIANTS if few != many else ():
+        if variant in found[few]:
+            own, shared = (
+                (statistics.median(found[many][variant][kind]) - statistics.median(found[few][variant][kind]))
+                / (many - few)
+                / 1e6
+                for kind in ("Pss_Anon", "Pss_Shmem")
+            )
+            lines += [
+                "",
+                f"From {few} to {many} environments, each costs {VARIANTS[variant]} {shared:.2f} MB of shared memory "
+                f"and {own:.2f} MB of its own.",
+            ]
     if plumbing := result["null_env_steps_per_second"]:
         lines += [
             "",
@@ -264,9 +294,11 @@ def header(*columns: str) -> list[str]:
 def copies(variant: str, num_envs: int, flags: dict) -> float:
     """How often an observation is copied until it is learned from, as the code has it; a CPU's inference adds none."""
     K, B, T = num_envs // (2 * flags["num_actors"]), flags["batch_width"], flags["unroll_length"]
-    if variant == "monobeast":
-        return 1 + 1 / T + (B > K)
-    return 6 + 1 / T + (B != K)
+    return (1 if variant == "monobeast" else 6) + 1 / T + (B != K)
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def spread(values: list[float]) -> str:

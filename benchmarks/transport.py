@@ -22,9 +22,11 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from throughput import ROOT, cpu_model
 
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
+
+from beast.runs import cpu_model  # noqa: E402
 
 IMAGE = (84, 84, 4)
 TRANSPORTS = ("unix", "tcp", "tls")

@@ -77,6 +77,9 @@ def test_a_soak_tells_growth_from_noise():
     assert is_flat and line.endswith("| flat |")
     line, is_flat = soak.describe("memory", growing, 1.0, 30.0)
     assert not is_flat and line.endswith("| rises |")
+    wild = [(minute, 500 + 200 * rng.normal()) for minute in minutes]
+    line, is_flat = soak.describe("memory", wild, 1.0, 30.0)
+    assert not is_flat and "not known" in line
 
 
 def test_a_soak_sees_the_memory_of_all_processes_of_a_run():

@@ -84,8 +84,9 @@ def test_an_update_does_not_make_the_host_wait_and_its_numbers_come_with_the_nex
     learner.update(batch, ())
     assert all(torch.equal(a, b) for a, b in zip(before, learner.net.parameters()))
     with pytest.raises(FloatingPointError, match="in 2 updates in a row"):
-        learner.state_dict()
-    assert learner.steps == 4 * T * B and learner.bad_updates == 2
+        learner.update(batch, ())
+    learner.settle()
+    assert learner.steps == 5 * T * B and learner.bad_updates == 3
 
 
 @pytest.mark.parametrize("num_actors", [1, 3])
@@ -110,8 +111,11 @@ def test_rows_go_up_once_and_the_learner_sees_what_the_actors_wrote(tmp_path, mo
     monkeypatch.setattr(monobeast.Training, "learn", compare)
     flags = {"env": "PongNoFrameskip-v4", "device": "cuda", "root": str(tmp_path), "num_actors": num_actors}
     monobeast.train(monobeast.Flags(**flags, name="run", total_steps=20_000, log_steps=5000, tensorboard=False))
-    # A group's first row, and then T of each rollout: row 0 of the next one is copied on the GPU.
+    # A group's first row, and then rows 1 to T of each rollout: row 0 of the next one is copied on the GPU.
     assert sum(row == 0 for _, row in uploads) == num_actors * monobeast.GROUPS_PER_ACTOR
+    for slot in {slot for slot, _ in uploads}:
+        later = [row for s, row in uploads if s == slot and row > 0]
+        assert later == [1 + index % 20 for index in range(len(later))], "each row once, in order"
 
 
 def test_a_compiled_run_trains(tmp_path):

@@ -33,9 +33,9 @@ def train(tmp_path, task: str, total_steps: int, *flags: str) -> list[float]:
 
 
 def test_cartpole_is_learned(tmp_path):
-    returns = train(tmp_path, "cartpole", 100_000)
+    returns = train(tmp_path, "cartpole", 120_000)
     assert returns[0] < 40, "a random policy balances for 22 steps"
-    assert max(returns) > 120, returns  # means of 100 games; the last bits of a CPU's floats decide how far it gets
+    assert returns[-1] > 150, returns  # means of 100 games; seeds 1 to 3: 284, 213, 362
 
 
 def test_the_memory_task_is_learned_with_an_lstm(tmp_path):

@@ -515,11 +515,11 @@ def test_slots_with_a_twin_on_the_device_train_to_the_bit_as_those_in_shared_mem
 ):
     """What a GPU's slots do, but for streams and fences: the twin is on the CPU here."""
     uploaded: list[tuple[int, int]] = []
-    tried = SlotTensors.upload
+    original = SlotTensors.upload
 
     def upload(self, slot, row):
         uploaded.append((slot, row))
-        tried(self, slot, row)
+        original(self, slot, row)
 
     monkeypatch.setattr(SlotTensors, "upload", upload)
     states = []
@@ -534,29 +534,35 @@ def test_slots_with_a_twin_on_the_device_train_to_the_bit_as_those_in_shared_mem
     assert states[0]["counts"]["steps"] == states[1]["counts"]["steps"] >= 1500
     for a, b in zip(states[0]["net"].values(), states[1]["net"].values()):
         assert torch.equal(a, b)
-    num_groups = flags.num_actors * monobeast.GROUPS_PER_ACTOR
-    assert sum(row == 0 for _, row in uploaded) == num_groups, "a row that is repeated goes up once"
+    num_groups, T = flags.num_actors * monobeast.GROUPS_PER_ACTOR, flags.unroll_length
+    rows: dict[int, list[int]] = {slot: [] for slot in range(flags.num_slots)}
+    for slot, row in uploaded:
+        rows[slot].append(row)
+    assert sum(written.count(0) for written in rows.values()) == num_groups, "a row that is repeated goes up once"
+    for written in rows.values():
+        later = [row for row in written if row > 0]
+        assert later == [1 + index % T for index in range(len(later))], "each row once, in order"
 
 
-def test_inference_and_learner_read_observations_in_shared_memory_where_a_group_is_a_batch_or_wider(
+def test_inference_reads_observations_in_shared_memory_and_so_does_the_learner_where_a_group_is_a_batch(
     tmp_path, monkeypatch
 ):
-    for K, B, is_shared in ((4, 4, True), (4, 2, True), (4, 8, False)):
+    for K, B, is_shared in ((4, 4, True), (4, 2, False), (4, 8, False)):
         places: dict[bool, set] = {False: set(), True: set()}  # is it the learner's pass -> is it in a slot
         memories: list[RolloutMemory] = []
-        init, forward = RolloutMemory.__init__, Net.forward
+        init, forward = RolloutMemory.__init__, monobeast.Encoder.forward
 
         def remember(self, *args, init=init, memories=memories):
             init(self, *args)
             memories.append(self)
 
-        def watch(self, inputs, core_state, forward=forward, memories=memories, places=places):
-            offset = inputs["obs"]["obs"].data_ptr() - memories[0].buffer.ctypes.data
+        def watch(self, x, forward=forward, memories=memories, places=places):
+            offset = x.data_ptr() - memories[0].buffer.ctypes.data
             places[torch.is_grad_enabled()].add(0 <= offset < memories[0].num_bytes)
-            return forward(self, inputs, core_state)
+            return forward(self, x)
 
         monkeypatch.setattr(RolloutMemory, "__init__", remember)
-        monkeypatch.setattr(Net, "forward", watch)
+        monkeypatch.setattr(monobeast.Encoder, "forward", watch)
         flags = small_flags(group_width=K, batch_width=B, root=str(tmp_path), name=f"{K}-{B}", tensorboard=False)
         monobeast.train(dataclasses.replace(flags, total_steps=500))
         assert places == {False: {True}, True: {is_shared}}
@@ -598,9 +604,34 @@ def test_an_update_with_nan_changes_no_weight_and_the_next_one_does(optimizer, m
         changed = any(not torch.equal(a, b) for a, b in zip(before, net.parameters()))
         assert changed == (scale[0] == 1.0)
         assert learner.bad_updates == bad_updates and learner.bad_updates_in_a_row == (0 if changed else bad_updates)
-        if not changed:
-            now = [state[moment] for state in learner.optimizer.state.values()]
-            assert all(torch.equal(a, b) for a, b in zip(moments, now))
+        if changed:
+            continue
+        if optimizer == "adam":
+            assert {int(state["step"]) for state in learner.optimizer.state.values()} == {1}
+        now = [state[moment] for state in learner.optimizer.state.values()]
+        assert all(torch.equal(a, b) for a, b in zip(moments, now))
+
+
+class Arrived:
+    """An event of a GPU that is over."""
+
+    def synchronize(self):
+        pass
+
+
+def test_statistics_that_a_gpu_has_queued_are_counted_and_told_when_a_run_saves(tmp_path):
+    flags = small_flags(root=str(tmp_path), name="run", total_steps=1000, tensorboard=False, max_bad_updates=1)
+    net = Net(*monobeast.probe_env(flags), flags)
+    learner = Learner(flags, net, monobeast.make_optimizer(flags, net), monobeast.compute_loss)
+    names = ["losses/grad_norm", "stats/policy_lag_max", "steps", "is_bad"]
+    with monobeast.Training("mono", flags, learner, set()) as training:
+        learner._statistics_queued = names, torch.tensor([2.5, 3.0, 32.0, 1.0]), Arrived()
+        training.save()  # and bad ones do not keep a run from saving
+        assert training._gathered == [{"losses/grad_norm": 2.5, "stats/policy_lag_max": 3.0}]
+        assert (learner.steps, learner.bad_updates, learner.bad_updates_in_a_row) == (32, 1, 1)
+        training.save()
+        assert len(training._gathered) == 1 and learner.steps == 32
+    assert checkpoint.load(training.run.checkpoint_path)["counts"]["steps"] == 32
 
 
 def test_compile_is_asked_for_the_forward_pass_and_the_run_goes_on_with_it(tmp_path, monkeypatch):

@@ -2,9 +2,13 @@
 
 import csv
 import re
+import subprocess
+import sys
+import time
 
 import pytest
 
+from beast.actors import cpu_seconds_of_children
 from beast.profile import Laps, Profile
 
 
@@ -18,6 +22,42 @@ def test_every_second_belongs_to_the_lap_that_ends_it(monkeypatch):
         now += seconds
         laps.lap(stage)
     assert laps.seconds == {"wait": 5, "forward": 4}
+
+
+def test_cpu_time_is_that_of_the_thread_between_its_laps():
+    laps = Laps()
+    end = time.thread_time() + 0.1
+    while time.thread_time() < end:
+        pass
+    laps.begin()
+    end = time.thread_time() + 0.2
+    while time.thread_time() < end:
+        pass
+    time.sleep(0.2)
+    laps.lap("work")
+    assert 0.2 <= laps.cpu_seconds < 0.25 and laps.seconds["work"] >= 0.4
+
+
+def test_cores_are_counted_from_the_beginning_in_the_table_and_from_the_last_call_in_the_metrics():
+    profile, seconds = Profile(), [5.0]
+    profile.cores["learner"] = lambda: seconds[0]
+    profile.begin()
+    seconds[0] = 6.0
+    assert profile.shares(4.0) == {"cores/learner": 0.25}
+    seconds[0] = 9.0
+    assert profile.shares(4.0) == {"cores/learner": 0.75}
+    assert profile.table(8.0).endswith("cores that were busy: learner 0.50")
+
+
+def test_the_cpu_time_of_children_goes_on_when_one_ends():
+    code = "import time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True); input()"
+    before = cpu_seconds_of_children([])
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.stdout.readline()
+    running = cpu_seconds_of_children([child.pid]) - before
+    child.communicate(b"\n")
+    ended = cpu_seconds_of_children([child.pid]) - before
+    assert 0.3 <= running + 0.02 and running - 0.02 <= ended < running + 0.2
 
 
 def test_a_table_counts_from_the_beginning():

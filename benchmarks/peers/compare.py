@@ -35,15 +35,14 @@ import throughput  # noqa: E402
 HERE = Path(__file__).resolve().parent
 FRAMES_PER_STEP = 4
 STARTUP = 15.0  # seconds that the peers have for their processes to start
-# Without a core: each with 32 to 256 environments, and Stable-Baselines3 with the 32 that make its update 640 steps.
+# With 64 to 256 environments; Stable-Baselines3 with the 32 that make its update 640 steps.
 MONOBEAST = ["--num_actors 2 --group_width 16", "--num_actors 1 --group_width 64", "--num_actors 2 --group_width 64"]
-SAMPLE_FACTORY = [  # two workers, one for each core; each with two groups of environments, as in MonoBeast
+SAMPLE_FACTORY = [  # two workers, one for each core, with two groups of environments each; 32 to 128 environments
     "--num_workers 2 --num_envs_per_worker 16 --worker_num_splits 2",
     "--num_workers 2 --num_envs_per_worker 32 --worker_num_splits 2",
     "--num_workers 2 --num_envs_per_worker 64 --worker_num_splits 2",
-    "--num_workers 2 --num_envs_per_worker 128 --worker_num_splits 2",
 ]
-STABLE_BASELINES3 = ["dummy 2", "subproc 2", "subproc 1"]  # see train_stable_baselines3.py
+STABLE_BASELINES3 = ["dummy 2", "subproc 1"]  # see train_stable_baselines3.py
 TASK = (
     "--env atari_breakout --device cpu --async_rl True --serial_mode False --rollout 20 --batch_size 640"
     " --num_batches_per_epoch 1 --num_epochs 1 --normalize_input False --normalize_returns False"
@@ -136,9 +135,10 @@ def main(options: Options) -> None:
         "flags": asdict(flags),
         "lstm": options.lstm,
     }
-    text = report(result)
     path = Path(options.out) / ("peers-lstm" if options.lstm else "peers")
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    text = report(result)
     path.with_suffix(".md").write_text(text)
     print(text)
 
@@ -150,8 +150,8 @@ def report(result: dict) -> str:
     lines = [
         f"# MonoBeast beside {' and '.join(peers)} on Breakout, {model}",
         "",
-        f"{result['hardware']}; T=20, 640 steps an update, one epoch; commit {result['commit'][:10]}. The peers "
-        f"ran with {'; '.join(result['versions'])}.",
+        f"{result['hardware']}; T=20, 640 steps an update, one epoch; commit {(result['commit'] or 'unknown')[:10]}. "
+        f"The peers ran with {'; '.join(result['versions'])}.",
         "",
         "| | agent steps/s: median (lowest to highest) | frames/s | setting |",
         "|---|---|---|---|",
@@ -201,17 +201,20 @@ def versions(python: str) -> str:
     return ", ".join(re.findall(wanted, frozen, re.MULTILINE))
 
 
-def run_for(command: list[str], seconds: float, output=subprocess.DEVNULL) -> None:
-    """Run a command that goes on for ever (Sample Factory's own limit of time went on), and end all its processes."""
-    process = subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL, start_new_session=True)
-    try:
-        process.wait(STARTUP + seconds)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # it failed at its start, which `rate` will tell
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def output_of(command: list[str], seconds: float) -> str:
+    """What a command prints that goes on for ever (Sample Factory did not heed its own limit of time) until it and all
+    its processes are ended."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STARTUP + seconds)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # it failed at its start, which `rate` will tell
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        return output.read()
 
 
 def rate(points: list[tuple[float, float]], seconds: float, output: str) -> float:
@@ -225,11 +228,7 @@ def rate(points: list[tuple[float, float]], seconds: float, output: str) -> floa
 
 def stable_baselines3(python: str, arguments: str, warmup: float, seconds: float) -> float:
     """Agent steps/s."""
-    with tempfile.TemporaryFile("w+") as output:
-        command = [python, str(HERE / "train_stable_baselines3.py"), *arguments.split()]
-        run_for(command, warmup + seconds, output)
-        output.seek(0)
-        text = output.read()
+    text = output_of([python, str(HERE / "train_stable_baselines3.py"), *arguments.split()], warmup + seconds)
     points = [(float(at), float(step)) for at, step in re.findall(r"^([\d.]+) (\d+)$", text, re.MULTILINE)]
     return rate(points, seconds, text)
 
@@ -238,9 +237,9 @@ def sample_factory(python: str, arguments: str, warmup: float, seconds: float) -
     """Agent steps/s that its learner has taken in. Its own figure is an average over coarse intervals."""
     with tempfile.TemporaryDirectory() as root:
         command = [python, str(HERE / "train_sample_factory.py"), *arguments.split(), "--train_dir", root]
-        run_for([*command, "--experiment", "run"], warmup + seconds)
+        text = output_of([*command, "--experiment", "run"], warmup + seconds)
         log = Path(root) / "run" / "sf_log.txt"
-        text = log.read_text() if log.exists() else ""
+        text = log.read_text() if log.exists() else text
     reports = re.findall(r"\[([\d-]+ [\d:]+),(\d+)\].*Total num frames: (\d+)", text)
     points = [
         (time.mktime(time.strptime(at, "%Y-%m-%d %H:%M:%S")) + int(ms) / 1000, int(frames) / FRAMES_PER_STEP)
