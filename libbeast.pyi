@@ -48,7 +48,8 @@ class BatchingQueue:
 
         `check_inputs`: an item whose leaves have not equally many rows, or that cannot be joined with those waiting, is
         refused by `enqueue`; unchecked, it fails in the consumer, with its whole batch.
-        `maximum_queue_size`: while so many rows wait, `enqueue` waits too. None never waits.
+        `maximum_queue_size`: while so many rows wait, `enqueue` waits too, and who came first goes first. None never
+        waits.
 
         Raises ValueError, naming the value.
         """

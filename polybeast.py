@@ -277,9 +277,7 @@ class Net(nn.Module):
             self.core = (nn.LSTM if flags.core == "lstm" else nn.GRU)(size, flags.core_size)
             for name, parameter in self.core.named_parameters():
                 nn.init.orthogonal_(parameter) if "weight" in name else nn.init.zeros_(parameter)
-            if (
-                flags.core == "lstm"
-            ):  # begin by remembering (Gers et al. 2000): the gates are input, forget, cell, output
+            if flags.core == "lstm":  # begin by remembering (Gers et al. 2000); gates: input, forget, cell, output
                 nn.init.ones_(self.core.bias_ih_l0[flags.core_size : 2 * flags.core_size])
             size = flags.core_size
         self.policy = orthogonal(nn.Linear(size, policy_width(action_space)), 0.01)

@@ -2,7 +2,7 @@
 
     python benchmarks/staged.py monobeast 8,8,8 --env BreakoutNoFrameskip-v4 --name staged
 
-For 8 seconds from the first choice of actions on, the net gives all actions the same chance and the learner throws the
+For 8 seconds from the first full rollout on, the net gives all actions the same chance and the learner throws the
 rollouts away (simulation), for the next 8 the net chooses the actions (+ inference), then the learner learns, too
 (+ learning), and the run ends. All else is as in a user's run, data path and metrics included, where
 `stats/stage` counts from 0. Fewer numbers leave out the last stages.
@@ -26,18 +26,20 @@ from beast.training import Training  # noqa: E402
 
 
 class Clock:
-    """Which stage it is. The first begins with the first call of `stage`."""
+    """Which stage it is: the first until `begin` and for its length from there on."""
 
     def __init__(self, lengths: list[float]):
         self._ends = [sum(lengths[: n + 1]) for n in range(len(lengths))]
         self._began = 0.0
 
-    def stage(self) -> int:
+    def begin(self) -> None:
         self._began = self._began or time.monotonic()
-        return sum(time.monotonic() - self._began >= end for end in self._ends)
+
+    def stage(self) -> int:
+        return sum(time.monotonic() - self._began >= end for end in self._ends) if self._began else 0
 
     def is_over(self) -> bool:
-        return bool(self._began) and self.stage() == len(self._ends)
+        return self.stage() == len(self._ends)
 
 
 def leave_out_inference(net_class: type, clock: Clock) -> None:
@@ -60,6 +62,7 @@ def leave_out_learning(clock: Clock) -> None:
     update, publish = Learner.update, PublishedWeights.publish
 
     def staged(self, batch, core_state):
+        clock.begin()
         if clock.stage() > 1:
             return update(self, batch, core_state)
         void = ((batch["terminated"] | batch["truncated"]) & ~batch["done"])[:-1]

@@ -1,11 +1,11 @@
 """How fast this machine simulates, acts and learns, what that costs, and how much of its cores it uses.
 
-    python benchmarks/throughput.py          # about 10 minutes; writes benchmarks/results/throughput-<env>.{json,md}
+    python benchmarks/throughput.py          # about 13 minutes; writes benchmarks/results/throughput-<env>.{json,md}
 
 For each number of environments in `--envs`, `--repeats` times in turn, so that a change in the machine's load falls on
 all alike:
 
-- alone: CPU seconds per agent step of each stage by itself, with one thread and warm caches;
+- alone: CPU seconds per agent step of each stage by itself, with one thread, warm caches and groups of at most 32;
 - one run of each variant, libbeast permitting, in stages (staged.py): simulation with random actions; + inference;
   + learning. The first seconds of each stage are left out.
 
@@ -39,6 +39,7 @@ from soak import memory_of_tree  # noqa: E402
 
 STAGES = ("simulation", "+ inference", "+ learning")
 VARIANTS = {"monobeast": "MonoBeast", "polybeast": "PolyBeast"}
+ALONE_WIDTH = 32  # at most
 NULL, NULL_WIDTH = "null_env:Null-v0", 64
 Found = dict[str, dict[str, list[float]]]  # what was measured ("alone" or a variant) -> name -> a value a repetition
 
@@ -53,9 +54,9 @@ class Options:
     """Numbers of environments; each a multiple of twice the actors, which have two groups each."""
     actors: int = 0
     """Actor processes, and env servers of PolyBeast; 0 takes as many as there are cores."""
-    seconds: float = 6.0
+    seconds: float = 4.0
     """Measured seconds of a stage; more with over 256 environments, whose rollouts are full less often."""
-    warmup: float = 2.0
+    warmup: float = 1.5
     """First seconds of a stage that are left out."""
     repeats: int = 3
     """Repetitions; the tables show their median, lowest and highest."""
@@ -90,7 +91,9 @@ def main(options: Options) -> None:
     for repeat in range(options.repeats):
         for num_envs, measured in found.items():
             flags = monobeast.validate(replace(defaults, group_width=num_envs // num_groups, num_slots=0))
-            add(measured, "alone", alone(flags, options.seconds / 4))
+            # Environments are slow to make, and a wider group hardly costs less.
+            narrow = monobeast.validate(replace(flags, group_width=min(flags.group_width, ALONE_WIDTH), num_slots=0))
+            add(measured, "alone", alone(narrow, options.seconds / 4))
             seconds = options.warmup + options.seconds * max(1, num_envs / 256)
             for variant in variants:
                 add(measured, variant, staged(variant, arguments, flags, [seconds] * 3, options.warmup))

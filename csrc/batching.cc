@@ -150,8 +150,24 @@ void RowQueue::check_joins(const ArrayNest& item) const {
 void RowQueue::put(ArrayNest item, int64_t rows, std::shared_ptr<Call> call, const Interrupt& interrupt) {
   Waiter waiter(interrupt);
   std::unique_lock lock(mutex_);
-  while (!closed_ && options_.maximum_queue_size && num_rows_ >= *options_.maximum_queue_size) {
-    waiter.wait(rows_went_, lock);
+  if (options_.maximum_queue_size) {
+    // In order of arrival: else a rollout may see others pass again and again, while its policy grows old.
+    const uint64_t turn = next_turn_++;
+    turns_.insert(turn);
+    const auto leave = [&] {
+      turns_.erase(turn);
+      rows_went_.notify_all();  // there may be room for the next one
+    };
+    try {
+      while (!closed_ && (*turns_.begin() != turn || num_rows_ >= *options_.maximum_queue_size)) {
+        waiter.wait(rows_went_, lock);
+      }
+    } catch (...) {
+      if (!lock.owns_lock()) lock.lock();
+      leave();
+      throw;
+    }
+    leave();
   }
   if (closed_) throw ClosedBatchingQueue("Enqueue to closed queue");
   check_joins(item);

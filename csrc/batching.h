@@ -87,6 +87,8 @@ class RowQueue {
   std::condition_variable rows_went_;
   std::deque<Part> parts_;
   int64_t num_rows_ = 0;
+  std::set<uint64_t> turns_;  // of those who wait in put() for room
+  uint64_t next_turn_ = 0;
   bool closed_ = false;
 };
 
@@ -96,7 +98,7 @@ class BatchingQueue {
  public:
   explicit BatchingQueue(const BatchingOptions& options);
 
-  // Waits while `maximum_queue_size` rows are there. Throws ClosedBatchingQueue.
+  // Waits while `maximum_queue_size` rows are there; who came first goes first. Throws ClosedBatchingQueue.
   void enqueue(ArrayNest item, const Interrupt& interrupt);
   // The next batch, its leaves joined along batch_dim. Throws ClosedBatchingQueue after the last one.
   ArrayNest dequeue(const Interrupt& interrupt);

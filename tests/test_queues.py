@@ -175,6 +175,27 @@ def test_enqueue_waits_while_the_queue_is_full_and_goes_on_when_rows_are_taken()
     assert queue.size() == 3
 
 
+def test_those_who_wait_for_room_go_in_the_order_in_which_they_came():
+    queue = BatchingQueue(batch_dim=0, maximum_batch_size=1, maximum_queue_size=1)
+    queue.enqueue(rows(0))
+
+    def produce(producer):
+        for _ in range(20):
+            queue.enqueue(rows(producer))
+
+    producers = []
+    for number in range(1, 6):
+        producers.append(InThread(produce, number))
+        time.sleep(0.05)  # each waits before the next one comes
+    received = []
+    for _ in range(1 + 20 * 5):
+        received.append(int(next(queue)[0, 0]))
+        time.sleep(0.002)  # who was let in comes again and waits behind all others
+    for producer in producers:
+        producer.result()
+    assert received == [0] + [1, 2, 3, 4, 5] * 20
+
+
 # ---- many threads
 
 

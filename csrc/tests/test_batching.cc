@@ -93,6 +93,26 @@ TEST(BatchingQueue, ClosingWakesBothSides) {
   }
 }
 
+TEST(BatchingQueue, AnInterruptedProducerGivesItsTurnToTheNext) {
+  BatchingOptions bounded = options(1, 1);
+  bounded.maximum_queue_size = 1;
+  BatchingQueue queue(bounded);
+  queue.enqueue(rows(0), kNever);
+  struct Stop {};
+  std::atomic<bool> stop{false};
+  std::thread first([&] {
+    EXPECT_THROW(queue.enqueue(rows(1), [&] { if (stop) throw Stop(); }), Stop);
+  });
+  std::this_thread::sleep_for(milliseconds(50));
+  std::thread second([&] { queue.enqueue(rows(2), kNever); });
+  std::this_thread::sleep_for(milliseconds(50));
+  stop = true;
+  first.join();
+  EXPECT_EQ(values(queue.dequeue(kNever)), std::vector<int64_t>{0});
+  second.join();
+  EXPECT_EQ(values(queue.dequeue(kNever)), std::vector<int64_t>{2});
+}
+
 TEST(BatchingQueue, AnInterruptEndsAWaitAndIsAskedWithoutTheLock) {
   BatchingQueue queue(options(1, 1));
   struct Stop {};
