@@ -94,14 +94,16 @@ def main(options: Options) -> None:
             # Environments are slow to make, and a wider group hardly costs less.
             narrow = monobeast.validate(replace(flags, group_width=min(flags.group_width, ALONE_WIDTH), num_slots=0))
             add(measured, "alone", alone(narrow, options.seconds / 4))
-            seconds = options.warmup + options.seconds * max(1, num_envs / 256)
+            # When learning begins, environments run ahead until their rollouts wait for the learner.
+            warmups = [options.warmup, options.warmup, options.warmup * max(1, num_envs / 64)]
             for variant in variants:
-                add(measured, variant, staged(variant, arguments, flags, [seconds] * 3, options.warmup))
+                seconds = options.seconds * max(1, num_envs / 256)
+                add(measured, variant, staged(variant, arguments, flags, seconds, warmups))
             speeds = (f"{VARIANTS[variant]} {measured[variant]['+ learning'][-1]:,.0f}" for variant in variants)
             print(f"repetition {repeat + 1}, {num_envs} environments: {', '.join(speeds)} steps/s", flush=True)
         if options.null:
             flags = replace(defaults, group_width=NULL_WIDTH)
-            run = staged("monobeast", ["--env", NULL], flags, [options.warmup + options.seconds], options.warmup)
+            run = staged("monobeast", ["--env", NULL], flags, options.seconds, [options.warmup])
             plumbing.append(run["simulation"])
             print(f"repetition {repeat + 1}, environments without work: {plumbing[-1]:,.0f} steps/s", flush=True)
     result = {
@@ -147,8 +149,10 @@ def alone(flags, seconds: float) -> dict[str, float]:
     }
 
 
-def staged(variant: str, arguments: list[str], flags, lengths: list[float], warmup: float) -> dict[str, float]:
-    """One run of a variant in stages: agent steps/s of each, and of the last one cores, waits, lag and memory."""
+def staged(variant: str, arguments: list[str], flags, seconds: float, warmups: list[float]) -> dict[str, float]:
+    """One run of a variant in as many stages as there are warm-ups: agent steps/s of each, and of the last one cores,
+    waits, lag and memory."""
+    lengths = [warmup + seconds for warmup in warmups]
     with tempfile.TemporaryDirectory() as root:
         command = [sys.executable, str(ROOT / "benchmarks" / "staged.py"), variant, ",".join(map(str, lengths))]
         command += [*arguments, "--root", root, "--name", "run", "--no_tensorboard", "--lr_decay", "none"]
@@ -175,18 +179,18 @@ def staged(variant: str, arguments: list[str], flags, lengths: list[float], warm
         with open(os.path.join(root, "run", "metrics.csv")) as file:
             rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
     run: dict[str, float] = {}
-    for number, stage in enumerate(STAGES[: len(lengths)]):
+    for number, (stage, warmup) in enumerate(zip(STAGES, warmups)):
         # A row in which a stage began is partly of the one before.
         whole = [pair for pair in pairwise(rows) if pair[0]["stats/stage"] == pair[1]["stats/stage"] == number]
         whole = [pair for pair in whole if pair[0]["hours"] >= whole[0][0]["hours"] + warmup / 3600]
         if not whole:
-            sys.exit(f"error: no update fell into {lengths[number] - warmup:g} seconds: give more --seconds")
-        seconds = np.array([3600 * (row["hours"] - before["hours"]) for before, row in whole])
+            sys.exit(f"error: no update fell into {seconds:g} seconds: give more --seconds")
+        durations = np.array([3600 * (row["hours"] - before["hours"]) for before, row in whole])
         # Rows come in bursts, when groups fill their rollouts together: a line through all of them, not first and last.
         run[stage] = float(np.polyfit(*zip(*((3600 * row["hours"], row["step"]) for _, row in whole)), 1)[0])
         for name in whole[0][1]:
             if name.startswith(("cores/", "time/", "stats/")):
-                run[name] = float(seconds @ [row[name] for _, row in whole] / seconds.sum())
+                run[name] = float(durations @ [row[name] for _, row in whole] / durations.sum())
         run["stats/policy_lag_max"] = max(row["stats/policy_lag_max"] for _, row in whole)
     return {**run, **memory}
 
