@@ -218,6 +218,6 @@ def _report(best: Setting, flags, settings: list[Setting]) -> str:
             f"predicted {best.steps_per_second:,.0f} steps/s; the bottleneck is: {best.bottleneck}",
             f"Sample Factory's rule, environments of an actor / 2 > ceil(t_inference / t_env): {K} > {waits} {holds}",
             f"policy lag, collected / trained in an update - 1: at most {_lag(flags)} updates",
-            "--compile was not measured: compiling takes longer than all of this",
+            "--compile was not measured: it takes longer than all of this; a CPU gained nothing (benchmarks/LEDGER.md)",
         ]
     )

@@ -291,6 +291,7 @@ def test_impossible_flags_are_refused_with_the_value_the_range_and_a_remedy(chan
         (["--no_such_flag", "3"], "no_such_flag"),
         (["--net", "huge"], "shallow"),
         (["--device", "cuda:7"], "cuda:7"),
+        (["--device", "mps"], "give cpu, cuda"),
         (["--mode", "test", "--name", "nothing"], "nothing"),
     ],
 )
