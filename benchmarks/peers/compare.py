@@ -34,7 +34,7 @@ import throughput  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 FRAMES_PER_STEP = 4
-STARTUP = 15.0  # seconds that the peers have for their processes to start
+STARTUP = 120.0  # seconds that a peer's processes may take to start
 # With 64 to 256 environments; Stable-Baselines3 with the 32 that make its update 640 steps.
 MONOBEAST = ["--num_actors 2 --group_width 16", "--num_actors 1 --group_width 64", "--num_actors 2 --group_width 64"]
 SAMPLE_FACTORY = [  # two workers, one for each core, with two groups of environments each; 32 to 128 environments
@@ -201,20 +201,30 @@ def versions(python: str) -> str:
     return ", ".join(re.findall(wanted, frozen, re.MULTILINE))
 
 
-def output_of(command: list[str], seconds: float) -> str:
-    """What a command prints that goes on for ever (Sample Factory did not heed its own limit of time) until it and all
-    its processes are ended."""
-    with tempfile.TemporaryFile("w+") as output:
+def measure_peer(command: list[str], log: str, parse: Callable[[str], list], warmup: float, seconds: float) -> float:
+    """Agent steps/s of a command that goes on for ever (Sample Factory did not heed its own limit of time): it is ended
+    when it has trained for so long.
+
+    `parse` finds points (time, agent steps) in what it prints or, where it is given, in its `log` in directory
+    `{root}`, which stands for a new one in `command`, too.
+    """
+    with tempfile.TemporaryDirectory() as root, open(os.path.join(root, "output"), "w") as output:
+        command = [part.replace("{root}", root) for part in command]
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STARTUP + seconds)
+            deadline, points, text = time.monotonic() + STARTUP + warmup + seconds, [], ""
+            while process.poll() is None and time.monotonic() < deadline:
+                time.sleep(1)
+                path = Path(log.replace("{root}", root))
+                text = (path if path.exists() else Path(output.name)).read_text()
+                points = [point for point in parse(text) if point[1] > 0]
+                if points and points[-1][0] - points[0][0] >= warmup + seconds:
+                    break
         finally:
             with contextlib.suppress(ProcessLookupError):  # it failed at its start, which `rate` will tell
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        output.seek(0)
-        return output.read()
+        return rate(points, seconds, text)
 
 
 def rate(points: list[tuple[float, float]], seconds: float, output: str) -> float:
@@ -228,24 +238,27 @@ def rate(points: list[tuple[float, float]], seconds: float, output: str) -> floa
 
 def stable_baselines3(python: str, arguments: str, warmup: float, seconds: float) -> float:
     """Agent steps/s."""
-    text = output_of([python, str(HERE / "train_stable_baselines3.py"), *arguments.split()], warmup + seconds)
-    points = [(float(at), float(step)) for at, step in re.findall(r"^([\d.]+) (\d+)$", text, re.MULTILINE)]
-    return rate(points, seconds, text)
+
+    def parse(text: str) -> list[tuple[float, float]]:
+        return [(float(at), float(step)) for at, step in re.findall(r"^([\d.]+) (\d+)$", text, re.MULTILINE)]
+
+    command = [python, str(HERE / "train_stable_baselines3.py"), *arguments.split()]
+    return measure_peer(command, "{root}/output", parse, warmup, seconds)
 
 
 def sample_factory(python: str, arguments: str, warmup: float, seconds: float) -> float:
     """Agent steps/s that its learner has taken in. Its own figure is an average over coarse intervals."""
-    with tempfile.TemporaryDirectory() as root:
-        command = [python, str(HERE / "train_sample_factory.py"), *arguments.split(), "--train_dir", root]
-        text = output_of([*command, "--experiment", "run"], warmup + seconds)
-        log = Path(root) / "run" / "sf_log.txt"
-        text = log.read_text() if log.exists() else text
-    reports = re.findall(r"\[([\d-]+ [\d:]+),(\d+)\].*Total num frames: (\d+)", text)
-    points = [
-        (time.mktime(time.strptime(at, "%Y-%m-%d %H:%M:%S")) + int(ms) / 1000, int(frames) / FRAMES_PER_STEP)
-        for at, ms, frames in reports
-    ]
-    return rate(points, seconds, text)
+
+    def parse(text: str) -> list[tuple[float, float]]:
+        reports = re.findall(r"\[([\d-]+ [\d:]+),(\d+)\].*Total num frames: (\d+)", text)
+        return [
+            (time.mktime(time.strptime(at, "%Y-%m-%d %H:%M:%S")) + int(ms) / 1000, int(frames) / FRAMES_PER_STEP)
+            for at, ms, frames in reports
+        ]
+
+    command = [python, str(HERE / "train_sample_factory.py"), *arguments.split(), "--train_dir", "{root}"]
+    command += ["--experiment", "run"]
+    return measure_peer(command, "{root}/run/sf_log.txt", parse, warmup, seconds)
 
 
 if __name__ == "__main__":
