@@ -323,6 +323,8 @@ def trained(script: str, flags, options, *more: str) -> float:
         with open(os.path.join(root, "bench", "metrics.csv")) as file:
             rows = [(float(row["hours"]) * 3600, float(row["step"])) for row in csv.DictReader(file)]
     rows = [row for row in rows if row[0] >= options.warmup]
+    if len(rows) < 2:
+        sys.exit(f"error: {' '.join(command)} had not begun to train after {60 * minutes:.0f} s: give more --warmup")
     (first_second, first_step), (last_second, last_step) = rows[0], rows[-1]
     return (last_step - first_step) / (last_second - first_second)
 
