@@ -65,8 +65,8 @@ class Learner:
         stats |= {"stats/policy_lag_mean": lag.mean(), "stats/policy_lag_max": lag.max()}
         stats |= {"steps": (~void).sum(), "is_bad": is_bad}
         self.updates += 1
-        self.laps.lap("optimizer")
         values = torch.stack([torch.as_tensor(x, dtype=torch.float32, device=loss.device) for x in stats.values()])
+        self.laps.lap("optimizer")
         if loss.is_cuda:
             settled = self.settle()
             self.laps.lap("device")

@@ -73,6 +73,7 @@ class SlotTensors:
             if self.is_twin
             else self._shared
         )
+        self._env_fields = [name for name in self._tensors if name not in AGENT_FIELDS]
         self._rows: dict[tuple[int, int], dict] = {}
         self.full = [Fence(device) for _ in range(memory.num_slots)]
         self.free = [Fence(device) for _ in range(memory.num_slots)]
@@ -104,7 +105,7 @@ class SlotTensors:
     def upload(self, slot: int, row: int) -> None:
         """Take over what the environments have written into a row."""
         if self.is_twin:
-            for name in self._tensors.keys() - set(AGENT_FIELDS):
+            for name in self._env_fields:
                 self._tensors[name][slot, row].copy_(self._shared[name][slot, row], non_blocking=True)
 
     def download_actions(self, rows: list[tuple[int, int]]) -> None:

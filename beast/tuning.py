@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -145,7 +144,7 @@ def choose(flags, create_env: Callable, spaces: tuple[dict, object], make_learne
     about 40 seconds, or more where environments are slow to make. The width of an update stays: that is a matter of
     learning.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = runs.usable_cores()
     device, is_bf16 = choose_device(flags.device, flags.amp)
     precisions = ["auto", "off"] if flags.amp == "auto" and is_bf16 else [flags.amp]
     threads = [1 << n for n in range(max(cores // 2, 1).bit_length())] if device.type == "cpu" else [1]

@@ -1,6 +1,6 @@
 """How fast this machine simulates, acts and learns, what that costs, and how much of its cores it uses.
 
-    python benchmarks/throughput.py          # about 13 minutes; writes benchmarks/results/throughput-<env>.{json,md}
+    python benchmarks/throughput.py          # about 17 minutes; writes benchmarks/results/throughput-<env>.{json,md}
 
 For each number of environments in `--envs`, `--repeats` times in turn, so that a change in the machine's load falls on
 all alike:
@@ -74,7 +74,7 @@ def main(options: Options) -> None:
     import tyro
 
     import monobeast
-    from beast.runs import cpu_model, git
+    from beast.runs import cpu_model, git, usable_cores
 
     monobeast.keep_freed_memory()
     arguments = ["--env", options.env, *options.arguments.split()]
@@ -157,14 +157,8 @@ def staged(variant: str, arguments: list[str], flags, seconds: float, warmups: l
         command = [sys.executable, str(ROOT / "benchmarks" / "staged.py"), variant, ",".join(map(str, lengths))]
         command += [*arguments, "--root", root, "--name", "run", "--no_tensorboard", "--lr_decay", "none"]
         # One thread, as `alone` has: another's CPU time would not be counted.
-        command += [
-            "--learner_threads",
-            "1",
-            "--group_width",
-            str(flags.group_width),
-            "--log_steps",
-            "20000" if NULL in arguments else "200",
-        ]
+        command += f"--learner_threads 1 --group_width {flags.group_width}".split()
+        command += ["--log_steps", "20000" if NULL in arguments else "200"]
         command += ["--num_actors" if variant == "monobeast" else "--num_servers", str(flags.num_actors)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)])}
         with open(os.path.join(root, "log"), "w+") as log:
@@ -207,12 +201,7 @@ def report(result: dict) -> str:
         *("waits: env process, inference, learner", "policy lag: mean, highest"),
     )
     memory = header(
-        *(
-            "shared memory, MB",
-            "memory of its own, MB",
-            "copies of an observation",
-            "bytes of its row",
-        )
+        *("shared memory, MB", "memory of its own, MB", "copies of an observation", "bytes of its row"),
     )
     for num_envs, measured in found.items():
         single = {name: statistics.median(values) for name, values in measured["alone"].items()}
@@ -302,10 +291,6 @@ def copies(variant: str, num_envs: int, flags: dict) -> float:
     """How often an observation is copied until it is learned from, as the code has it; a CPU's inference adds none."""
     K, B, T = num_envs // (2 * flags["num_actors"]), flags["batch_width"], flags["unroll_length"]
     return (1 if variant == "monobeast" else 6) + 1 / T + (B != K)
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def spread(values: list[float]) -> str:

@@ -179,8 +179,11 @@ def test_those_who_wait_for_room_go_in_the_order_in_which_they_came():
     queue = BatchingQueue(batch_dim=0, maximum_batch_size=1, maximum_queue_size=1)
     queue.enqueue(rows(0))
 
+    calls = collections.Counter()
+
     def produce(producer):
         for _ in range(20):
+            calls[producer] += 1
             queue.enqueue(rows(producer))
 
     producers = []
@@ -188,9 +191,10 @@ def test_those_who_wait_for_room_go_in_the_order_in_which_they_came():
         producers.append(InThread(produce, number))
         time.sleep(0.05)  # each waits before the next one comes
     received = []
-    for _ in range(1 + 20 * 5):
+    for taken in range(1, 2 + 20 * 5):
         received.append(int(next(queue)[0, 0]))
-        time.sleep(0.002)  # who was let in comes again and waits behind all others
+        wait_until(lambda taken=taken: calls.total() >= min(5 + taken, 100))  # who was let in comes again …
+        time.sleep(0.005)  # … and waits behind all others
     for producer in producers:
         producer.result()
     assert received == [0] + [1, 2, 3, 4, 5] * 20

@@ -205,8 +205,8 @@ def measure_peer(command: list[str], log: str, parse: Callable[[str], list], war
     """Agent steps/s of a command that goes on for ever (Sample Factory did not heed its own limit of time): it is ended
     when it has trained for so long.
 
-    `parse` finds points (time, agent steps) in what it prints or, where it is given, in its `log` in directory
-    `{root}`, which stands for a new one in `command`, too.
+    `parse` finds points (time, agent steps) in its `log`, or in what it prints while there is none. `{root}` in
+    `command` and `log` stands for a new directory.
     """
     with tempfile.TemporaryDirectory() as root, open(os.path.join(root, "output"), "w") as output:
         command = [part.replace("{root}", root) for part in command]
