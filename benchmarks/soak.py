@@ -158,7 +158,8 @@ def describe(what: str, points: list[tuple[float, float]], warmup: float, minute
     residual = y - (start + slope * x)
     margin = T_95 * np.sqrt(residual @ residual / (PARTS - 2) / np.square(x - x.mean()).sum())
     values = [value for _, value in points]
-    verdict = "flat" if abs(slope) <= margin else ("rises" if slope > 0 else "falls")
+    rounding = 1e-9 * max(map(abs, values))  # of what never changes
+    verdict = "flat" if abs(slope) <= margin + rounding else ("rises" if slope > 0 else "falls")
     if verdict == "flat" and abs(slope) + margin > FLAT * abs(statistics.fmean(values)):
         verdict = "not known: it varies too much"
     return (

@@ -77,6 +77,8 @@ def test_a_soak_tells_growth_from_noise():
     assert is_flat and line.endswith("| flat |")
     line, is_flat = soak.describe("memory", growing, 1.0, 30.0)
     assert not is_flat and line.endswith("| rises |")
+    line, is_flat = soak.describe("memory", [(minute, 47.528960) for minute in minutes], 1.0, 30.0)
+    assert is_flat and line.endswith("| flat |")
     wild = [(minute, 500 + 200 * rng.normal()) for minute in minutes]
     line, is_flat = soak.describe("memory", wild, 1.0, 30.0)
     assert not is_flat and "not known" in line
