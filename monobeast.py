@@ -316,14 +316,21 @@ class Net(nn.Module):
         last_action = encode_action(self.action_space, inputs["action"]).masked_fill(begins, 0)
         x = torch.cat([*features, last_reward, last_action], dim=-1)  # [T, B, size]
         if self.core is not None:
-            outputs = []
-            for t in range(T):
-                core_state = tuple(state.masked_fill(begins[t], 0) for state in core_state)
-                output, core_state = self.core(x[t : t + 1], core_state if len(core_state) == 2 else core_state[0])
-                core_state = core_state if isinstance(core_state, tuple) else (core_state,)
-                outputs.append(output)
-            x = torch.cat(outputs)  # [T, B, core_size]
+            x, core_state = self._remember(x, begins, core_state)
         return self.policy(x), self.baseline(x).squeeze(-1), core_state
+
+    def _remember(self, x: torch.Tensor, begins: torch.Tensor, core_state: tuple) -> tuple[torch.Tensor, tuple]:
+        """The core's outputs [T, B, core_size] for x [T, B, size]; its state is zeroed where an episode begins."""
+        # One call for all rows up to the next such one takes half the time (benchmarks/LEDGER.md). Which rows these
+        # are, a GPU would tell only to a host that waits for it.
+        cuts = range(1, len(x)) if x.is_cuda else (begins[1:].flatten(1).any(1).nonzero() + 1).flatten().tolist()
+        outputs = []
+        for first, part in zip([0, *cuts], x.tensor_split(cuts)):
+            core_state = tuple(state.masked_fill(begins[first], 0) for state in core_state)
+            output, core_state = self.core(part, core_state if len(core_state) == 2 else core_state[0])
+            core_state = core_state if isinstance(core_state, tuple) else (core_state,)
+            outputs.append(output)
+        return torch.cat(outputs), core_state
 
 
 def scale_rewards(flags: Flags, rewards: torch.Tensor) -> torch.Tensor:

@@ -437,6 +437,26 @@ def test_the_first_row_of_an_episode_forgets_even_a_core_state_of_nan():
     assert all(tensor.isfinite().all() for tensor in (policy_logits, values, *core_state))
 
 
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+@pytest.mark.parametrize("begins", [[], [0], [3], [1, 3, 4, 6]])
+def test_a_rollout_gives_what_its_rows_give_one_by_one_wherever_episodes_begin(core, begins):
+    T, B = 7, 3
+    flags = small_flags(core=core)
+    torch.manual_seed(1)
+    net = Net(*monobeast.probe_env(flags), flags)
+    rollout = {"obs": {"obs": torch.randn(T, B, 4)}, "reward": torch.randn(T, B), "action": torch.randint(2, (T, B))}
+    rollout["done"] = torch.zeros(T, B, dtype=torch.bool)
+    for row in begins:
+        rollout["done"][row, row % B] = True
+    state = tuple(torch.randn_like(part) for part in net.initial_state(B))
+    whole = net(rollout, state)
+    rows = []
+    for t in range(T):
+        *outputs, state = net(map_tensors(lambda x, t=t: x[t : t + 1], rollout), state)
+        rows.append(outputs)
+    torch.testing.assert_close(whole, (*(torch.cat(parts) for parts in zip(*rows)), state), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("net", ["shallow", "mlp"])
 def test_every_kind_of_observation_reaches_the_model_in_units_near_one(net):
     kinds = {
