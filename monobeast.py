@@ -137,6 +137,7 @@ from beast.distributions import action_shape_dtype, distribution, encode_action,
 from beast.learner import Learner
 from beast.machine import choose_device, keep_freed_memory, pin_memory, stream
 from beast.profile import Laps
+from beast.recurrent import run_core
 from beast.rollout import RolloutMemory, Slots, max_policy_lag
 from beast.tensors import PublishedWeights, SlotTensors, columns, join, rollout_fields
 from beast.training import Training
@@ -290,12 +291,15 @@ class Net(nn.Module):
         return tuple(torch.zeros(1, batch_size, self.flags.core_size) for _ in range(num_tensors))
 
     def inference_copy(self) -> Net:
-        """A copy to act with. Weights that autocast would cast in every pass are cast once, when they are copied."""
+        """A copy to act with. Weights that every pass would cast to bf16 are cast once, when they are copied."""
         net = copy.deepcopy(self).eval().requires_grad_(False)
         for encoder in net.encoders:
             if encoder.is_image and self.amp:
                 encoder.convolutions.bfloat16()
                 encoder.head.bfloat16()
+        if isinstance(net.core, nn.LSTM) and self.amp:
+            for weight in (net.core.weight_ih_l0, net.core.weight_hh_l0):
+                weight.data = weight.data.bfloat16()
         return net
 
     def observe(self, observations: dict) -> None:
@@ -316,21 +320,8 @@ class Net(nn.Module):
         last_action = encode_action(self.action_space, inputs["action"]).masked_fill(begins, 0)
         x = torch.cat([*features, last_reward, last_action], dim=-1)  # [T, B, size]
         if self.core is not None:
-            x, core_state = self._remember(x, begins, core_state)
+            x, core_state = run_core(self.core, x, begins, core_state, self.amp)  # [T, B, core_size]
         return self.policy(x), self.baseline(x).squeeze(-1), core_state
-
-    def _remember(self, x: torch.Tensor, begins: torch.Tensor, core_state: tuple) -> tuple[torch.Tensor, tuple]:
-        """The core's outputs [T, B, core_size] for x [T, B, size]; its state is zeroed where an episode begins."""
-        # One call for all rows up to the next such one takes half the time (benchmarks/LEDGER.md). Which rows these
-        # are, a GPU would tell only to a host that waits for it.
-        cuts = range(1, len(x)) if x.is_cuda else (begins[1:].flatten(1).any(1).nonzero() + 1).flatten().tolist()
-        outputs = []
-        for first, part in zip([0, *cuts], x.tensor_split(cuts)):
-            core_state = tuple(state.masked_fill(begins[first], 0) for state in core_state)
-            output, core_state = self.core(part, core_state if len(core_state) == 2 else core_state[0])
-            core_state = core_state if isinstance(core_state, tuple) else (core_state,)
-            outputs.append(output)
-        return torch.cat(outputs), core_state
 
 
 def scale_rewards(flags: Flags, rewards: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,8 @@ from beast.learner import Learner
 from beast.local_servers import LocalServers
 from beast.machine import choose_device, keep_freed_memory, stream
 from beast.profile import Laps
-from beast.tensors import PublishedWeights, map_tensors
+from beast.recurrent import run_core
+from beast.tensors import PublishedWeights, SeenObservations, map_tensors
 from beast.training import Training
 from polybeast_env import create_env, parse_flags
 
@@ -288,12 +289,15 @@ class Net(nn.Module):
         return tuple(torch.zeros(1, batch_size, self.flags.core_size) for _ in range(num_tensors))
 
     def inference_copy(self) -> Net:
-        """A copy to act with. Weights that autocast would cast in every pass are cast once, when they are copied."""
+        """A copy to act with. Weights that every pass would cast to bf16 are cast once, when they are copied."""
         net = copy.deepcopy(self).eval().requires_grad_(False)
         for encoder in net.encoders:
             if encoder.is_image and self.amp:
                 encoder.convolutions.bfloat16()
                 encoder.head.bfloat16()
+        if isinstance(net.core, nn.LSTM) and self.amp:
+            for weight in (net.core.weight_ih_l0, net.core.weight_hh_l0):
+                weight.data = weight.data.bfloat16()
         return net
 
     def observe(self, observations: dict) -> None:
@@ -314,21 +318,8 @@ class Net(nn.Module):
         last_action = encode_action(self.action_space, inputs["action"]).masked_fill(begins, 0)
         x = torch.cat([*features, last_reward, last_action], dim=-1)  # [T, B, size]
         if self.core is not None:
-            x, core_state = self._remember(x, begins, core_state)
+            x, core_state = run_core(self.core, x, begins, core_state, self.amp)  # [T, B, core_size]
         return self.policy(x), self.baseline(x).squeeze(-1), core_state
-
-    def _remember(self, x: torch.Tensor, begins: torch.Tensor, core_state: tuple) -> tuple[torch.Tensor, tuple]:
-        """The core's outputs [T, B, core_size] for x [T, B, size]; its state is zeroed where an episode begins."""
-        # One call for all rows up to the next such one takes half the time (benchmarks/LEDGER.md). Which rows these
-        # are, a GPU would tell only to a host that waits for it.
-        cuts = range(1, len(x)) if x.is_cuda else (begins[1:].flatten(1).any(1).nonzero() + 1).flatten().tolist()
-        outputs = []
-        for first, part in zip([0, *cuts], x.tensor_split(cuts)):
-            core_state = tuple(state.masked_fill(begins[first], 0) for state in core_state)
-            output, core_state = self.core(part, core_state if len(core_state) == 2 else core_state[0])
-            core_state = core_state if isinstance(core_state, tuple) else (core_state,)
-            outputs.append(output)
-        return torch.cat(outputs), core_state
 
 
 def scale_rewards(flags: Flags, rewards: torch.Tensor) -> torch.Tensor:
@@ -406,6 +397,7 @@ def make_optimizer(flags: Flags, net: nn.Module) -> torch.optim.Optimizer:
 def infer(
     batcher: libbeast.DynamicBatcher,
     weights: PublishedWeights,
+    seen: SeenObservations,
     action_space: gymnasium.Space,
     generator: torch.Generator,
     laps: Laps,
@@ -426,24 +418,28 @@ def infer(
             laps.lap("forward")
             action = distribution(action_space, policy_logits).sample(generator)
         version = torch.full(done.shape, version, dtype=torch.int32)
-        outputs = (action, policy_logits, baseline, version), (core_state, action)
+        outputs = (action, policy_logits, baseline, version, seen.keep(observation)), (core_state, action)
         batch.set_outputs(map_tensors(lambda x: x.cpu(), outputs))
         laps.lap("answer")
 
 
-def learn(learner_queue: libbeast.BatchingQueue, training: Training, weights: PublishedWeights) -> None:
+def learn(
+    learner_queue: libbeast.BatchingQueue, training: Training, weights: PublishedWeights, seen: SeenObservations
+) -> None:
     """Train on every batch of rollouts until the queue closes or the training is done."""
     laps = training.learner.laps
     for (env_outputs, agent_outputs), (core_state, _) in learner_queue:
         laps.lap("wait")
         obs, reward, done, episode_step, episode_return, terminated, truncated = env_outputs
-        action, policy_logits, baseline, policy_version = agent_outputs
+        action, policy_logits, baseline, policy_version, numbers = agent_outputs
         rollout = {  # [T+1, B, …]
             **{"obs": obs, "reward": reward, "done": done, "terminated": terminated, "truncated": truncated},
             **{"action": action, "policy_logits": policy_logits, "baseline": baseline},
             **{"episode_return": episode_return, "episode_step": episode_step, "policy_version": policy_version},
         }
-        batch, core_state = map_tensors(lambda x: x.to(training.device, non_blocking=True), (rollout, core_state))
+        others = {name: x for name, x in rollout.items() if name != "obs"}
+        batch, core_state = map_tensors(lambda x: x.to(training.device, non_blocking=True), (others, core_state))
+        batch["obs"] = seen.find(obs, numbers)
         laps.lap("gather")
         training.learn([map_tensors(torch.Tensor.numpy, rollout)], [(batch, core_state)], weights.publish)
         if training.finished():
@@ -504,17 +500,20 @@ def train(flags: Flags) -> None:
             )  # fmt: skip
 
             inference_laps = Laps()
+            # As many as all streams and the queue hold, twice, as a stream may be slower than the others.
+            in_flight = (num_groups * flags.group_width + flags.queue_width + flags.batch_width) * flags.unroll_length
+            seen = SeenObservations(2 * in_flight, device)
 
             def infer_on(stop) -> None:
                 torch.set_num_threads(1)
                 with stream(device, urgent=True):
                     inference_laps.begin()
-                    infer(inference_batcher, weights, action_space, training.generator, inference_laps)
+                    infer(inference_batcher, weights, seen, action_space, training.generator, inference_laps)
 
             def learn_on(stop) -> None:
                 training.begin_learning()
                 with stream(device):
-                    learn(learner_queue, training, weights)
+                    learn(learner_queue, training, weights, seen)
 
             def wake_all() -> None:
                 for queue in (learner_queue, inference_batcher):

@@ -117,6 +117,56 @@ class SlotTensors:
                 torch.cuda.current_stream(self.device).synchronize()
 
 
+class SeenObservations:
+    """The latest observations that inference has seen, kept on its GPU, so that the learner need not upload them again.
+
+    `keep` numbers the observations, the numbers travel through the rollouts with the actions, and `find` looks them up.
+    On a CPU there is nothing to save: nothing is kept, and all numbers are 0.
+    """
+
+    def __init__(self, num_observations: int, device: torch.device, is_keeping: bool | None = None):
+        """Finds the last `num_observations` and more. `is_keeping` is for tests: to keep them on a CPU."""
+        self._half, self._device = num_observations, device
+        self._is_keeping = device.type != "cpu" if is_keeping is None else is_keeping
+        self._kept: dict[str, torch.Tensor] = {}
+        self._next = 2 * num_observations  # number n lies at n modulo this; no observation has the number 0
+        self._lock = threading.Lock()
+        self._found = Fence(device)
+
+    def keep(self, observations: dict) -> torch.Tensor:
+        """Take in what inference has on its device, [1, K, …] by name; the numbers [1, K], on the CPU."""
+        count = next(iter(observations.values())).shape[1]
+        if not self._is_keeping:
+            return torch.zeros(1, count, dtype=torch.int64)
+        size = 2 * self._half
+        if not self._kept:
+            self._kept = {name: x.new_empty((size, *x.shape[2:])) for name, x in observations.items()}
+        with self._lock:
+            first = self._next if self._next % size + count <= size else self._next + size - self._next % size
+            if self._next // self._half != (first + count) // self._half:
+                self._found.wait()  # the other half is written over from here on, and the learner's GPU may be behind
+            for name, x in observations.items():
+                self._kept[name][first % size : first % size + count] = x[0]
+            self._next = first + count
+        return torch.arange(first, first + count).unsqueeze(0)
+
+    def find(self, observations: dict, numbers: torch.Tensor) -> dict:
+        """A batch's observations [T+1, B, …] on the device, by its own copies of them and `numbers` [T+1, B], both on
+        the CPU. Row t+1 of `numbers` is that of observation t.
+
+        The last row always goes up again, as its number is not known before the next rollout, and so does everything
+        if not all are still kept.
+        """
+        with self._lock:
+            if not self._is_keeping or int(numbers[1:].min()) < self._next - self._half:
+                return map_tensors(lambda x: x.to(self._device, non_blocking=True), observations)
+            places = (numbers[1:] % (2 * self._half)).to(self._device, non_blocking=True)
+            last = map_tensors(lambda x: x[-1:].to(self._device, non_blocking=True), observations)
+            found = {name: torch.cat([self._kept[name][places], last[name]]) for name in observations}
+            self._found.set()
+        return found
+
+
 class PublishedWeights:
     """Two copies of a net for inference: the learner writes the one that is not in use, then they swap roles.
 

@@ -2,10 +2,10 @@
 
     python benchmarks/staged.py monobeast 8,8,8 --env BreakoutNoFrameskip-v4 --name staged
 
-For 8 seconds from the first full rollout on, the net gives all actions the same chance and the learner throws the
-rollouts away (simulation), for the next 8 the net chooses the actions (+ inference), then the learner learns, too
-(+ learning), and the run ends. All else is as in a user's run, data path and metrics included, where
-`stats/stage` counts from 0. Fewer numbers leave out the last stages.
+For 8 seconds from when every environment has filled a rollout, the net gives all actions the same chance and the
+learner throws the rollouts away (simulation), for the next 8 the net chooses the actions (+ inference), then the
+learner learns, too (+ learning), and the run ends. All else is as in a user's run, data path and metrics included,
+where `stats/stage` counts from 0. Fewer numbers leave out the last stages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Clock:
 
 
 def leave_out_inference(net_class: type, clock: Clock) -> None:
-    """In stage 0 a forward pass gives all actions the same chance, whatever is observed."""
+    """In stage 0 a forward pass gives all actions the same chance and a value of 1, whatever is observed."""
     forward = net_class.forward
 
     def staged(self, inputs, core_state):
@@ -52,17 +52,22 @@ def leave_out_inference(net_class: type, clock: Clock) -> None:
         T, B = inputs["done"].shape
         device = inputs["done"].device
         chances = torch.zeros(T, B, self.policy.out_features, device=device)
-        return chances, torch.zeros(T, B, device=device), core_state
+        return chances, torch.ones(T, B, device=device), core_state
 
     net_class.forward = staged
 
 
-def leave_out_learning(clock: Clock) -> None:
-    """Before stage 2 an update counts its steps and that is all."""
+def leave_out_learning(clock: Clock, num_envs: int) -> None:
+    """Before stage 2 an update counts its steps and that is all. The first one that completes a rollout of each of
+    `num_envs` environments begins the clock."""
     update, publish = Learner.update, PublishedWeights.publish
+    num_running = 0
 
     def staged(self, batch, core_state):
-        clock.begin()
+        nonlocal num_running
+        num_running += int((batch["baseline"][0] == 0).sum())  # nobody has valued what led to a first observation
+        if num_running >= num_envs:
+            clock.begin()
         if clock.stage() > 1:
             return update(self, batch, core_state)
         void = ((batch["terminated"] | batch["truncated"]) & ~batch["done"])[:-1]
@@ -92,9 +97,14 @@ def main(variant: str, lengths: str, arguments: list[str]) -> None:
     module = importlib.import_module(variant)
     clock = Clock([float(length) for length in lengths.split(",")])
     leave_out_inference(module.Net, clock)
-    leave_out_learning(clock)
+    flags = tyro.cli(module.Flags, args=arguments, use_underscores=True)
+    is_mono = variant == "monobeast"
+    num_groups = (
+        flags.num_actors * module.GROUPS_PER_ACTOR if is_mono else flags.num_servers * module.STREAMS_PER_SERVER
+    )
+    leave_out_learning(clock, num_groups * flags.group_width)
     follow(clock)
-    module.train(tyro.cli(module.Flags, args=arguments, use_underscores=True))
+    module.train(flags)
 
 
 if __name__ == "__main__":

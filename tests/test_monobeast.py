@@ -438,15 +438,14 @@ def test_the_first_row_of_an_episode_forgets_even_a_core_state_of_nan():
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru"])
-@pytest.mark.parametrize("begins", [[], [0], [3], [1, 3, 4, 6]])
-def test_a_rollout_gives_what_its_rows_give_one_by_one_wherever_episodes_begin(core, begins):
+def test_a_rollout_gives_what_its_rows_give_one_by_one_wherever_episodes_begin(core):
     T, B = 7, 3
     flags = small_flags(core=core)
     torch.manual_seed(1)
     net = Net(*monobeast.probe_env(flags), flags)
     rollout = {"obs": {"obs": torch.randn(T, B, 4)}, "reward": torch.randn(T, B), "action": torch.randint(2, (T, B))}
     rollout["done"] = torch.zeros(T, B, dtype=torch.bool)
-    for row in begins:
+    for row in (1, 3, 4, 6):
         rollout["done"][row, row % B] = True
     state = tuple(torch.randn_like(part) for part in net.initial_state(B))
     whole = net(rollout, state)

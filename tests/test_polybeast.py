@@ -21,7 +21,7 @@ pytest.importorskip("libbeast", reason="libbeast is not built: pip install .")
 from test_monobeast import LockStep, small_flags
 
 import polybeast
-from beast.tensors import map_tensors
+from beast.tensors import SeenObservations, map_tensors
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ["--group_width", "4", "--batch_width", "4", "--unroll_length", "8", "--hidden_size", "64", "--core_size", "32"]
@@ -102,6 +102,41 @@ def test_it_trains_with_servers_of_its_own_resumes_and_plays(tmp_path):
     assert process.returncode == 0 and "over 3 whole games" in output, output
     assert len(json.loads((tmp_path / "run" / "test.json").read_text())["returns"]) == 3
     assert not [process for process in running_servers() if str(tmp_path) in process]
+
+
+def test_the_learner_finds_on_the_device_what_inference_saw_there(tmp_path, monkeypatch):
+    begin, find = SeenObservations.__init__, SeenObservations.find
+    found: list[bool] = []
+
+    def begin_keeping(self, num_observations, device):
+        begin(self, num_observations, device, is_keeping=True)
+
+    def compare(self, observations, numbers):
+        on_device = find(self, observations, numbers)
+        map_tensors(lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=0), on_device, observations)
+        found.append(all(on_device[name] is not observations[name] for name in observations))
+        return on_device
+
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))  # of the env servers
+    monkeypatch.setattr(SeenObservations, "__init__", begin_keeping)
+    monkeypatch.setattr(SeenObservations, "find", compare)
+    flags = {"env": "toy_envs:Dict-v0", "root": str(tmp_path), "name": "run", "group_width": 4, "batch_width": 2}
+    polybeast.train(polybeast.Flags(**flags, total_steps=10_000, log_steps=1000, tensorboard=False))
+    assert len(found) >= 200 and sum(found) > 0.99 * len(found)
+
+
+def test_observations_that_are_kept_no_longer_come_from_the_rollout():
+    T, K = 3, 2
+    seen = SeenObservations(4 * K * T, torch.device("cpu"), is_keeping=True)
+    observations = torch.arange(60 * K).view(60, K, 1)
+    numbers = torch.cat([seen.keep({"obs": row.unsqueeze(0)}) for row in observations])  # 60 rows, one by one
+    assert numbers.min() > 0 and len(numbers.unique()) == numbers.numel()
+    for first in range(60 - T):
+        mine = {"obs": observations[first : first + T + 1].clone()}
+        with_numbers = torch.cat([torch.zeros(1, K, dtype=torch.int64), numbers[first : first + T]])
+        out = seen.find(mine, with_numbers)
+        assert torch.equal(out["obs"], observations[first : first + T + 1])
+        assert (out["obs"] is not mine["obs"]) == (first >= 60 - 4 * T)
 
 
 def running_servers() -> list[str]:
