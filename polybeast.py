@@ -418,8 +418,9 @@ def infer(
             laps.lap("forward")
             action = distribution(action_space, policy_logits).sample(generator)
         version = torch.full(done.shape, version, dtype=torch.int32)
-        outputs = (action, policy_logits, baseline, version, seen.keep(observation)), (core_state, action)
-        batch.set_outputs(map_tensors(lambda x: x.cpu(), outputs))
+        numbers = seen.keep(observation)
+        outputs = (action, policy_logits, baseline, version, numbers), (core_state, action)
+        batch.set_outputs(map_tensors(lambda x: x.cpu(), outputs))  # waits for all of it
         laps.lap("answer")
 
 
@@ -500,7 +501,7 @@ def train(flags: Flags) -> None:
             )  # fmt: skip
 
             inference_laps = Laps()
-            # As many as all streams and the queue hold, twice, as a stream may be slower than the others.
+            # As many as streams, queue and learner hold, twice, as a stream may be slower than the others.
             in_flight = (num_groups * flags.group_width + flags.queue_width + flags.batch_width) * flags.unroll_length
             seen = SeenObservations(2 * in_flight, device)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 
 def run_core(
@@ -13,8 +14,10 @@ def run_core(
 
     `state` is (hidden, cell) of an LSTM or (hidden,) of a GRU before row 0, each [1, B, units]. Returns the outputs
     [T, B, units] and the state after row T-1, all float32. With `amp` an LSTM multiplies its weights in bfloat16;
-    what it remembers is float32 in any case.
+    what it remembers is float32 in any case. Raises ValueError for more than one layer.
     """
+    if core.num_layers > 1 or core.bidirectional or getattr(core, "proj_size", 0):
+        raise ValueError(f"{core}: one layer, one direction and no projection; for more layers call run_core for each")
     if isinstance(core, nn.LSTM):
         hidden, cell = (part[0] for part in state)
         bias = core.bias_ih_l0 + core.bias_hh_l0
@@ -56,6 +59,7 @@ class _LSTM(torch.autograd.Function):
         return outputs, cell
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, d_outputs, d_cell):
         x, begins, weight_ih, weight_hh, hidden_before, cell_before, i, f, g, o, squashed = ctx.saved_tensors
         # What a cell's gradient becomes on its way to the gates i, f and g, and an output's on its way to cell and o.

@@ -125,16 +125,20 @@ class SeenObservations:
     """
 
     def __init__(self, num_observations: int, device: torch.device, is_keeping: bool | None = None):
-        """Finds the last `num_observations` and more. `is_keeping` is for tests: to keep them on a CPU."""
+        """Finds the last `num_observations`, less at most one batch of inference's; takes memory of the device for
+        twice as many. `is_keeping` is for tests: to keep them on a CPU."""
         self._half, self._device = num_observations, device
         self._is_keeping = device.type != "cpu" if is_keeping is None else is_keeping
         self._kept: dict[str, torch.Tensor] = {}
-        self._next = 2 * num_observations  # number n lies at n modulo this; no observation has the number 0
+        self._next = 0  # number n lies at n modulo twice `num_observations`
         self._lock = threading.Lock()
         self._found = Fence(device)
 
     def keep(self, observations: dict) -> torch.Tensor:
-        """Take in what inference has on its device, [1, K, …] by name; the numbers [1, K], on the CPU."""
+        """Take in what inference has on its device, [1, K, …] by name; the numbers [1, K], on the CPU.
+
+        They may go to the learner as soon as the host has waited for inference's stream.
+        """
         count = next(iter(observations.values())).shape[1]
         if not self._is_keeping:
             return torch.zeros(1, count, dtype=torch.int64)
@@ -144,7 +148,7 @@ class SeenObservations:
         with self._lock:
             first = self._next if self._next % size + count <= size else self._next + size - self._next % size
             if self._next // self._half != (first + count) // self._half:
-                self._found.wait()  # the other half is written over from here on, and the learner's GPU may be behind
+                self._found.wait()  # the other half is written over next; the learner's stream may be behind
             for name, x in observations.items():
                 self._kept[name][first % size : first % size + count] = x[0]
             self._next = first + count
@@ -157,14 +161,16 @@ class SeenObservations:
         The last row always goes up again, as its number is not known before the next rollout, and so does everything
         if not all are still kept.
         """
-        with self._lock:
-            if not self._is_keeping or int(numbers[1:].min()) < self._next - self._half:
-                return map_tensors(lambda x: x.to(self._device, non_blocking=True), observations)
+        if self._is_keeping:
+            # Outside of the lock: for pageable memory the host may have to wait, and inference shall not.
             places = (numbers[1:] % (2 * self._half)).to(self._device, non_blocking=True)
             last = map_tensors(lambda x: x[-1:].to(self._device, non_blocking=True), observations)
-            found = {name: torch.cat([self._kept[name][places], last[name]]) for name in observations}
-            self._found.set()
-        return found
+            with self._lock:
+                if int(numbers[1:].min()) >= self._next - self._half:
+                    found = {name: torch.cat([self._kept[name][places], last[name]]) for name in observations}
+                    self._found.set()
+                    return found
+        return map_tensors(lambda x: x.to(self._device, non_blocking=True), observations)
 
 
 class PublishedWeights:

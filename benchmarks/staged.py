@@ -65,9 +65,10 @@ def leave_out_learning(clock: Clock, num_envs: int) -> None:
 
     def staged(self, batch, core_state):
         nonlocal num_running
-        num_running += int((batch["baseline"][0] == 0).sum())  # nobody has valued what led to a first observation
-        if num_running >= num_envs:
-            clock.begin()
+        if num_running < num_envs:
+            num_running += int((batch["baseline"][0] == 0).sum())  # nobody has valued what led to a first observation
+            if num_running >= num_envs:
+                clock.begin()
         if clock.stage() > 1:
             return update(self, batch, core_state)
         void = ((batch["terminated"] | batch["truncated"]) & ~batch["done"])[:-1]
@@ -102,6 +103,8 @@ def main(variant: str, lengths: str, arguments: list[str]) -> None:
     num_groups = (
         flags.num_actors * module.GROUPS_PER_ACTOR if is_mono else flags.num_servers * module.STREAMS_PER_SERVER
     )
+    if getattr(flags, "addresses", None) or getattr(flags, "auto", False):
+        sys.exit("error: --addresses and --auto: the number of environments has to be known; give --group_width")
     leave_out_learning(clock, num_groups * flags.group_width)
     follow(clock)
     module.train(flags)

@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -49,6 +51,21 @@ def test_a_staged_run_simulates_then_infers_then_learns(tmp_path):
     assert float(before["stats/updates"]) == 0 < float(after["stats/updates"])
     assert not before.get("time/learner_backward") or float(before["time/learner_backward"]) == 0
     assert float(after["time/learner_backward"]) > 0
+
+
+def test_a_staged_run_begins_when_all_environments_have_filled_a_rollout(monkeypatch):
+    staged = load("staged.py")
+    for owner, name in ((staged.Learner, "update"), (staged.PublishedWeights, "publish")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # to be put back
+    clock, learner = staged.Clock([0.0, 1000.0]), types.SimpleNamespace(steps=0)
+    staged.leave_out_learning(clock, num_envs=4)
+    stages = []
+    for baselines in ([0, 0], [1, 1], [0, 1], [1, 1], [1, 0]):  # of row 0, which is 0 in an environment's first rollout
+        batch = {name: torch.zeros(3, 2, dtype=torch.bool) for name in ("terminated", "truncated", "done")}
+        batch["baseline"] = torch.tensor([baselines, [1, 1], [1, 1]])
+        staged.Learner.update(learner, batch, ())
+        stages.append(clock.stage())
+    assert stages == [0, 0, 0, 0, 1] and learner.steps == 5 * 2 * 2
 
 
 def test_throughput_measures_every_stage_of_both_variants_and_writes_what_it_found(tmp_path):

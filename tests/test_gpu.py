@@ -10,7 +10,7 @@ import torch
 import monobeast
 from beast.machine import pin_memory
 from beast.rollout import RolloutMemory
-from beast.tensors import SlotTensors, map_tensors
+from beast.tensors import SeenObservations, SlotTensors, map_tensors
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -118,8 +118,51 @@ def test_rows_go_up_once_and_the_learner_sees_what_the_actors_wrote(tmp_path, mo
         assert later == [1 + index % 20 for index in range(len(later))], "each row once, in order"
 
 
-def test_a_compiled_run_trains(tmp_path):
-    flags = {"env": "PongNoFrameskip-v4", "device": "cuda", "root": str(tmp_path), "name": "run", "compile": True}
+def test_polybeast_finds_on_the_gpu_what_inference_has_uploaded(tmp_path, monkeypatch):
+    pytest.importorskip("libbeast", reason="libbeast is not built: make libbeast", exc_type=ImportError)
+    polybeast = pytest.importorskip("polybeast")
+    find, uploads = SeenObservations.find, []
+
+    def compare(self, observations, numbers):
+        uploads.append(int(numbers[1:].min()) < self._next - self._half)
+        on_gpu = find(self, observations, numbers)
+        map_tensors(lambda a, b: np.testing.assert_array_equal(a.cpu().numpy(), b.numpy()), on_gpu, observations)
+        return on_gpu
+
+    monkeypatch.setattr(SeenObservations, "find", compare)
+    flags = {"env": "PongNoFrameskip-v4", "device": "cuda", "root": str(tmp_path), "name": "run"}
+    polybeast.train(polybeast.Flags(**flags, total_steps=20_000, log_steps=5000, tensorboard=False))
+    assert len(uploads) > 100 and sum(uploads) < 0.1 * len(uploads)
+
+
+def test_inference_does_not_write_over_what_the_learner_has_yet_to_read():
+    device = torch.device("cuda")
+    learner, inference = torch.cuda.Stream(), torch.cuda.Stream()
+    seen = SeenObservations(8, device)
+    rollout = torch.arange(5).view(5, 1, 1)
+    with torch.cuda.stream(inference):
+        numbers = torch.cat([torch.zeros(1, 1).long(), *(seen.keep({"obs": x[None].cuda()}) for x in rollout[:4])])
+        inference.synchronize()
+    with torch.cuda.stream(learner):
+        torch.cuda._sleep(10**9)  # clock cycles: an update that takes long
+        found = seen.find({"obs": rollout}, numbers)
+    with torch.cuda.stream(inference):
+        for _ in range(16):
+            seen.keep({"obs": torch.full((1, 1, 1), 99, device=device)})
+    torch.cuda.synchronize()
+    assert torch.equal(found["obs"].cpu(), rollout)
+
+
+@pytest.mark.parametrize("core", ["none", "lstm"])
+def test_a_compiled_run_trains(tmp_path, core):
+    flags = {
+        "env": "PongNoFrameskip-v4",
+        "device": "cuda",
+        "root": str(tmp_path),
+        "name": "run",
+        "compile": True,
+        "core": core,
+    }
     monobeast.train(monobeast.Flags(**flags, total_steps=10_000, log_steps=2000, tensorboard=False))
     with open(tmp_path / "run" / "metrics.csv") as file:
         assert all(np.isfinite(float(row["losses/total_loss"])) for row in csv.DictReader(file))

