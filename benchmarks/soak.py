@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import os
 import shlex
 import statistics
 import subprocess
@@ -63,7 +62,7 @@ class Options:
 
 
 def main(options: Options) -> None:
-    from beast.runs import cpu_model, git
+    from beast.runs import cpu_model, git, usable_cores
 
     path = Path(options.root) / f"soak-{options.variant}"
     if path.exists():
@@ -100,7 +99,7 @@ def main(options: Options) -> None:
     lines = [
         f"# {options.minutes:.0f} minutes of {options.variant}.py on {options.env}",
         "",
-        f"{cpu_model()}, {os.cpu_count()} cores, commit {(git(ROOT, 'rev-parse', 'HEAD') or 'unknown')[:10]}; "
+        f"{cpu_model()}, {usable_cores()} cores, commit {(git(ROOT, 'rev-parse', 'HEAD') or 'unknown')[:10]}; "
         f"{float(rows[-1]['step']):,.0f} steps, {max(sample['processes'] for sample in samples):.0f} processes.",
         "",
         "| | mean | lowest | highest | slope an hour (95 % interval) | |",

@@ -171,7 +171,8 @@ def report(result: dict) -> str:
             )
     lines += [
         "",
-        "MonoBeast computes in bf16 where the CPU has it (`--amp auto`; heads, loss and optimizer in fp32), the peers in fp32.",
+        "MonoBeast computes in bf16 where the CPU has it (`--amp auto`; heads, loss and optimizer in fp32), the peers "
+        "in fp32.",
         "",
         "| | settings that were tried | agent steps/s |",
         "|---|---|---|",
