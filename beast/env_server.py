@@ -37,7 +37,8 @@ ROW_FIELDS = {
 }
 HELLO_SECONDS = 10.0  # a stream that does not say hello must not hold a thread for ever
 PLACE_SECONDS = 5.0  # a stream that was closed needs a moment to shut its environments and make place for the next
-STUCK_SECONDS = 5.0  # for which an environment may go on after its learner has given it up
+STUCK_SECONDS = 5.0  # for which a step may go on after its learner has given it up
+MAKING_SECONDS = 60.0  # the same while environments are made and first reset: 128 of Atari take 25 seconds
 END_SECONDS = 0.7  # what environments get to shut themselves when the server ends
 MAX_ACTION_BYTES = 64 * 2**20  # of one message: whoever can connect may send one before a token is checked
 
@@ -204,7 +205,7 @@ class EnvServer:
 
     def _stream(self, requests: Iterator, context: grpc.ServicerContext) -> Iterator:
         peer = urllib.parse.unquote(context.peer())  # ipv6:%5B::1%5D:53080
-        stuck = threading.Timer(STUCK_SECONDS, self._end_stuck, [peer])
+        stuck = threading.Timer(MAKING_SECONDS, self._end_stuck, [peer])
         stuck.daemon = True
         if self._replaceable:  # a thread that hangs in an environment would keep its place for ever
             context.add_callback(stuck.start)
@@ -212,7 +213,7 @@ class EnvServer:
             seed = self._check_hello(requests, context)
             with self._place():
                 if context.is_active():  # the learner may have left while this waited
-                    yield from self._serve(requests, seed, peer)
+                    yield from self._serve(requests, seed, peer, stuck)
         except Refusal as refusal:
             self._log(f"refused {peer}: {refusal}")
             context.abort(refusal.code, str(refusal))
@@ -231,7 +232,7 @@ class EnvServer:
             os.killpg(os.getpid(), signal.SIGKILL)  # with what the environment started
         os._exit(1)
 
-    def _serve(self, requests: Iterator, seed: int, peer: str) -> Iterator:
+    def _serve(self, requests: Iterator, seed: int, peer: str, stuck: threading.Timer) -> Iterator:
         with _told_to_the_learner():
             group = self._make_group()
         try:
@@ -241,6 +242,7 @@ class EnvServer:
             yield wire.FromServer(hello=self._hello(group, fields))
             with _told_to_the_learner():
                 group.reset(seed, row.views)
+            stuck.interval = STUCK_SECONDS
             yield row
             for request in requests:
                 actions = _checked_actions(request, group)

@@ -273,7 +273,11 @@ class GrpcStream : public EnvStream {
     if (status.ok()) throw ConnectionError("the server has ended the stream");
     const std::string text = std::string(code_name(status.error_code())) + ": " + readable(status.error_message());
     if (is_refusal(status.error_code())) throw HandshakeError(text);
-    if (status.error_code() == grpc::UNAVAILABLE || status.error_code() == grpc::RESOURCE_EXHAUSTED) throw NotYet(text);
+    // A busy server cancels a stream whose hello it has not come to read in time (HELLO_SECONDS in env_server.py).
+    if (status.error_code() == grpc::UNAVAILABLE || status.error_code() == grpc::RESOURCE_EXHAUSTED ||
+        status.error_code() == grpc::CANCELLED) {
+      throw NotYet(text);
+    }
     throw ConnectionError(text);
   }
 

@@ -365,6 +365,46 @@ def test_a_stream_that_says_nothing_is_ended(tmp_path, monkeypatch):
     server.stop()
 
 
+class SlowToReset(env_server.VectorEnvGroup):
+    def reset(self, seed, views):
+        time.sleep(1)
+        super().reset(seed, views)
+
+
+def test_a_learner_that_leaves_while_environments_are_reset_does_not_end_the_server(tmp_path, monkeypatch):
+    monkeypatch.setattr(env_server, "STUCK_SECONDS", 0.1)
+    address, ends = f"unix:{tmp_path / 'envs'}", []
+    monkeypatch.setattr(env_server.EnvServer, "_end_stuck", lambda self, peer: ends.append(peer))
+    server = env_server.EnvServer(lambda: SlowToReset(envs.make("CartPole-v1", 2)), address, replaceable=True)
+    server.start()
+    with Stream(address):
+        pass  # it has heard the server's hello
+    time.sleep(1.5)
+    assert not ends
+    with Stream(address) as stream:
+        stream.row()
+    server.stop()
+
+
+def test_a_stream_whose_hello_was_not_read_in_time_is_tried_again(tmp_path, monkeypatch):
+    libbeast = pytest.importorskip("libbeast", reason="libbeast is not built: pip install .")
+    address, waits = f"unix:{tmp_path / 'envs'}", iter([0.0, 0.0])
+    check = env_server.EnvServer._check_hello
+
+    def check_late(self, requests, context):
+        if next(waits, None) == 0.0:  # another stream makes environments and holds the interpreter's lock
+            context.cancel()
+            time.sleep(0.1)
+        return check(self, requests, context)
+
+    monkeypatch.setattr(env_server.EnvServer, "_check_hello", check_late)
+    server = env_server.EnvServer(lambda: env_server.VectorEnvGroup(envs.make("CartPole-v1", 2)), address)
+    server.start()
+    assert libbeast.handshake(address, timeout=20)["num_envs"] == 2
+    assert next(waits, None) is None, "it was cancelled twice"
+    server.stop()
+
+
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     return make_certificate(tmp_path_factory.mktemp("certificate"), "DNS:localhost,IP:127.0.0.1")
