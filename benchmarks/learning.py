@@ -31,6 +31,7 @@ MINATAR += " --learning_rate 1.5e-3 --vtrace_lambda 0.95 --entropy_cost 0.05"
 TASKS = {
     "pong": "--env PongNoFrameskip-v4",
     "pong-poly": "--env PongNoFrameskip-v4",  # polybeast.py
+    "pong-b32": "--env PongNoFrameskip-v4 --batch_width 32 --learning_rate 7e-4 --total_steps 2000000",
     "cartpole": f"--env CartPole-v1 {SMALL} --batch_width 4 --learning_rate 5e-4 --vtrace_lambda 0.95 --ppo_clip 0.2"
     " --reward_scale 0.05 --total_steps 300000",
     "minatar-breakout": f"{MINATAR} --total_steps 3000000 --log_steps 50000",
