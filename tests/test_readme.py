@@ -139,6 +139,7 @@ def test_every_flag_that_the_readme_names_exists():
     known |= set(
         re.findall(r"^    (\w+): ", (ROOT / "polybeast.py").read_text(), re.MULTILINE)
     )  # without libbeast, too
+    known |= set(re.findall(r"^    (\w+): ", (ROOT / "benchmarks" / "peers" / "compare.py").read_text(), re.MULTILINE))
     named = set(re.findall(r"--([a-z_]+)", BEAST_COMMANDS)) - {"help", "logdir"}
     assert len(named) > 20
     assert named <= known, named - known
