@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-FORMAT = 1  # raise it when an older Beast could not read what this one writes
+FORMAT = 2  # raise it when weights or fields change their meaning; 2: images are flattened as [H, W, C]
 
 PLAIN_TYPES = (type(None), bool, int, float, str, torch.Tensor, torch.nn.Parameter)
 
