@@ -1,18 +1,22 @@
-"""Train a variant in stages, so that one run shows what each of them costs the others.
+"""Train a variant stage by stage, as standard input says, so that one run shows what each stage costs the others.
 
-    python benchmarks/staged.py monobeast 8,8,8 --env BreakoutNoFrameskip-v4 --name staged
+    { sleep 20; echo "+ inference"; sleep 8; echo "+ learning"; sleep 8; } |
+        python benchmarks/staged.py monobeast --env BreakoutNoFrameskip-v4 --name staged
 
-For 8 seconds from when every environment has filled a rollout, the net gives all actions the same chance and the
-learner throws the rollouts away (simulation), for the next 8 the net chooses the actions (+ inference), then the
-learner learns, too (+ learning), and the run ends. All else is as in a user's run, data path and metrics included,
-where `stats/stage` counts from 0. Fewer numbers leave out the last stages.
+A run begins in its first stage, `simulation`: the net gives all actions the same chance, and the learner throws the
+rollouts away. With `+ inference` the net chooses the actions; with `+ learning` the learner learns, too; `pause` holds
+both until the next line. Where the input ends, so does the run. All else is as in a user's run, data path and metrics
+included, where `stats/stage` counts the lines: 0 before the first one, and -1 until every environment has filled a
+rollout.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 import sys
-import time
+import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -24,30 +28,43 @@ from beast.learner import Learner  # noqa: E402
 from beast.tensors import PublishedWeights  # noqa: E402
 from beast.training import Training  # noqa: E402
 
-
-class Clock:
-    """Which stage it is: the first until `begin` and for its length from there on."""
-
-    def __init__(self, lengths: list[float]):
-        self._ends = [sum(lengths[: n + 1]) for n in range(len(lengths))]
-        self._began = 0.0
-
-    def begin(self) -> None:
-        self._began = self._began or time.monotonic()
-
-    def stage(self) -> int:
-        return sum(time.monotonic() - self._began >= end for end in self._ends) if self._began else 0
-
-    def is_over(self) -> bool:
-        return self.stage() == len(self._ends)
+STAGES = ("simulation", "+ inference", "+ learning")
+PAUSE = "pause"
 
 
-def leave_out_inference(net_class: type, clock: Clock) -> None:
-    """In stage 0 a forward pass gives all actions the same chance and a value of 1, whatever is observed."""
+class Orders:
+    """Which stage it is: the latest of those that `follow` was given."""
+
+    def __init__(self):
+        self.number, self.stage, self.is_over = 0, STAGES[0], False
+        self._changed = threading.Condition()
+
+    def follow(self, lines: Iterable[str]) -> None:
+        """Obey each line until there are no more, or one that is no order."""
+        for line in lines:
+            if line.strip() not in (*STAGES, PAUSE):
+                print(f"error: {line.strip()!r} is no stage; it has to be one of {', '.join((*STAGES, PAUSE))}")
+                break
+            with self._changed:
+                self.number, self.stage = self.number + 1, line.strip()
+                self._changed.notify_all()
+        with self._changed:
+            self.is_over = True
+            self._changed.notify_all()
+
+    def have_reached(self, stage: str) -> bool:
+        """Whether the order is this stage or a later one; waits while it is to pause."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.stage != PAUSE or self.is_over)
+            return self.stage != PAUSE and STAGES.index(self.stage) >= STAGES.index(stage)
+
+
+def leave_out_inference(net_class: type, orders: Orders) -> None:
+    """While it simulates, a forward pass gives all actions the same chance and a value of 1, whatever is observed."""
     forward = net_class.forward
 
     def staged(self, inputs, core_state):
-        if clock.stage() > 0:
+        if orders.have_reached("+ inference"):
             return forward(self, inputs, core_state)
         T, B = inputs["done"].shape
         device = inputs["done"].device
@@ -57,60 +74,67 @@ def leave_out_inference(net_class: type, clock: Clock) -> None:
     net_class.forward = staged
 
 
-def leave_out_learning(clock: Clock, num_envs: int) -> None:
-    """Before stage 2 an update counts its steps and that is all. The first one that completes a rollout of each of
-    `num_envs` environments begins the clock."""
-    update, publish = Learner.update, PublishedWeights.publish
-    num_running = 0
+class LeavingOutLearning:
+    """Before the stage `+ learning` an update counts its steps and that is all."""
 
-    def staged(self, batch, core_state):
-        nonlocal num_running
-        if num_running < num_envs:
-            num_running += int((batch["baseline"][0] == 0).sum())  # nobody has valued what led to a first observation
-            if num_running >= num_envs:
-                clock.begin()
-        if clock.stage() > 1:
-            return update(self, batch, core_state)
+    def __init__(self, orders: Orders, num_envs: int):
+        self._orders, self._num_envs = orders, num_envs
+        self._num_running = 0
+        self._update, self._publish = Learner.update, PublishedWeights.publish
+        Learner.update = lambda learner, *batch: self._staged(learner, *batch)
+        PublishedWeights.publish = lambda *arguments: self._is_learning and self._publish(*arguments)
+        self._is_learning = False
+
+    def all_are_running(self) -> bool:
+        """Whether each of the environments has filled a rollout."""
+        return self._num_running >= self._num_envs
+
+    def _staged(self, learner: Learner, batch: dict, core_state: tuple) -> dict[str, float]:
+        if not self.all_are_running():
+            # Nobody has valued what led to a first observation.
+            self._num_running += int((batch["baseline"][0] == 0).sum())
+        self._is_learning = self._orders.have_reached("+ learning")
+        if self._is_learning:
+            return self._update(learner, batch, core_state)
         void = ((batch["terminated"] | batch["truncated"]) & ~batch["done"])[:-1]
-        self.steps += int((~void).sum())
-        return {"losses/grad_norm": 0.0, "stats/policy_lag_mean": 0.0, "stats/policy_lag_max": 0.0}
-
-    Learner.update = staged
-    PublishedWeights.publish = lambda *arguments: publish(*arguments) if clock.stage() > 1 else None
+        learner.steps += int((~void).sum())
+        # NaN: where a row of metrics holds real updates, too, it is theirs.
+        return {"losses/grad_norm": math.nan, "stats/policy_lag_mean": 0.0, "stats/policy_lag_max": 0.0}
 
 
-def follow(clock: Clock) -> None:
-    """Tell the stage in the metrics, and end the run after the last one."""
+def tell_and_end(orders: Orders, learning: LeavingOutLearning) -> None:
+    """Tell the stage in the metrics, and end the run with its orders."""
     conduct = Training.conduct
 
     def staged(self, works, wake_all, measure, introduction):
         def measure_stage(seconds, shares):
-            return {**measure(seconds, shares), "stats/stage": clock.stage()}
+            number = orders.number if learning.all_are_running() else -1
+            return {**measure(seconds, shares), "stats/stage": number}
 
         conduct(self, works, wake_all, measure_stage, introduction)
 
-    Training.conduct, Training.finished = staged, lambda self: clock.is_over()
+    Training.conduct, Training.finished = staged, lambda self: orders.is_over
 
 
-def main(variant: str, lengths: str, arguments: list[str]) -> None:
+def main(variant: str, arguments: list[str]) -> None:
     import tyro
 
     module = importlib.import_module(variant)
-    clock = Clock([float(length) for length in lengths.split(",")])
-    leave_out_inference(module.Net, clock)
     flags = tyro.cli(module.Flags, args=arguments, use_underscores=True)
+    if getattr(flags, "addresses", None) or getattr(flags, "auto", False):
+        sys.exit("error: --addresses and --auto: the number of environments has to be known; give --group_width")
     is_mono = variant == "monobeast"
     num_groups = (
         flags.num_actors * module.GROUPS_PER_ACTOR if is_mono else flags.num_servers * module.STREAMS_PER_SERVER
     )
-    if getattr(flags, "addresses", None) or getattr(flags, "auto", False):
-        sys.exit("error: --addresses and --auto: the number of environments has to be known; give --group_width")
-    leave_out_learning(clock, num_groups * flags.group_width)
-    follow(clock)
+    orders = Orders()
+    leave_out_inference(module.Net, orders)
+    tell_and_end(orders, LeavingOutLearning(orders, num_groups * flags.group_width))
+    threading.Thread(target=orders.follow, args=[sys.stdin], daemon=True).start()
     module.train(flags)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
+    if len(sys.argv) < 2:
         sys.exit(__doc__)
-    main(sys.argv[1], sys.argv[2], sys.argv[3:])
+    main(sys.argv[1], sys.argv[2:])

@@ -1,13 +1,14 @@
 """How fast this machine simulates, acts and learns, what that costs, and how much of its cores it uses.
 
-    python benchmarks/throughput.py          # about 20 minutes; writes benchmarks/results/throughput-<env>.{json,md}
+    python benchmarks/throughput.py          # about 10 minutes; writes benchmarks/results/throughput-<env>.{json,md}
 
 For each number of environments in `--envs`, `--repeats` times in turn, so that a change in the machine's load falls on
 all alike:
 
 - alone: CPU seconds per agent step of each stage by itself, with one thread, warm caches and groups of at most 32;
-- one run of each variant, libbeast permitting, in stages (staged.py): simulation with random actions; + inference;
-  + learning. The first seconds of each stage are left out.
+- each variant, libbeast permitting, in stages (staged.py): simulation with random actions; + inference; + learning.
+  The first seconds of each stage are left out. One run a variant and number does all repetitions, as hundreds of
+  environments are slow to make; it rests while the others are measured.
 
 The work-conservation ratio is steps/s x (CPU seconds per step of all stages alone) / cores: 1 means that nothing waits.
 """
@@ -25,7 +26,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -36,8 +36,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from soak import memory_of_tree  # noqa: E402
+from staged import PAUSE, STAGES  # noqa: E402
 
-STAGES = ("simulation", "+ inference", "+ learning")
 VARIANTS = {"monobeast": "MonoBeast", "polybeast": "PolyBeast"}
 ALONE_WIDTH = 32  # at most
 NULL, NULL_WIDTH = "null_env:Null-v0", 64
@@ -86,26 +86,37 @@ def main(options: Options) -> None:
         )
     defaults = replace(tyro.cli(monobeast.Flags, args=arguments, use_underscores=True), num_actors=num_actors)
     variants = [variant for variant in VARIANTS if variant == "monobeast" or importlib.util.find_spec("libbeast")]
+    flags_of = {
+        num_envs: monobeast.validate(replace(defaults, group_width=num_envs // num_groups, num_slots=0))
+        for num_envs in options.envs
+    }
     found: dict[int, Found] = {num_envs: {} for num_envs in options.envs}
     plumbing: list[float] = []
-    for repeat in range(options.repeats):
-        for num_envs, measured in found.items():
-            flags = monobeast.validate(replace(defaults, group_width=num_envs // num_groups, num_slots=0))
-            # Environments are slow to make, and a wider group hardly costs less.
-            narrow = monobeast.validate(replace(flags, group_width=min(flags.group_width, ALONE_WIDTH), num_slots=0))
-            add(measured, "alone", alone(narrow, options.seconds / 4))
-            # When learning begins, environments run ahead until their rollouts wait for the learner.
-            warmups = [options.warmup, options.warmup, options.warmup * max(1, num_envs / 64)]
-            for variant in variants:
-                seconds = options.seconds * max(1, num_envs / 256)
-                add(measured, variant, staged(variant, arguments, flags, seconds, warmups))
-            speeds = (f"{VARIANTS[variant]} {measured[variant]['+ learning'][-1]:,.0f}" for variant in variants)
-            print(f"repetition {repeat + 1}, {num_envs} environments: {', '.join(speeds)} steps/s", flush=True)
+    with contextlib.ExitStack() as running:
+        runs = {
+            num_envs: {v: running.enter_context(StagedRun(v, arguments, flags)) for v in variants}
+            for num_envs, flags in flags_of.items()
+        }
         if options.null:
             flags = replace(defaults, group_width=NULL_WIDTH)
-            run = staged("monobeast", ["--env", NULL], flags, options.seconds, [options.warmup])
-            plumbing.append(run["simulation"])
-            print(f"repetition {repeat + 1}, environments without work: {plumbing[-1]:,.0f} steps/s", flush=True)
+            null_run = running.enter_context(StagedRun("monobeast", ["--env", NULL], flags))
+        print("all runs have begun", flush=True)
+        for repeat in range(options.repeats):
+            for num_envs, flags in flags_of.items():
+                measured = found[num_envs]
+                # Environments are slow to make, and a wider group hardly costs less.
+                width = min(flags.group_width, ALONE_WIDTH)
+                narrow = monobeast.validate(replace(flags, group_width=width, num_slots=0))
+                add(measured, "alone", alone(narrow, options.seconds / 4))
+                # When learning begins, environments run ahead until their rollouts wait for the learner.
+                warmups = [options.warmup, options.warmup, options.warmup * max(1, num_envs / 64)]
+                for variant, run in runs[num_envs].items():
+                    add(measured, variant, run.measure(options.seconds * max(1, num_envs / 256), warmups))
+                speeds = (f"{VARIANTS[variant]} {measured[variant]['+ learning'][-1]:,.0f}" for variant in variants)
+                print(f"repetition {repeat + 1}, {num_envs} environments: {', '.join(speeds)} steps/s", flush=True)
+            if options.null:
+                plumbing.append(null_run.measure(options.seconds, [options.warmup])["simulation"])
+                print(f"repetition {repeat + 1}, environments without work: {plumbing[-1]:,.0f} steps/s", flush=True)
     result = {
         "command": "python benchmarks/throughput.py " + " ".join(map(shlex.quote, sys.argv[1:])),
         "commit": git(ROOT, "rev-parse", "HEAD"),
@@ -149,44 +160,88 @@ def alone(flags, seconds: float) -> dict[str, float]:
     }
 
 
-def staged(variant: str, arguments: list[str], flags, seconds: float, warmups: list[float]) -> dict[str, float]:
-    """One run of a variant in as many stages as there are warm-ups: agent steps/s of each, and of the last one cores,
-    waits, lag and memory."""
-    lengths = [warmup + seconds for warmup in warmups]
-    with tempfile.TemporaryDirectory() as root:
-        command = [sys.executable, str(ROOT / "benchmarks" / "staged.py"), variant, ",".join(map(str, lengths))]
-        command += [*arguments, "--root", root, "--name", "run", "--no_tensorboard", "--lr_decay", "none"]
+class StagedRun:
+    """A run of a variant that goes through stages when it is told to, and rests in between. A context: its end ends
+    the run, which begins at once and rests as soon as every environment has filled a rollout."""
+
+    def __init__(self, variant: str, arguments: list[str], flags):
+        self._root = tempfile.TemporaryDirectory()
+        command = [sys.executable, str(ROOT / "benchmarks" / "staged.py"), variant]
+        command += [*arguments, "--root", self._root.name, "--name", "run", "--no_tensorboard", "--lr_decay", "none"]
         # One thread, as `alone` has: another's CPU time would not be counted.
         command += f"--learner_threads 1 --group_width {flags.group_width}".split()
         command += ["--log_steps", "20000" if NULL in arguments else "200"]
         command += ["--num_actors" if variant == "monobeast" else "--num_servers", str(flags.num_actors)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)])}
-        with open(os.path.join(root, "log"), "w+") as log:
-            process = subprocess.Popen(command, stderr=log, stdout=log, env=environment)
-            memory: dict[str, float] = {}
-            while process.poll() is None:  # at the end of the run, which is when it has all that it needs
-                memory = max(memory, memory_of_tree(process.pid), key=lambda use: sum(use.values()))
-                time.sleep(1)
-            if process.returncode:
-                log.seek(0)
-                sys.exit(f"error: {' '.join(command)} failed:\n{log.read()[-4000:]}")
-        with open(os.path.join(root, "run", "metrics.csv")) as file:
-            rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
-    run: dict[str, float] = {}
-    for number, (stage, warmup) in enumerate(zip(STAGES, warmups)):
-        # A row in which a stage began is partly of the one before.
-        whole = [pair for pair in pairwise(rows) if pair[0]["stats/stage"] == pair[1]["stats/stage"] == number]
-        whole = [pair for pair in whole if pair[0]["hours"] >= whole[0][0]["hours"] + warmup / 3600]
-        if not whole:
-            sys.exit(f"error: no update fell into {seconds:g} seconds: give more --seconds")
-        durations = np.array([3600 * (row["hours"] - before["hours"]) for before, row in whole])
-        # Rows come in bursts, when groups fill their rollouts together: a line through all of them, not first and last.
-        run[stage] = float(np.polyfit(*zip(*((3600 * row["hours"], row["step"]) for _, row in whole)), 1)[0])
-        for name in whole[0][1]:
-            if name.startswith(("cores/", "time/", "stats/")):
-                run[name] = float(durations @ [row[name] for _, row in whole] / durations.sum())
-        run["stats/policy_lag_max"] = max(row["stats/policy_lag_max"] for _, row in whole)
-    return {**run, **memory}
+        self._command = " ".join(command)
+        self._log = open(os.path.join(self._root.name, "log"), "w+")
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=self._log, stderr=self._log, env=environment, text=True
+        )
+        self._num_orders = 0
+
+    def __enter__(self) -> StagedRun:
+        try:
+            while not any(row["stats/stage"] == 0 for row in self.metrics()):
+                self._sleep(0.5)
+            self._order(PAUSE)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._log.close()
+        self._root.cleanup()
+
+    def measure(self, seconds: float, warmups: list[float]) -> dict[str, float]:
+        """As many stages as there are warm-ups: agent steps/s of each, and of the last one cores, waits, lag and
+        memory."""
+        run: dict[str, float] = {}
+        for stage, warmup in zip(STAGES, warmups):
+            self._order(stage)
+            self._sleep(warmup + seconds)
+            # A row in which a stage began is partly of the one before.
+            rows = self.metrics()
+            whole = [pair for pair in pairwise(rows) if pair[0]["stats/stage"] == pair[1]["stats/stage"]]
+            whole = [pair for pair in whole if pair[0]["stats/stage"] == self._num_orders]
+            whole = [pair for pair in whole if pair[0]["hours"] >= whole[0][0]["hours"] + warmup / 3600]
+            if not whole:
+                sys.exit(f"error: no update fell into {seconds:g} seconds: give more --seconds")
+            durations = np.array([3600 * (row["hours"] - before["hours"]) for before, row in whole])
+            # Rows come in bursts, when groups fill their rollouts together: a line through them, not first and last.
+            run[stage] = float(np.polyfit(*zip(*((3600 * row["hours"], row["step"]) for _, row in whole)), 1)[0])
+            for name in whole[0][1]:
+                if name.startswith(("cores/", "time/", "stats/")):
+                    run[name] = float(durations @ [row[name] for _, row in whole] / durations.sum())
+            run["stats/policy_lag_max"] = max(row["stats/policy_lag_max"] for _, row in whole)
+        run |= memory_of_tree(self._process.pid)
+        self._order(PAUSE)
+        return run
+
+    def _order(self, stage: str) -> None:
+        self._process.stdin.write(f"{stage}\n")
+        self._process.stdin.flush()
+        self._num_orders += 1
+
+    def _sleep(self, seconds: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+            self._log.seek(0)
+            sys.exit(f"error: {self._command} failed:\n{self._log.read()[-4000:]}")
+
+    def metrics(self) -> list[dict[str, float]]:
+        """The rows so far."""
+        with contextlib.suppress(FileNotFoundError), open(os.path.join(self._root.name, "run", "metrics.csv")) as file:
+            lines = [line for line in file if line.endswith("\n")]  # the last one may be half written
+            return [{name: float(x) for name, x in row.items() if x} for row in csv.DictReader(lines)]
+        return []
 
 
 def report(result: dict) -> str:

@@ -1,11 +1,11 @@
 """The benchmarks: they run, and what they say follows from what they measured."""
 
-import csv
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -33,39 +33,49 @@ def run(script: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_a_staged_run_simulates_then_infers_then_learns(tmp_path):
-    run(
-        "staged.py",
-        "monobeast",
-        "1,1,1",
-        *f"--env CartPole-v1 --root {tmp_path} --name run".split(),
-        "--log_steps",
-        "100",
-    )
-    with open(tmp_path / "run" / "metrics.csv") as file:
-        rows = list(csv.DictReader(file))
-    stages = [int(float(row["stats/stage"])) for row in rows]
-    assert stages == sorted(stages) and set(stages) >= {0, 1, 2}
-    before = next(row for row, stage in zip(rows[1:], stages) if stage == 1)
-    after = rows[-1]
-    assert float(before["stats/updates"]) == 0 < float(after["stats/updates"])
-    assert not before.get("time/learner_backward") or float(before["time/learner_backward"]) == 0
-    assert float(after["time/learner_backward"]) > 0
+def test_a_staged_run_simulates_then_infers_then_learns_and_rests_in_between(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    flags = types.SimpleNamespace(group_width=16, num_actors=2)
+    with load("throughput.py").StagedRun("monobeast", ["--env", "CartPole-v1"], flags) as run:
+        speeds = [run.measure(1, [0.2] * 3) for _ in range(2)]
+        time.sleep(1)  # what was on its way when it was told to rest
+        before = run.metrics()
+        time.sleep(1)
+        rows = run.metrics()
+    assert len(rows) == len(before)
+    assert all(0 < speed["+ learning"] < speed["simulation"] for speed in speeds)
+    # -1: environments are made; 0: the first simulation; 1 and 5: to pause, before and between the measurements.
+    numbers = [row["stats/stage"] for row in rows]
+    assert numbers == sorted(numbers) and set(numbers) >= {0, 2, 3, 4, 6, 7, 8}
+    last = {number: [row for row in rows if row["stats/stage"] == number][-1] for number in (3, 4, 7, 8)}
+    assert last[3]["stats/updates"] == 0 < last[4]["stats/updates"] < last[8]["stats/updates"]
+    assert last[7]["time/learner_backward"] == 0
+    assert min(last[number]["time/learner_backward"] for number in (4, 8)) > 0.01
 
 
-def test_a_staged_run_begins_when_all_environments_have_filled_a_rollout(monkeypatch):
+def test_a_staged_run_is_under_way_when_all_environments_have_filled_a_rollout(monkeypatch):
     staged = load("staged.py")
     for owner, name in ((staged.Learner, "update"), (staged.PublishedWeights, "publish")):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # to be put back
-    clock, learner = staged.Clock([0.0, 1000.0]), types.SimpleNamespace(steps=0)
-    staged.leave_out_learning(clock, num_envs=4)
-    stages = []
+    learner = types.SimpleNamespace(steps=0)
+    learning = staged.LeavingOutLearning(staged.Orders(), num_envs=4)
+    are_running = []
     for baselines in ([0, 0], [1, 1], [0, 1], [1, 1], [1, 0]):  # of row 0, which is 0 in an environment's first rollout
         batch = {name: torch.zeros(3, 2, dtype=torch.bool) for name in ("terminated", "truncated", "done")}
         batch["baseline"] = torch.tensor([baselines, [1, 1], [1, 1]])
         staged.Learner.update(learner, batch, ())
-        stages.append(clock.stage())
-    assert stages == [0, 0, 0, 0, 1] and learner.steps == 5 * 2 * 2
+        are_running.append(learning.all_are_running())
+    assert are_running == [False, False, False, False, True] and learner.steps == 5 * 2 * 2
+
+
+def test_a_staged_run_ends_with_its_orders_and_refuses_what_is_none(capsys):
+    orders = load("staged.py").Orders()
+    orders.follow(["+ inference\n"])
+    assert (orders.number, orders.stage, orders.is_over) == (1, "+ inference", True)
+    assert orders.have_reached("+ inference") and not orders.have_reached("+ learning")
+    orders.follow(["pause\n", "sleep\n", "simulation\n"])
+    assert (orders.number, orders.stage) == (2, "pause") and "'sleep' is no stage" in capsys.readouterr().out
+    assert not orders.have_reached("simulation")  # and does not wait any more
 
 
 def test_throughput_measures_every_stage_of_both_variants_and_writes_what_it_found(tmp_path):
