@@ -1,6 +1,6 @@
 """How fast this machine simulates, acts and learns, what that costs, and how much of its cores it uses.
 
-    python benchmarks/throughput.py          # about 10 minutes; writes benchmarks/results/throughput-<env>.{json,md}
+    python benchmarks/throughput.py          # about 12 minutes; writes benchmarks/results/throughput-<env>.{json,md}
 
 For each number of environments in `--envs`, `--repeats` times in turn, so that a change in the machine's load falls on
 all alike:
