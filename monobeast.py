@@ -29,10 +29,11 @@ class Flags(RunFlags):
 
     mode: Literal["train", "test", "tune"] = "train"
     """train, play whole games with a run's checkpoint (test), or measure this environment, model and machine for about
-    40 seconds and print the fastest setting of actors, widths, threads and precision (tune)."""
+    40 seconds and print the fastest setting of actors, widths, threads and precision (tune), and with --compile whether
+    that is faster."""
     auto: bool = False
     """Measure first, as --mode tune does, and train with --num_actors, --group_width, --num_slots, --learner_threads
-    and --amp as found. A run that is resumed keeps those it began with."""
+    and --amp as found, and without --compile where that was slower. A run that is resumed keeps those it began with."""
 
     # Who does how much: see "How it works" in README.md.
     num_actors: int = 2
@@ -630,7 +631,7 @@ def train(flags: Flags) -> None:
                 "stats/policy_lag_bound": lag_bound,
                 "stats/inference_batch": float(np.mean(inference.batch_sizes)),
                 "stats/actor_wait": inference.starved_share(seconds),
-                "stats/queue_full_slots": slots.num_full(),
+                "stats/queue_full_slots": slots.mean_full(),
                 "stats/queue_free_slots": slots.num_free(),
                 "stats/env_restarts": group_actors.total_restarts,
             }

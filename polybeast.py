@@ -426,12 +426,18 @@ def infer(
 
 
 def learn(
-    learner_queue: libbeast.BatchingQueue, training: Training, weights: PublishedWeights, seen: SeenObservations
+    learner_queue: libbeast.BatchingQueue,
+    training: Training,
+    weights: PublishedWeights,
+    seen: SeenObservations,
+    waiting: list[int],
 ) -> None:
-    """Train on every batch of rollouts until the queue closes or the training is done."""
+    """Train on every batch of rollouts until the queue closes or the training is done. `waiting` is told each time how
+    many columns are left in the queue."""
     laps = training.learner.laps
     for (env_outputs, agent_outputs), (core_state, _) in learner_queue:
         laps.lap("wait")
+        waiting.append(learner_queue.size())
         obs, reward, done, episode_step, episode_return, terminated, truncated = env_outputs
         action, policy_logits, baseline, policy_version, numbers = agent_outputs
         rollout = {  # [T+1, B, …]
@@ -505,6 +511,7 @@ def train(flags: Flags) -> None:
             # As many as streams, queue and learner hold, twice, as a stream may be slower than the others.
             in_flight = (num_groups * flags.group_width + flags.queue_width + flags.batch_width) * flags.unroll_length
             seen = SeenObservations(2 * in_flight, device)
+            waiting: list[int] = []  # columns in the learner's queue, at each update since the last row of metrics
 
             def infer_on(stop) -> None:
                 torch.set_num_threads(1)
@@ -515,7 +522,7 @@ def train(flags: Flags) -> None:
             def learn_on(stop) -> None:
                 training.begin_learning()
                 with stream(device):
-                    learn(learner_queue, training, weights, seen)
+                    learn(learner_queue, training, weights, seen, waiting)
 
             def wake_all() -> None:
                 for queue in (learner_queue, inference_batcher):
@@ -533,10 +540,11 @@ def train(flags: Flags) -> None:
                 training.profile.cores["envs"] = servers.cpu_seconds
 
             def measure(seconds: float, shares: dict[str, float]) -> dict[str, float]:
-                counters = pool.counters()
+                counters, mean_waiting = pool.counters(), sum(waiting) / max(len(waiting), 1)
+                waiting.clear()
                 return {
                     "stats/actor_wait": shares["time/streams_enqueue"],
-                    "stats/queue_waiting_columns": counters["rows_waiting"],
+                    "stats/queue_waiting_columns": mean_waiting,
                     "stats/env_restarts": counters["restarts"],
                 }
 

@@ -140,6 +140,7 @@ class Slots:
         self._handed_out: collections.OrderedDict[int, bool] = collections.OrderedDict()  # slot -> is it full?
         self._condition = threading.Condition()
         self._closed = False
+        self._met: list[int] = []  # full slots, whenever the learner came
 
     def acquire(self, prefer: int | None = None, avoid: set[int] = frozenset()) -> int | None:
         """A free slot, if possible `prefer` and in no case one of `avoid`; None when there is none."""
@@ -168,6 +169,7 @@ class Slots:
     def take(self, count: int, block: bool = True) -> list[int] | None:
         """The `count` slots that were handed out first, once all are full. None when closed, or not `block`."""
         with self._condition:
+            self._met.append(sum(self._handed_out.values()))
             while not self._closed:
                 first = list(self._handed_out)[:count]
                 if len(first) == count and all(self._handed_out[slot] for slot in first):
@@ -184,9 +186,11 @@ class Slots:
         with self._condition:
             self._free.extend(slots)
 
-    def num_full(self) -> int:
+    def mean_full(self) -> float:
+        """How many full slots the learner met when it came for the next ones, the mean since the last call."""
         with self._condition:
-            return sum(self._handed_out.values())
+            met, self._met = self._met, []
+            return sum(met) / max(len(met), 1)
 
     def num_free(self) -> int:
         with self._condition:

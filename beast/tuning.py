@@ -29,7 +29,7 @@ WIDTHS = (8, 16, 32, 64)  # of groups, that are tried
 AS_GOOD = 0.95  # of the best prediction: settings that reach it are equally fast, and the least policy lag decides
 
 
-TUNED = ("num_actors", "group_width", "num_slots", "amp", "learner_threads")  # the flags that are chosen
+TUNED = ("num_actors", "group_width", "num_slots", "amp", "learner_threads", "compile")  # the flags that are chosen
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ class Stages:
     def inference(self, net: nn.Module, seconds: float) -> Cost:
         """Choosing one group's actions, row by row."""
         net = net.inference_copy()
+        if self.flags.compile:
+            net.forward = torch.compile(net.forward)
         device, rollout = next(net.parameters()).device, map_tensors(torch.from_numpy, self._rollouts[0])
         rollout = {name: rollout[name] for name in ("obs", "reward", "done", "action")}
         state = tuple(part.to(device) for part in net.initial_state(self.flags.group_width))
@@ -79,7 +81,10 @@ class Stages:
         return self._cost(infer, 1, seconds, device)
 
     def learning(self, learner: Learner, seconds: float, num_threads: int = 1) -> Cost:
-        """Updates on one group's rollout, or on as many as a batch is wide."""
+        """Updates on one group's rollout, or on as many as a batch is wide. With the flag `compile` the learner's net
+        stays compiled, so let nobody copy it any more."""
+        if self.flags.compile:
+            learner.net.forward = torch.compile(learner.net.forward)
         B, device = self.flags.batch_width, next(learner.net.parameters()).device
         state = tuple(part.to(device) for part in learner.net.initial_state(B))
 
@@ -102,6 +107,8 @@ class Stages:
     def _cost(self, stage: Callable, num_rollouts: int, seconds: float, device=None, num_threads: int = 1) -> Cost:
         """Medians over the calls of `stage`, each of them `num_rollouts` rollouts of a group."""
         torch.set_num_threads(num_threads)
+        if self.flags.compile:
+            stage()
         walls, cpus, deadline = [], [], math.inf
         while not walls or time.perf_counter() < deadline:
             wall, cpu = time.perf_counter(), time.process_time()
@@ -141,8 +148,9 @@ def choose(flags, create_env: Callable, spaces: tuple[dict, object], make_learne
     """The flags with the fastest TUNED for this environment, model and machine, and a report of what was measured.
 
     `make_learner(flags)` makes a new Learner, `validate(flags)` fills in `num_slots`; the rest as for Stages. Takes
-    about 40 seconds, or more where environments are slow to make. The width of an update stays: that is a matter of
-    learning.
+    about 40 seconds, or more where environments are slow to make; where the flags ask for `compile`, the setting that
+    is the fastest without is measured with it, too, a minute or two more. The width of an update stays: that is a
+    matter of learning.
     """
     cores = runs.usable_cores()
     device, is_bf16 = choose_device(flags.device, flags.amp)
@@ -151,11 +159,12 @@ def choose(flags, create_env: Callable, spaces: tuple[dict, object], make_learne
     B = flags.batch_width
     widths = [K for K in sorted({*WIDTHS, flags.group_width}) if K % B == 0 or B % K == 0]
     seconds = SECONDS / (len(widths) * (1 + len(precisions)) + len(precisions) * len(threads))  # warm-ups come on top
-    learners = {amp: make_learner(replace(flags, amp=amp)) for amp in precisions}
+    plain = replace(flags, compile=False)
+    learners = {amp: make_learner(replace(plain, amp=amp)) for amp in precisions}
     learning: dict[str, dict[int, Cost]] = {}
     settings = []
     for K in widths:
-        with contextlib.closing(Stages(replace(flags, group_width=K), create_env, spaces)) as stages:
+        with contextlib.closing(Stages(replace(plain, group_width=K), create_env, spaces)) as stages:
             env = stages.env(seconds)
             for amp, learner in learners.items():
                 inference = stages.inference(learner.net, seconds)
@@ -163,7 +172,8 @@ def choose(flags, create_env: Callable, spaces: tuple[dict, object], make_learne
                     learning[amp] = {n: stages.learning(learner, seconds, n) for n in threads}
                 for n, cost in learning[amp].items():
                     costs = {"env": env, "inference": inference, "learner": cost}
-                    settings.append(_predict(K, amp, n, costs, cores, device.type == "cuda"))
+                    chosen = {"group_width": K, "amp": amp, "learner_threads": n, "compile": False}
+                    settings.append(_predict(chosen, costs, cores, device.type == "cuda"))
     fastest = max(setting.steps_per_second for setting in settings)
     tuned = [
         (setting, validate(replace(flags, num_slots=0, **setting.flags)))
@@ -171,6 +181,17 @@ def choose(flags, create_env: Callable, spaces: tuple[dict, object], make_learne
         if setting.steps_per_second >= AS_GOOD * fastest
     ]
     best, best_flags = min(tuned, key=lambda pair: (_lag(pair[1]), -pair[0].steps_per_second))
+    if flags.compile:
+        compiled = replace(best_flags, compile=True)
+        learner = make_learner(compiled)
+        with contextlib.closing(Stages(compiled, create_env, spaces)) as stages:
+            inference = stages.inference(learner.net, seconds)
+            learning = stages.learning(learner, seconds, compiled.learner_threads)
+        costs = {**best.costs, "inference": inference, "learner": learning}
+        settings.append(_predict({**best.flags, "compile": True}, costs, cores, device.type == "cuda"))
+        if settings[-1].steps_per_second > best.steps_per_second:
+            best = settings[-1]
+            best_flags = validate(replace(compiled, num_slots=0, **best.flags))
     return best_flags, _report(best, best_flags, settings)
 
 
@@ -178,7 +199,8 @@ def _lag(flags) -> int:
     return max_policy_lag(flags.num_slots, flags.group_width, flags.batch_width)
 
 
-def _predict(K: int, amp: str, num_threads: int, costs: dict[str, Cost], cores: int, one_gpu: bool = False) -> Setting:
+def _predict(chosen: dict[str, object], costs: dict[str, Cost], cores: int, one_gpu: bool = False) -> Setting:
+    """What comes of these flags, and the actors that they need."""
     env, inference, learner = (costs[stage] for stage in ("env", "inference", "learner"))
     limits = {  # agent steps/s
         "inference": 1 / inference.wall,
@@ -193,16 +215,16 @@ def _predict(K: int, amp: str, num_threads: int, costs: dict[str, Cost], cores: 
     num_actors = min(needed, math.ceil(cores * max(1.0, env.wall / max(env.cpu, 1e-9))), 1024)
     limits["actors"] = num_actors / env.wall
     bottleneck = min(limits, key=limits.get)
-    flags = {"num_actors": num_actors, "group_width": K, "amp": amp, "learner_threads": num_threads}
-    return Setting(flags, costs, WORK_CONSERVATION * limits[bottleneck], bottleneck)
+    return Setting({**chosen, "num_actors": num_actors}, costs, WORK_CONSERVATION * limits[bottleneck], bottleneck)
 
 
 def _report(best: Setting, flags, settings: list[Setting]) -> str:
-    lines = [" group   amp  threads |    env  inference  learning  ms a step |  steps/s  bottleneck"]
+    lines = [" group   amp  threads  compile |    env  inference  learning  ms a step |  steps/s  bottleneck"]
     for setting in settings:
         env, inference, learner = (1e3 * setting.costs[stage].wall for stage in ("env", "inference", "learner"))
         lines.append(
-            f"{setting.flags['group_width']:6} {setting.flags['amp']:>5} {setting.flags['learner_threads']:8} | "
+            f"{setting.flags['group_width']:6} {setting.flags['amp']:>5} {setting.flags['learner_threads']:8} "
+            f"{'yes' if setting.flags['compile'] else 'no':>8} | "
             f"{env:6.3f} {inference:10.3f} {learner:9.3f}            | "
             f"{setting.steps_per_second:8,.0f}  {setting.bottleneck}{'  <-' if setting is best else ''}"
         )
@@ -210,13 +232,19 @@ def _report(best: Setting, flags, settings: list[Setting]) -> str:
     K = flags.group_width
     waits = math.ceil(flags.num_actors * K * best.costs["inference"].wall / best.costs["env"].wall)
     holds = "holds" if K > waits else "does not hold: actors wait for their actions"
-    return "\n".join(
-        [
-            *lines,
-            "choose " + " ".join(f"--{name} {getattr(flags, name)}" for name in TUNED),
-            f"predicted {best.steps_per_second:,.0f} steps/s; the bottleneck is: {best.bottleneck}",
-            f"Sample Factory's rule, environments of an actor / 2 > ceil(t_inference / t_env): {K} > {waits} {holds}",
-            f"policy lag, collected / trained in an update - 1: at most {_lag(flags)} updates",
-            "--compile was not measured: it takes longer than all of this; a CPU gained nothing (benchmarks/LEDGER.md)",
-        ]
-    )
+    lines += [
+        "choose " + as_arguments(flags),
+        f"predicted {best.steps_per_second:,.0f} steps/s; the bottleneck is: {best.bottleneck}",
+        f"Sample Factory's rule, environments of an actor / 2 > ceil(t_inference / t_env): {K} > {waits} {holds}",
+        f"policy lag, collected / trained in an update - 1: at most {_lag(flags)} updates",
+    ]
+    if not settings[-1].flags["compile"]:
+        lines.append("--compile was not measured: give it, and it will be, which takes a minute or two more")
+    return "\n".join(lines)
+
+
+def as_arguments(flags) -> str:
+    """The flags of TUNED as they are given on a command line."""
+    values = {name: getattr(flags, name) for name in TUNED}
+    switch = "--compile" if values.pop("compile") else "--no_compile"
+    return " ".join([*(f"--{name} {value}" for name, value in values.items()), switch])

@@ -108,6 +108,18 @@ def test_a_waiting_group_is_offered_its_own_slot_first_and_never_that_of_another
     assert slots.acquire(prefer=2) == 0
 
 
+def test_slots_tell_how_many_were_full_when_the_learner_came():
+    slots = Slots(3)
+    for slot in (slots.acquire(), slots.acquire(), slots.acquire()):
+        slots.fill(slot)
+    for _ in range(3):
+        slots.take(1)
+    assert slots.mean_full() == 2, "3, 2 and 1"
+    assert slots.take(1, block=False) is None
+    assert slots.mean_full() == 0, "of the last call alone"
+    assert slots.mean_full() == 0, "and of none"
+
+
 def test_closing_wakes_the_learner_with_nothing():
     import threading
 

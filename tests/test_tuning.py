@@ -2,6 +2,7 @@
 
 import json
 import re
+import types
 
 import pytest
 import toy_envs  # noqa: F401  registers its environments
@@ -14,7 +15,7 @@ from beast.tuning import WORK_CONSERVATION, Cost, _predict
 def predict(env: float, inference: float, learner: float, cores: int) -> tuning.Setting:
     """Costs in milliseconds per step, of one thread each."""
     costs = {"env": env, "inference": inference, "learner": learner}
-    return _predict(16, "off", 1, {stage: Cost(cost / 1e3, cost / 1e3) for stage, cost in costs.items()}, cores)
+    return _predict({"group_width": 16}, {stage: Cost(cost / 1e3, cost / 1e3) for stage, cost in costs.items()}, cores)
 
 
 @pytest.mark.parametrize(
@@ -37,14 +38,14 @@ def test_the_bottleneck_is_what_bounds_the_speed(costs, cores, bottleneck, speed
 def test_environments_that_wait_themselves_get_more_actors_than_there_are_cores():
     waiting = Cost(wall=10e-3, cpu=1e-3)
     busy = Cost(wall=0.1e-3, cpu=0.1e-3)
-    setting = _predict(16, "off", 1, {"env": waiting, "inference": busy, "learner": busy}, cores=2)
+    setting = _predict({}, {"env": waiting, "inference": busy, "learner": busy}, cores=2)
     assert setting.flags["num_actors"] == 17  # keeps up with what two cores can do: 2 / 1.2 ms
     assert setting.bottleneck == "all cores together"
 
 
 def test_a_gpu_does_inference_and_learning_in_turn():
     work = Cost(wall=0.5e-3, cpu=0.01e-3)
-    setting = _predict(16, "off", 1, dict.fromkeys(("env", "inference", "learner"), work), cores=16, one_gpu=True)
+    setting = _predict({}, dict.fromkeys(("env", "inference", "learner"), work), cores=16, one_gpu=True)
     assert setting.bottleneck == "the GPU" and setting.steps_per_second == pytest.approx(WORK_CONSERVATION * 1000)
 
 
@@ -63,8 +64,7 @@ def test_tune_prints_costs_a_setting_its_speed_and_the_bottleneck(tmp_path, quic
     tuned = monobeast.tune(small(tmp_path, batch_width=8))
     output = capsys.readouterr().out
     assert tuned.group_width in (4, 8)
-    for name in tuning.TUNED:
-        assert f"--{name} {getattr(tuned, name)}" in output
+    assert f"choose {tuning.as_arguments(tuned)}\n" in output and "--no_compile" in output
     assert re.search(r"predicted [1-9][\d,]* steps/s; the bottleneck is: \w+", output)
     assert re.search(r"ceil\(t_inference / t_env\): \d+ > \d+ (holds|does not hold)", output)
     assert re.search(r"policy lag, .*: at most \d+ updates", output)
@@ -88,7 +88,7 @@ def test_auto_trains_with_the_setting_and_a_resumed_run_keeps_it(tmp_path, quick
     monobeast.train(monobeast.replace(flags, total_steps=1000))
     choice = re.search(r"choose (.*)", capsys.readouterr().out)[1]
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert choice == " ".join(f"--{name} {config[name]}" for name in tuning.TUNED)
+    assert choice == tuning.as_arguments(types.SimpleNamespace(**config))
     monkeypatch.setattr(tuning, "choose", lambda *_: pytest.fail("measured again"))
     monobeast.train(monobeast.replace(flags, total_steps=2000))
     assert "resumed at step" in capsys.readouterr().err
