@@ -132,17 +132,22 @@ def encode_action(space: spaces.Space, action: Tensor) -> Tensor:
     Raises:
         ValueError: the space is not supported or the action has another shape.
     """
-    shape, _ = action_shape_dtype(space)
+    shape, sizes = _action_layout(space)
     leading = action.shape[: action.dim() - len(shape)]
     _check_action(action, leading + shape)
-    if isinstance(space, spaces.Box):
+    if not sizes:
         return action.float().clamp(-1.0, 1.0)
-    sizes = category_sizes(space)
     places = action.long().reshape(leading + (len(sizes),))
     if len(sizes) > 1:
         starts = [sum(sizes[:part]) for part in range(len(sizes))]  # a tensor of them would make a GPU's host wait
         places = torch.stack([place + start for place, start in zip(places.unbind(-1), starts)], dim=-1)
     return torch.zeros(leading + (sum(sizes),), device=action.device).scatter_(-1, places, 1.0)
+
+
+@torch.compiler.assume_constant_result  # numpy's integers would break the graph
+def _action_layout(space: spaces.Space) -> tuple[tuple[int, ...], list[int]]:
+    """The shape of an action, and the sizes of its categorical parts, none of a Box."""
+    return action_shape_dtype(space)[0], [] if isinstance(space, spaces.Box) else category_sizes(space)
 
 
 def _check_last_dimension(name: str, tensor: Tensor, expected: int) -> None:

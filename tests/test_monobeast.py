@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from gymnasium import spaces
 import monobeast
 from beast import actors, checkpoint
 from beast.distributions import distribution
-from beast.rollout import RolloutMemory, Slots
+from beast.rollout import RolloutMemory, Slots, nest_observations
 from beast.tensors import PublishedWeights, SlotTensors, map_tensors
 from monobeast import Flags, Inference, Learner, Net
 
@@ -667,6 +668,30 @@ def test_compile_is_asked_for_the_forward_pass_and_the_run_goes_on_with_it(tmp_p
     assert sum(calls) >= 5, "every update's forward pass"
     assert len(calls) - sum(calls) >= 5, "and those of inference"
     assert "time/learner_forward" in (tmp_path / "run" / "metrics.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    "env, backend",
+    [
+        ("toy_envs:Dict-v0", "aot_eager"),
+        ("toy_envs:MultiDiscrete-v0", "aot_eager"),
+        ("Pendulum-v1", "aot_eager"),
+        pytest.param(
+            "MinAtar/Breakout-v1", "inductor", marks=pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+        ),
+    ],
+)
+def test_the_net_compiles_in_one_piece(env, backend):
+    flags = small_flags(env=env)
+    observation_spaces, action_space = monobeast.probe_env(flags)
+    net = Net(observation_spaces, action_space, flags)
+    fields = monobeast.rollout_fields(observation_spaces, action_space)
+    compiled = torch.compile(net.forward, backend=backend, fullgraph=True)  # raises where a graph would break
+    for T in (1, 9):
+        batch = {k: torch.zeros(T, 4, *shape, dtype=getattr(torch, str(dtype))) for k, (shape, dtype) in fields.items()}
+        batch = nest_observations(batch)
+        for ours, theirs in zip(compiled(batch, ())[:2], net(batch, ())[:2]):
+            assert torch.allclose(ours, theirs, atol=1e-5)
 
 
 COUNT_FAULTS = """
