@@ -253,7 +253,7 @@ class Encoder(nn.Module):
         x = self.center(x) if self.center else x * self.unit
         x = x.contiguous(memory_format=self.memory_format)  # last: converting in the same step took half as long again
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.amp):
-            x = self.convolutions(x).permute(0, 2, 3, 1)  # as it lies in memory: flattening copies nothing
+            x = self.convolutions(x).permute(0, 2, 3, 1)  # channels last, as it lies: flattening copies nothing
             x = self.head(x.flatten(1))
         return x.float()
 

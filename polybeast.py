@@ -45,6 +45,7 @@ except ModuleNotFoundError:
     sys.exit("PolyBeast needs its C++ part, libbeast: `pip install .` builds it (README.md, PolyBeast)")
 
 STREAM_STAGES = ("environment", "inference", "enqueue")  # what a stream waits for, in turn
+MAKING_SECONDS = 60.0  # that all environments of a server may take to be made
 STREAMS_PER_SERVER = 2  # double buffering: one group steps while the other's actions are chosen
 
 
@@ -250,7 +251,7 @@ class Encoder(nn.Module):
         x = self.center(x) if self.center else x * self.unit
         x = x.contiguous(memory_format=self.memory_format)  # last: converting in the same step took half as long again
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.amp):
-            x = self.convolutions(x).permute(0, 2, 3, 1)  # as it lies in memory: flattening copies nothing
+            x = self.convolutions(x).permute(0, 2, 3, 1)  # channels last, as it lies: flattening copies nothing
             x = self.head(x.flatten(1))
         return x.float()
 
@@ -432,12 +433,11 @@ def learn(
     seen: SeenObservations,
     waiting: list[int],
 ) -> None:
-    """Train on every batch of rollouts until the queue closes or the training is done. `waiting` is told each time how
-    many columns are left in the queue."""
+    """Train on every batch of rollouts until the queue closes or the training is done. To `waiting` it adds how many
+    columns it finds whenever it comes for the next batch."""
     laps = training.learner.laps
     for (env_outputs, agent_outputs), (core_state, _) in learner_queue:
         laps.lap("wait")
-        waiting.append(learner_queue.size())
         obs, reward, done, episode_step, episode_return, terminated, truncated = env_outputs
         action, policy_logits, baseline, policy_version, numbers = agent_outputs
         rollout = {  # [T+1, B, …]
@@ -452,6 +452,7 @@ def learn(
         training.learn([map_tensors(torch.Tensor.numpy, rollout)], [(batch, core_state)], weights.publish)
         if training.finished():
             return
+        waiting.append(learner_queue.size())
 
 
 def train(flags: Flags) -> None:
@@ -502,7 +503,7 @@ def train(flags: Flags) -> None:
                 flags.unroll_length, learner_queue, inference_batcher,
                 [address for address in addresses for _ in range(STREAMS_PER_SERVER)],
                 (net.initial_state(1), no_action), seed=training.env_seed(0, 0), env=flags.env,
-                env_timeout=flags.env_timeout, connect_timeout=max(flags.env_timeout, 10),
+                env_timeout=flags.env_timeout, connect_timeout=max(flags.env_timeout, 10) + MAKING_SECONDS,
                 max_env_restarts=flags.max_env_restarts, log=training.run.log,
                 **security,
             )  # fmt: skip

@@ -210,10 +210,10 @@ class EnvServer:
         if self._replaceable:  # a thread that hangs in an environment would keep its place for ever
             context.add_callback(stuck.start)
         try:
-            seed = self._check_hello(requests, context)
+            hello = self._check_hello(requests, context)
             with self._place():
                 if context.is_active():  # the learner may have left while this waited
-                    yield from self._serve(requests, seed, peer, stuck)
+                    yield from self._serve(requests, hello, peer, stuck)
         except Refusal as refusal:
             self._log(f"refused {peer}: {refusal}")
             context.abort(refusal.code, str(refusal))
@@ -232,16 +232,18 @@ class EnvServer:
             os.killpg(os.getpid(), signal.SIGKILL)  # with what the environment started
         os._exit(1)
 
-    def _serve(self, requests: Iterator, seed: int, peer: str, stuck: threading.Timer) -> Iterator:
+    def _serve(self, requests: Iterator, hello, peer: str, stuck: threading.Timer) -> Iterator:
         with _told_to_the_learner():
             group = self._make_group()
         try:
             fields = {**group.observation_fields, **ROW_FIELDS}
             row = Row(fields, group.num_envs)
-            self._log(f"{peer} is served {group.num_envs} environments, the first with seed {seed}")
             yield wire.FromServer(hello=self._hello(group, fields))
+            if hello.only_hello:
+                return
+            self._log(f"{peer} is served {group.num_envs} environments, the first with seed {hello.seed}")
             with _told_to_the_learner():
-                group.reset(seed, row.views)
+                group.reset(hello.seed, row.views)
             stuck.interval = STUCK_SECONDS
             yield row
             for request in requests:
@@ -256,8 +258,8 @@ class EnvServer:
                 self._log(f"{peer}: its environments did not close\n{traceback.format_exc()}")
             self._log(f"{peer} is served no more")
 
-    def _check_hello(self, requests: Iterator, context: grpc.ServicerContext) -> int:
-        """The seed of a learner that fits; Refusal of one that does not."""
+    def _check_hello(self, requests: Iterator, context: grpc.ServicerContext):
+        """The hello of a learner that fits; Refusal of one that does not."""
         timer = threading.Timer(HELLO_SECONDS, context.cancel)
         timer.start()
         try:
@@ -284,7 +286,7 @@ class EnvServer:
                 f"the learner expects environment {hello.env!r}, the env server has {self._env_id!r}: "
                 "start either with the other's --env",
             )
-        return hello.seed
+        return hello
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:

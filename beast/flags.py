@@ -48,8 +48,8 @@ class RunFlags:
     channels_last: bool = True
     """Keep images with their channels innermost, the order in which convolutions are fastest."""
     compile: bool = False
-    """torch.compile the net, for the learner and for inference: a minute at the start. A CPU was no faster; a GPU was
-    not tried (MonoBeast's --mode tune --compile measures it)."""
+    """torch.compile the net, for the learner and for inference: a minute at the start. A CPU was no faster, with
+    small nets slower; a GPU was not tried. MonoBeast's --mode tune --compile measures it."""
     learner_threads: int = 0
     """CPU threads of the learner; 0 takes half of the cores. Inference has one."""
 

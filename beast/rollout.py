@@ -140,7 +140,7 @@ class Slots:
         self._handed_out: collections.OrderedDict[int, bool] = collections.OrderedDict()  # slot -> is it full?
         self._condition = threading.Condition()
         self._closed = False
-        self._met: list[int] = []  # full slots, whenever the learner came
+        self._found_full: list[int] = []  # slots, each time that the learner came and got some
 
     def acquire(self, prefer: int | None = None, avoid: set[int] = frozenset()) -> int | None:
         """A free slot, if possible `prefer` and in no case one of `avoid`; None when there is none."""
@@ -169,12 +169,13 @@ class Slots:
     def take(self, count: int, block: bool = True) -> list[int] | None:
         """The `count` slots that were handed out first, once all are full. None when closed, or not `block`."""
         with self._condition:
-            self._met.append(sum(self._handed_out.values()))
+            num_full = sum(self._handed_out.values())
             while not self._closed:
                 first = list(self._handed_out)[:count]
                 if len(first) == count and all(self._handed_out[slot] for slot in first):
                     for slot in first:
                         del self._handed_out[slot]
+                    self._found_full.append(num_full)
                     return first
                 if not block:
                     return None
@@ -187,10 +188,10 @@ class Slots:
             self._free.extend(slots)
 
     def mean_full(self) -> float:
-        """How many full slots the learner met when it came for the next ones, the mean since the last call."""
+        """How many full slots the learner found when it came for the next ones, the mean since the last call."""
         with self._condition:
-            met, self._met = self._met, []
-            return sum(met) / max(len(met), 1)
+            found, self._found_full = self._found_full, []
+            return sum(found) / max(len(found), 1)
 
     def num_free(self) -> int:
         with self._condition:

@@ -148,9 +148,9 @@ def choose(flags, create_env: Callable, spaces: tuple[dict, object], make_learne
     """The flags with the fastest TUNED for this environment, model and machine, and a report of what was measured.
 
     `make_learner(flags)` makes a new Learner, `validate(flags)` fills in `num_slots`; the rest as for Stages. Takes
-    about 40 seconds, or more where environments are slow to make; where the flags ask for `compile`, the setting that
-    is the fastest without is measured with it, too, a minute or two more. The width of an update stays: that is a
-    matter of learning.
+    about 40 seconds, or more where environments are slow to make; where the flags ask for `compile`, the chosen setting
+    is measured with it, too, which takes a minute or two more, and keeps it if that is clearly faster. The width of an
+    update stays: that is a matter of learning.
     """
     cores = runs.usable_cores()
     device, is_bf16 = choose_device(flags.device, flags.amp)
@@ -185,11 +185,13 @@ def choose(flags, create_env: Callable, spaces: tuple[dict, object], make_learne
         compiled = replace(best_flags, compile=True)
         learner = make_learner(compiled)
         with contextlib.closing(Stages(compiled, create_env, spaces)) as stages:
-            inference = stages.inference(learner.net, seconds)
-            learning = stages.learning(learner, seconds, compiled.learner_threads)
-        costs = {**best.costs, "inference": inference, "learner": learning}
+            costs = {
+                "env": best.costs["env"],
+                "inference": stages.inference(learner.net, seconds),
+                "learner": stages.learning(learner, seconds, compiled.learner_threads),
+            }
         settings.append(_predict({**best.flags, "compile": True}, costs, cores, device.type == "cuda"))
-        if settings[-1].steps_per_second > best.steps_per_second:
+        if AS_GOOD * settings[-1].steps_per_second > best.steps_per_second:
             best = settings[-1]
             best_flags = validate(replace(compiled, num_slots=0, **best.flags))
     return best_flags, _report(best, best_flags, settings)

@@ -25,7 +25,13 @@ DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32
 MESSAGES = {
     "FromLearner": ["kind: LearnerHello hello = 1", "kind: Array actions = 2"],
     "FromServer": ["kind: ServerHello hello = 1", "kind: bytes row = 2", "kind: string error = 3"],
-    "LearnerHello": ["uint32 protocol = 1", "string token = 2", "uint64 seed = 3", "string env = 4"],
+    "LearnerHello": [
+        "uint32 protocol = 1",
+        "string token = 2",
+        "uint64 seed = 3",
+        "string env = 4",
+        "bool only_hello = 5",
+    ],
     "ServerHello": [
         "uint32 protocol = 1",
         "string env = 2",

@@ -7,7 +7,7 @@ A run begins in its first stage, `simulation`: the net gives all actions the sam
 rollouts away. With `+ inference` the net chooses the actions; with `+ learning` the learner learns, too; `pause` holds
 both until the next line. Where the input ends, so does the run. All else is as in a user's run, data path and metrics
 included, where `stats/stage` counts the lines: 0 before the first one, and -1 until every environment has filled a
-rollout.
+rollout. A restart of environments does not change that; `stats/env_restarts` tells of it.
 """
 
 from __future__ import annotations
@@ -36,18 +36,21 @@ class Orders:
     """Which stage it is: the latest of those that `follow` was given."""
 
     def __init__(self):
-        self.number, self.stage, self.is_over = 0, STAGES[0], False
+        self.number, self.stage, self.is_over, self.error = 0, STAGES[0], False, ""
         self._changed = threading.Condition()
 
     def follow(self, lines: Iterable[str]) -> None:
         """Obey each line until there are no more, or one that is no order."""
         for line in lines:
             if line.strip() not in (*STAGES, PAUSE):
-                print(f"error: {line.strip()!r} is no stage; it has to be one of {', '.join((*STAGES, PAUSE))}")
+                self.error = f"{line.strip()!r} is no stage; it has to be one of {', '.join((*STAGES, PAUSE))}"
                 break
             with self._changed:
                 self.number, self.stage = self.number + 1, line.strip()
                 self._changed.notify_all()
+        self.end()
+
+    def end(self) -> None:
         with self._changed:
             self.is_over = True
             self._changed.notify_all()
@@ -79,11 +82,10 @@ class LeavingOutLearning:
 
     def __init__(self, orders: Orders, num_envs: int):
         self._orders, self._num_envs = orders, num_envs
-        self._num_running = 0
+        self._num_running, self._is_learning = 0, False
         self._update, self._publish = Learner.update, PublishedWeights.publish
         Learner.update = lambda learner, *batch: self._staged(learner, *batch)
-        PublishedWeights.publish = lambda *arguments: self._is_learning and self._publish(*arguments)
-        self._is_learning = False
+        PublishedWeights.publish = lambda *arguments: self._publish(*arguments) if self._is_learning else None
 
     def all_are_running(self) -> bool:
         """Whether each of the environments has filled a rollout."""
@@ -111,7 +113,11 @@ def tell_and_end(orders: Orders, learning: LeavingOutLearning) -> None:
             number = orders.number if learning.all_are_running() else -1
             return {**measure(seconds, shares), "stats/stage": number}
 
-        conduct(self, works, wake_all, measure_stage, introduction)
+        def end_pause_and_wake_all():
+            orders.end()
+            wake_all()
+
+        conduct(self, works, end_pause_and_wake_all, measure_stage, introduction)
 
     Training.conduct, Training.finished = staged, lambda self: orders.is_over
 
@@ -130,8 +136,11 @@ def main(variant: str, arguments: list[str]) -> None:
     orders = Orders()
     leave_out_inference(module.Net, orders)
     tell_and_end(orders, LeavingOutLearning(orders, num_groups * flags.group_width))
-    threading.Thread(target=orders.follow, args=[sys.stdin], daemon=True).start()
+    lines = open(0, closefd=False)  # not sys.stdin, which Python may not close while a thread reads it
+    threading.Thread(target=orders.follow, args=[lines], daemon=True).start()
     module.train(flags)
+    if orders.error:
+        sys.exit(f"error: {orders.error}")
 
 
 if __name__ == "__main__":

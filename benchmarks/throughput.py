@@ -8,7 +8,7 @@ all alike:
 - alone: CPU seconds per agent step of each stage by itself, with one thread, warm caches and groups of at most 32;
 - each variant, libbeast permitting, in stages (staged.py): simulation with random actions; + inference; + learning.
   The first seconds of each stage are left out. One run a variant and number does all repetitions, as hundreds of
-  environments are slow to make; it rests while the others are measured.
+  environments are slow to make; it rests while the others are measured, and keeps its memory (6 GB, all together).
 
 The work-conservation ratio is steps/s x (CPU seconds per step of all stages alone) / cores: 1 means that nothing waits.
 """
@@ -118,7 +118,7 @@ def main(options: Options) -> None:
                 plumbing.append(null_run.measure(options.seconds, [options.warmup])["simulation"])
                 print(f"repetition {repeat + 1}, environments without work: {plumbing[-1]:,.0f} steps/s", flush=True)
     result = {
-        "command": "python benchmarks/throughput.py " + " ".join(map(shlex.quote, sys.argv[1:])),
+        "command": shlex.join(["python", "benchmarks/throughput.py", *sys.argv[1:]]),
         "commit": git(ROOT, "rev-parse", "HEAD"),
         "hardware": f"{cpu_model()}, {usable_cores()} cores",
         "cores": usable_cores(),
@@ -170,7 +170,7 @@ class StagedRun:
         command += [*arguments, "--root", self._root.name, "--name", "run", "--no_tensorboard", "--lr_decay", "none"]
         # One thread, as `alone` has: another's CPU time would not be counted.
         command += f"--learner_threads 1 --group_width {flags.group_width}".split()
-        command += ["--log_steps", "20000" if NULL in arguments else "200"]
+        command += ["--log_steps", "20000" if NULL in arguments else "200", "--checkpoint_minutes", "1000"]
         command += ["--num_actors" if variant == "monobeast" else "--num_servers", str(flags.num_actors)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)])}
         self._command = " ".join(command)
@@ -197,6 +197,7 @@ class StagedRun:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
             self._process.kill()
+            self._process.wait()
         self._log.close()
         self._root.cleanup()
 
@@ -212,8 +213,10 @@ class StagedRun:
             whole = [pair for pair in pairwise(rows) if pair[0]["stats/stage"] == pair[1]["stats/stage"]]
             whole = [pair for pair in whole if pair[0]["stats/stage"] == self._num_orders]
             whole = [pair for pair in whole if pair[0]["hours"] >= whole[0][0]["hours"] + warmup / 3600]
-            if not whole:
-                sys.exit(f"error: no update fell into {seconds:g} seconds: give more --seconds")
+            if len(whole) < 3:
+                sys.exit(f"error: {len(whole)} updates fell into {seconds:g} seconds: give more --seconds")
+            if rows[-1]["stats/env_restarts"]:
+                self._fail("had to restart environments, which disturbs all others, too")
             durations = np.array([3600 * (row["hours"] - before["hours"]) for before, row in whole])
             # Rows come in bursts, when groups fill their rollouts together: a line through them, not first and last.
             run[stage] = float(np.polyfit(*zip(*((3600 * row["hours"], row["step"]) for _, row in whole)), 1)[0])
@@ -226,15 +229,21 @@ class StagedRun:
         return run
 
     def _order(self, stage: str) -> None:
-        self._process.stdin.write(f"{stage}\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(f"{stage}\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self._fail("has ended")
         self._num_orders += 1
 
     def _sleep(self, seconds: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
-            self._log.seek(0)
-            sys.exit(f"error: {self._command} failed:\n{self._log.read()[-4000:]}")
+            self._fail("has ended")
+
+    def _fail(self, what: str) -> None:
+        self._log.seek(0)
+        sys.exit(f"error: {self._command} {what}:\n{self._log.read()[-4000:]}")
 
     def metrics(self) -> list[dict[str, float]]:
         """The rows so far."""
@@ -282,7 +291,7 @@ def report(result: dict) -> str:
                 + f"| {run['stats/policy_lag_mean']:.1f}, {run['stats/policy_lag_max']:.0f} |"
             )
             memory.append(
-                f"{label}| {run['Pss_Shmem'] / 1e6:,.0f} | {run['Pss_Anon'] / 1e6:,.0f} "
+                f"{label}| {max(runs['Pss_Shmem']) / 1e6:,.0f} | {max(runs['Pss_Anon']) / 1e6:,.0f} "
                 f"| {copies(variant, num_envs, flags):.2f} | {single['row bytes']:,.0f} |"
             )
     lines = [
@@ -300,7 +309,8 @@ def report(result: dict) -> str:
         "",
         *costs,
         "",
-        "Memory at its highest, pages that processes share counted once, and what happens to an observation.",
+        "Memory while it learns, at its highest, pages that processes share counted once, and what happens to an "
+        "observation.",
         "",
         *memory,
         "",
@@ -312,9 +322,7 @@ def report(result: dict) -> str:
     for variant in VARIANTS if few != many else ():
         if variant in found[few]:
             own, shared = (
-                (statistics.median(found[many][variant][kind]) - statistics.median(found[few][variant][kind]))
-                / (many - few)
-                / 1e6
+                (max(found[many][variant][kind]) - max(found[few][variant][kind])) / (many - few) / 1e6
                 for kind in ("Pss_Anon", "Pss_Shmem")
             )
             lines += [

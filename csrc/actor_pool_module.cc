@@ -187,7 +187,7 @@ StreamSpec open_interruptibly(EnvStream& stream, const Interrupt& interrupt) {
 py::dict handshake(const std::string& address, const std::string& token, const std::string& root_certificates,
                    const std::string& env, double timeout, bool insecure) {
   const std::chrono::milliseconds limit = milliseconds_of("timeout", timeout);
-  const auto stream = make_grpc_stream({address, token, root_certificates, env, insecure, limit, limit});
+  const auto stream = make_grpc_stream({address, token, root_certificates, env, insecure, limit, limit, true});
   return spec_to_python(
       without_gil([&](const Interrupt& interrupt) { return open_interruptibly(*stream, interrupt); }));
 }

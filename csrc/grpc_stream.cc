@@ -250,7 +250,7 @@ class GrpcStream : public EnvStream {
     }
     grpc::ByteBuffer message;
     if (!call_->start(until(deadline)) ||
-        !call_->write(learner_hello(options_.token, seed, options_.env), until(deadline)) ||
+        !call_->write(learner_hello(options_.token, seed, options_.env, options_.only_hello), until(deadline)) ||
         !call_->read(&message, until(deadline))) {
       throw_status();
     }

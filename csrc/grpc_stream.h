@@ -18,6 +18,7 @@ struct GrpcOptions {
   bool insecure = false;          // a token may cross a network in plain text
   std::chrono::milliseconds env_timeout{60000};      // for one message
   std::chrono::milliseconds connect_timeout{30000};  // for reaching the server and its hello, retries included
+  bool only_hello = false;                           // nothing but `open` is called
 };
 
 // Throws std::invalid_argument for an address that cannot be one, and where a token would cross a network in plain

@@ -160,13 +160,14 @@ size_t utf8_length(const unsigned char* text, size_t available) {
 
 }  // namespace
 
-std::string learner_hello(const std::string& token, uint64_t seed, const std::string& env) {
+std::string learner_hello(const std::string& token, uint64_t seed, const std::string& env, bool only_hello) {
   rpc::FromLearner message;
   rpc::LearnerHello* hello = message.mutable_hello();
   hello->set_protocol(kProtocol);
   hello->set_token(token);
   hello->set_seed(seed);
   hello->set_env(env);
+  hello->set_only_hello(only_hello);
   return message.SerializeAsString();
 }
 

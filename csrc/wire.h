@@ -19,7 +19,7 @@ inline constexpr int64_t kMaxRowBytes = 0x7ff00000;  // just below 2 GiB, where 
 inline constexpr int64_t kMaxMessageBytes = 0x7fffffff;
 inline constexpr size_t kMaxHelloBytes = 16 << 20;
 
-std::string learner_hello(const std::string& token, uint64_t seed, const std::string& env);
+std::string learner_hello(const std::string& token, uint64_t seed, const std::string& env, bool only_hello);
 std::string actions_message(const Array& actions);
 
 // Reads the server's first message, of `length` bytes, and checks all that memory will be laid out by.

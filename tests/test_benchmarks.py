@@ -33,15 +33,18 @@ def run(script: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_a_staged_run_simulates_then_infers_then_learns_and_rests_in_between(monkeypatch):
+@pytest.mark.parametrize("variant", ["monobeast", "polybeast"])
+def test_a_staged_run_simulates_then_infers_then_learns_and_rests_in_between(monkeypatch, variant):
+    if variant == "polybeast":
+        pytest.importorskip("libbeast")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     flags = types.SimpleNamespace(group_width=16, num_actors=2)
-    with load("throughput.py").StagedRun("monobeast", ["--env", "CartPole-v1"], flags) as run:
-        speeds = [run.measure(1, [0.2] * 3) for _ in range(2)]
+    with load("throughput.py").StagedRun(variant, ["--env", "CartPole-v1"], flags) as staged_run:
+        speeds = [staged_run.measure(1, [0.2] * 3) for _ in range(2)]
         time.sleep(1)  # what was on its way when it was told to rest
-        before = run.metrics()
+        before = staged_run.metrics()
         time.sleep(1)
-        rows = run.metrics()
+        rows = staged_run.metrics()
     assert len(rows) == len(before)
     assert all(0 < speed["+ learning"] < speed["simulation"] for speed in speeds)
     # -1: environments are made; 0: the first simulation; 1 and 5: to pause, before and between the measurements.
@@ -68,13 +71,13 @@ def test_a_staged_run_is_under_way_when_all_environments_have_filled_a_rollout(m
     assert are_running == [False, False, False, False, True] and learner.steps == 5 * 2 * 2
 
 
-def test_a_staged_run_ends_with_its_orders_and_refuses_what_is_none(capsys):
+def test_a_staged_run_ends_with_its_orders_and_refuses_what_is_none():
     orders = load("staged.py").Orders()
     orders.follow(["+ inference\n"])
     assert (orders.number, orders.stage, orders.is_over) == (1, "+ inference", True)
     assert orders.have_reached("+ inference") and not orders.have_reached("+ learning")
     orders.follow(["pause\n", "sleep\n", "simulation\n"])
-    assert (orders.number, orders.stage) == (2, "pause") and "'sleep' is no stage" in capsys.readouterr().out
+    assert (orders.number, orders.stage) == (2, "pause") and "'sleep' is no stage" in orders.error
     assert not orders.have_reached("simulation")  # and does not wait any more
 
 

@@ -191,6 +191,17 @@ def test_the_hello_tells_all_that_a_learner_needs(tmp_path):
     assert wire.space_from_json(hello.action_space) == spaces.Discrete(4)
 
 
+def test_who_asks_for_the_hello_only_gets_no_row_and_keeps_no_place(tmp_path):
+    with ServerProcess(tmp_path, "toy_envs:Dict-v0", "--max_streams", "1") as server:
+        for _ in range(2):
+            with Stream(server.address, only_hello=True) as stream:
+                assert stream.hello.env == "toy_envs:Dict-v0"
+                with pytest.raises(StopIteration):  # the end, in order
+                    stream.receive()
+        with Stream(server.address) as stream:
+            assert stream.row()["done"].all()
+
+
 @pytest.mark.parametrize("env", ["Counting", "Dict", "MultiDiscrete", "Tuple"])
 @pytest.mark.parametrize("width", [1, 8])
 def test_rows_are_those_of_the_same_environments_here(tmp_path, env, width):

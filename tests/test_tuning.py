@@ -5,6 +5,7 @@ import re
 import types
 
 import pytest
+import torch
 import toy_envs  # noqa: F401  registers its environments
 
 import monobeast
@@ -76,6 +77,27 @@ def test_tune_prints_costs_a_setting_its_speed_and_the_bottleneck(tmp_path, quic
 def test_tune_knows_every_kind_of_action_and_observation(tmp_path, quick, capsys, env):
     monobeast.tune(small(tmp_path, env=env, batch_width=8))
     assert "choose --num_actors" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("gain, is_chosen", [(2.0, True), (1.02, False)])
+def test_compile_is_measured_where_it_is_given_and_chosen_where_it_is_clearly_faster(
+    tmp_path, quick, capsys, monkeypatch, gain, is_chosen
+):
+    compiled = []
+
+    class Stages(tuning.Stages):
+        def learning(self, *arguments):
+            super().learning(*arguments)
+            cost = 1e-3 / (gain if self.flags.compile else 1)  # the bottleneck by far
+            return Cost(cost, cost)
+
+    monkeypatch.setattr(tuning, "Stages", Stages)
+    monkeypatch.setattr(torch, "compile", lambda forward: compiled.append(forward) or forward)
+    tuned = monobeast.tune(small(tmp_path, batch_width=4, compile=True))
+    output = capsys.readouterr().out
+    assert len(compiled) == 2, "the net for inference and the learner's"
+    assert tuned.compile == is_chosen and f"choose {tuning.as_arguments(tuned)}\n" in output
+    assert len(re.findall(r"^ .* yes \|", output, re.MULTILINE)) == 1 and "was not measured" not in output
 
 
 def test_auto_with_deterministic_is_refused(tmp_path):

@@ -127,10 +127,11 @@ TEST(Wire, ActionsAndHelloOfTheLearnerAreMessagesOfTheProto) {
   EXPECT_EQ(message.actions().dtype(), "int64");
   EXPECT_EQ(message.actions().shape_size(), 2);
   EXPECT_EQ(message.actions().data(), std::string("\3\0\0\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff", 16));
-  ASSERT_TRUE(message.ParseFromString(learner_hello("secret", 7, "Pong")));
+  ASSERT_TRUE(message.ParseFromString(learner_hello("secret", 7, "Pong", true)));
   EXPECT_EQ(message.hello().protocol(), kProtocol);
   EXPECT_EQ(message.hello().token() + message.hello().env(), "secretPong");
   EXPECT_EQ(message.hello().seed(), 7u);
+  EXPECT_TRUE(message.hello().only_hello());
 }
 
 }  // namespace
