@@ -29,6 +29,7 @@ from torch import nn
 
 from beast import checkpoint, envs, games, vtrace, wire
 from beast.distributions import action_shape_dtype, distribution, encode_action, encoded_action_width, policy_width
+from beast.env_server import MAKING_SECONDS
 from beast.flags import FREE_ON_RESUME, RUN_LIMITS, RunFlags, check_limits, check_widths, exit_with_message, run_name
 from beast.learner import Learner
 from beast.local_servers import LocalServers
@@ -45,7 +46,6 @@ except ModuleNotFoundError:
     sys.exit("PolyBeast needs its C++ part, libbeast: `pip install .` builds it (README.md, PolyBeast)")
 
 STREAM_STAGES = ("environment", "inference", "enqueue")  # what a stream waits for, in turn
-MAKING_SECONDS = 60.0  # that all environments of a server may take to be made
 STREAMS_PER_SERVER = 2  # double buffering: one group steps while the other's actions are chosen
 
 

@@ -38,7 +38,7 @@ ROW_FIELDS = {
 HELLO_SECONDS = 10.0  # a stream that does not say hello must not hold a thread for ever
 PLACE_SECONDS = 5.0  # a stream that was closed needs a moment to shut its environments and make place for the next
 STUCK_SECONDS = 5.0  # for which a step may go on after its learner has given it up
-MAKING_SECONDS = 60.0  # the same while environments are made and first reset: 128 of Atari take 25 seconds
+MAKING_SECONDS = 60.0  # more while environments are made and first reset: 128 of Atari take 25 seconds
 END_SECONDS = 0.7  # what environments get to shut themselves when the server ends
 MAX_ACTION_BYTES = 64 * 2**20  # of one message: whoever can connect may send one before a token is checked
 

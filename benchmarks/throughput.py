@@ -213,13 +213,14 @@ class StagedRun:
             whole = [pair for pair in pairwise(rows) if pair[0]["stats/stage"] == pair[1]["stats/stage"]]
             whole = [pair for pair in whole if pair[0]["stats/stage"] == self._num_orders]
             whole = [pair for pair in whole if pair[0]["hours"] >= whole[0][0]["hours"] + warmup / 3600]
-            if len(whole) < 3:
+            if len(whole) < 2:
                 sys.exit(f"error: {len(whole)} updates fell into {seconds:g} seconds: give more --seconds")
             if rows[-1]["stats/env_restarts"]:
                 self._fail("had to restart environments, which disturbs all others, too")
             durations = np.array([3600 * (row["hours"] - before["hours"]) for before, row in whole])
             # Rows come in bursts, when groups fill their rollouts together: a line through them, not first and last.
-            run[stage] = float(np.polyfit(*zip(*((3600 * row["hours"], row["step"]) for _, row in whole)), 1)[0])
+            points = [(3600 * row["hours"], row["step"]) for row in (whole[0][0], *(row for _, row in whole))]
+            run[stage] = float(np.polyfit(*zip(*points), 1)[0])
             for name in whole[0][1]:
                 if name.startswith(("cores/", "time/", "stats/")):
                     run[name] = float(durations @ [row[name] for _, row in whole] / durations.sum())
