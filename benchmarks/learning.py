@@ -26,8 +26,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 SMALL = "--num_actors 1 --group_width 16 --hidden_size 256 --log_steps 10000"
 MEMORY = "--env toy_envs:MemoryCue-v0 --num_actors 1 --batch_width 8 --hidden_size 128 --core_size 64"
 MEMORY += " --ppo_clip 0 --learning_rate 5e-4 --entropy_cost 0.02 --total_steps 100000 --log_steps 5000"
-MINATAR = "--env MinAtar/Breakout-v0 --num_actors 1 --batch_width 8 --hidden_size 256 --ppo_clip 0"
-MINATAR += " --learning_rate 1.5e-3 --vtrace_lambda 0.95 --entropy_cost 0.05"
+BREAKOUT = "--env MinAtar/Breakout-v0 --num_actors 1 --ppo_clip 0 --vtrace_lambda 0.95 --entropy_cost 0.05"
+MINATAR = f"{BREAKOUT} --batch_width 8 --hidden_size 256 --learning_rate 1.5e-3"
 TASKS = {
     "pong": "--env PongNoFrameskip-v4",
     "pong-poly": "--env PongNoFrameskip-v4",  # polybeast.py
@@ -35,6 +35,8 @@ TASKS = {
     "cartpole": f"--env CartPole-v1 {SMALL} --batch_width 4 --learning_rate 5e-4 --vtrace_lambda 0.95 --ppo_clip 0.2"
     " --reward_scale 0.05 --total_steps 300000",
     "minatar-breakout": f"{MINATAR} --total_steps 3000000 --log_steps 50000",
+    "minatar-fast": f"{BREAKOUT} --group_width 256 --batch_width 128 --hidden_size 128 --learning_rate 1e-2"
+    " --total_steps 3000000",
     "minatar-bf16": f"{MINATAR} --total_steps 1000000 --amp on",
     "minatar-fp32": f"{MINATAR} --total_steps 1000000 --amp off",
     "memory-lstm": f"{MEMORY} --core lstm",
