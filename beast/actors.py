@@ -156,15 +156,19 @@ class _Process:
     restart_at: float = 0.0  # time.monotonic(), where popen is None
     started_at: float = 0.0  # time.monotonic()
     is_ready: bool = False  # its environments are made
-    starting_since: float = dataclasses.field(default_factory=time.monotonic)  # or since its last life has ended
     restarts: int = 0  # in a row, each soon after the last
     waiting_since: dict = dataclasses.field(default_factory=dict)  # group -> time.monotonic() of the unanswered message
     # By stage, all lives together. To the start belongs all until the environments are made.
     seconds: dict = dataclasses.field(default_factory=lambda: {"start": 0.0, "wait": 0.0, "step": 0.0})
+    told_at: float = dataclasses.field(default_factory=time.monotonic)  # when the last of `seconds` were counted
 
     def seconds_so_far(self) -> dict[str, float]:
-        starting = 0.0 if self.is_ready else time.monotonic() - self.starting_since
-        return {**self.seconds, "start": self.seconds["start"] + starting}
+        """`seconds`, and since they were counted what the actor must be doing: an environment may hang."""
+        stage = "start" if not self.is_ready else "step" if self.waiting_since else "wait"
+        return {**self.seconds, stage: self.seconds[stage] + time.monotonic() - self.told_at}
+
+    def count(self, seconds: dict[str, float]) -> None:
+        self.seconds, self.told_at = seconds, time.monotonic()
 
 
 class ActorProcesses:
@@ -256,16 +260,17 @@ class ActorProcesses:
                     data += _receive(process.connection, READY.size - len(data) % READY.size) or b""
             except OSError:
                 data = b""
-            for group, waited, stepped in READY.iter_unpack(data):
-                process.waiting_since.pop(group, None)
-                process.seconds["wait"] += waited
-                process.seconds["step"] += stepped
-                ready.append(group)
-            if data and not process.is_ready:
-                process.seconds["start"] += time.monotonic() - process.starting_since
-                process.is_ready = process.ever_ready = True
             if not data:
                 lost += self._bury(process, "died")
+                continue
+            spent = dict(process.seconds) if process.is_ready else process.seconds_so_far()
+            process.is_ready = process.ever_ready = True
+            for group, waited, stepped in READY.iter_unpack(data):
+                process.waiting_since.pop(group, None)
+                spent["wait"] += waited
+                spent["step"] += stepped
+                ready.append(group)
+            process.count(spent)
         now = time.monotonic()
         for process in self._processes:
             if process.popen is None and now >= process.restart_at:
@@ -339,7 +344,8 @@ class ActorProcesses:
         """Reap a dead or hanging actor and plan its restart. Returns the groups that are lost with it."""
         self._selector.unregister(process.connection)
         process.connection.close()
-        process.is_ready, process.starting_since = False, time.monotonic()
+        process.count(process.seconds_so_far())
+        process.is_ready = False
         try:
             code = process.popen.wait(0.2 if what == "died" else 0)
         except subprocess.TimeoutExpired:

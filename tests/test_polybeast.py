@@ -97,13 +97,31 @@ def test_it_trains_with_servers_of_its_own_resumes_and_plays(tmp_path):
     assert process.returncode == 0 and "resumed at step 2," in output, output
     steps = [int(row["step"]) for row in rows(tmp_path)]
     assert steps == sorted(steps) and steps[-1] >= 4000
-    waiting = [float(row["stats/queue_waiting_columns"]) for row in rows(tmp_path)]
-    assert min(waiting) >= 0 and max(waiting) > 0, "an LSTM learns more slowly than CartPole steps"
     process = start(tmp_path, "--mode", "test", "--episodes", "3")
     output = finish(process)
     assert process.returncode == 0 and "over 3 whole games" in output, output
     assert len(json.loads((tmp_path / "run" / "test.json").read_text())["returns"]) == 3
     assert not [process for process in running_servers() if str(tmp_path) in process]
+
+
+def test_the_columns_that_wait_are_counted_at_every_update_of_a_row_of_metrics(tmp_path, monkeypatch):
+    size, sizes = polybeast.libbeast.BatchingQueue.size, []
+
+    def counted(queue):
+        sizes.append(size(queue))
+        return sizes[-1]
+
+    monkeypatch.setattr(polybeast.libbeast.BatchingQueue, "size", counted)
+    flags = {"env": "CartPole-v1", "root": str(tmp_path), "name": "run", "group_width": 4, "batch_width": 2}
+    polybeast.train(polybeast.Flags(**flags, total_steps=10_000, log_steps=1000, tensorboard=False))
+    first, momentary = 0, 0
+    for row in rows(tmp_path)[:-1]:
+        last = int(row["stats/updates"]) - 1  # a row is written before the learner comes for the next batch
+        mean = float(row["stats/queue_waiting_columns"])
+        assert mean == pytest.approx(np.mean(sizes[first:last])), row["step"]
+        momentary += mean == sizes[last - 1]
+        first = last
+    assert first > 200 and momentary < len(rows(tmp_path)) - 1, "some rows must tell a mean from a look"
 
 
 def test_the_learner_finds_on_the_device_what_inference_saw_there(tmp_path, monkeypatch):
