@@ -21,6 +21,9 @@ struct GrpcOptions {
   bool only_hello = false;                           // nothing but `open` is called
 };
 
+// To be called once, before there are other threads: it writes to the environment, where gRPC reads it.
+void prepare_grpc();
+
 // Throws std::invalid_argument for an address that cannot be one, and where a token would cross a network in plain
 // text.
 void check(const GrpcOptions& options);

@@ -439,6 +439,31 @@ def test_a_hung_server_counts_as_lost_after_the_timeout_and_one_that_wakes_up_is
             assert environments(learner.rollouts(3)).isdisjoint(first), "episodes of another seed"
 
 
+def test_a_learner_that_takes_its_time_keeps_its_streams(tmp_path, monkeypatch):
+    make_server = grpc.server
+
+    def make_impatient_server(executor, *, options, **others):
+        options = [option for option in options if "keepalive" not in option[0]]
+        options += [("grpc.keepalive_time_ms", 1000), ("grpc.keepalive_timeout_ms", 2000)]
+        options += [("grpc.http2.ping_timeout_ms", 2000)]  # what newer versions of gRPC look at
+        return make_server(executor, options=options, **others)
+
+    calls = []
+
+    def agent(env_outputs, agent_state):
+        calls.append(None)
+        if len(calls) == 50:
+            time.sleep(6)  # all streams wait for this one answer
+        return act_with_zeros(env_outputs, agent_state)
+
+    monkeypatch.setattr(grpc, "server", make_impatient_server)
+    with in_process_server(counting_group, f"unix:{tmp_path}/socket", max_streams=8) as server:
+        with Learner([server.address] * 8, agent=agent) as learner:
+            while len(calls) < 100:
+                next(learner.rollouts(1))
+            assert not learner.log and learner.pool.counters()["restarts"] == 0
+
+
 def test_a_server_that_nobody_started_is_waited_for_and_then_named_with_the_cause(tmp_path):
     began = time.monotonic()
     with Learner([f"unix:{tmp_path}/nobody"], connect_timeout=1.0) as learner:
