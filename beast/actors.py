@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +32,7 @@ GO = struct.Struct("<HHH")  # group, slot, row to write; row 0 means reset
 # Group whose row is written (the first time: whose environments are made); seconds that its actor has waited and
 # stepped since it last said so.
 READY = struct.Struct("<Hff")
+STAGES = ("start", "wait", "step")  # of an actor's time
 ACTOR_ARGUMENT = "--beast-actor"
 FORGIVEN_AFTER = 600.0  # seconds of work after which an actor's earlier deaths no longer count
 
@@ -144,6 +146,22 @@ def _die_with_parent() -> None:
 # ---------------------------------------------------------------------------------------------- the parent's side
 
 
+class _Told(NamedTuple):
+    """An actor's seconds by stage, all its lives together, as of `told_at`; it waited until `since`, and is in `stage`
+    from there on. To the start belongs all until the first row is asked for. Replaced as a whole, as any thread may
+    read it."""
+
+    seconds: dict[str, float]
+    stage: str
+    since: float
+    told_at: float
+
+    @classmethod
+    def now(cls, seconds: dict[str, float], stage: str) -> _Told:
+        now = time.monotonic()
+        return cls(seconds, stage, now, now)
+
+
 @dataclasses.dataclass
 class _Process:
     """One actor process, or the wait for its successor."""
@@ -155,20 +173,15 @@ class _Process:
     ever_ready: bool = False  # in any of its lives: environments that never worked are not tried again
     restart_at: float = 0.0  # time.monotonic(), where popen is None
     started_at: float = 0.0  # time.monotonic()
-    is_ready: bool = False  # its environments are made
     restarts: int = 0  # in a row, each soon after the last
     waiting_since: dict = dataclasses.field(default_factory=dict)  # group -> time.monotonic() of the unanswered message
-    # By stage, all lives together. To the start belongs all until the environments are made.
-    seconds: dict = dataclasses.field(default_factory=lambda: {"start": 0.0, "wait": 0.0, "step": 0.0})
-    told_at: float = dataclasses.field(default_factory=time.monotonic)  # when the last of `seconds` were counted
+    told: _Told = dataclasses.field(default_factory=lambda: _Told.now(dict.fromkeys(STAGES, 0.0), "start"))
 
     def seconds_so_far(self) -> dict[str, float]:
-        """`seconds`, and since they were counted what the actor must be doing: an environment may hang."""
-        stage = "start" if not self.is_ready else "step" if self.waiting_since else "wait"
-        return {**self.seconds, stage: self.seconds[stage] + time.monotonic() - self.told_at}
-
-    def count(self, seconds: dict[str, float]) -> None:
-        self.seconds, self.told_at = seconds, time.monotonic()
+        """What the actor has told, and what it must be doing since then: an environment may hang."""
+        seconds, stage, since, told_at = self.told
+        spent = {**seconds, "wait": seconds["wait"] + since - told_at}
+        return {**spent, stage: spent[stage] + time.monotonic() - since}
 
 
 class ActorProcesses:
@@ -237,6 +250,10 @@ class ActorProcesses:
         process = self._processes[group // self.groups_per_actor]
         if process.connection is not None:
             process.waiting_since[group] = time.monotonic()
+            if process.told.stage == "start":
+                process.told = _Told.now(process.seconds_so_far(), "step")
+            elif process.told.stage == "wait":
+                process.told = process.told._replace(stage="step", since=time.monotonic())
             try:
                 process.connection.sendall(GO.pack(group, slot, row))
             except OSError:
@@ -263,14 +280,15 @@ class ActorProcesses:
             if not data:
                 lost += self._bury(process, "died")
                 continue
-            spent = dict(process.seconds) if process.is_ready else process.seconds_so_far()
-            process.is_ready = process.ever_ready = True
+            process.ever_ready = True
+            spent = dict(process.told.seconds)
             for group, waited, stepped in READY.iter_unpack(data):
                 process.waiting_since.pop(group, None)
                 spent["wait"] += waited
                 spent["step"] += stepped
                 ready.append(group)
-            process.count(spent)
+            if process.told.stage != "start":
+                process.told = _Told.now(spent, "step" if process.waiting_since else "wait")
         now = time.monotonic()
         for process in self._processes:
             if process.popen is None and now >= process.restart_at:
@@ -344,8 +362,7 @@ class ActorProcesses:
         """Reap a dead or hanging actor and plan its restart. Returns the groups that are lost with it."""
         self._selector.unregister(process.connection)
         process.connection.close()
-        process.count(process.seconds_so_far())
-        process.is_ready = False
+        process.told = _Told.now(process.seconds_so_far(), "start")
         try:
             code = process.popen.wait(0.2 if what == "died" else 0)
         except subprocess.TimeoutExpired:

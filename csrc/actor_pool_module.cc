@@ -225,7 +225,6 @@ std::vector<double> round_trips(const std::string& address, double seconds, cons
 }  // namespace
 
 void bind_actor_pool(py::module_& module) {
-  prepare_grpc();
   py::register_exception_translator([](std::exception_ptr error) {
     try {
       std::rethrow_exception(error);

@@ -3,10 +3,10 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/support/proto_buffer_reader.h>
+#include <stdlib.h>  // setenv
 
 #include <algorithm>
 #include <condition_variable>
-#include <cstdlib>
 #include <iterator>
 #include <mutex>
 #include <utility>
@@ -311,8 +311,8 @@ class GrpcStream : public EnvStream {
 
 // gRPC reads connections in threads that wait for one of them. While all streams wait for their learner (it may compile
 // its net for a minute), nobody does, and gRPC looks itself, at one connection each time: by default every 5 seconds,
-// so that of more than a few streams not all answers to a keepalive are seen in time. This is enough for 1,000.
-void prepare_grpc() { setenv("GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS", "20", /*overwrite=*/0); }
+// so that of more than a few streams not all answers to a keepalive are seen in time. This is enough for hundreds.
+void poll_idle_connections() { setenv("GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS", "20", /*overwrite=*/0); }
 
 void check(const GrpcOptions& options) {
   if (!is_unix(options.address)) {

@@ -21,8 +21,9 @@ struct GrpcOptions {
   bool only_hello = false;                           // nothing but `open` is called
 };
 
-// To be called once, before there are other threads: it writes to the environment, where gRPC reads it.
-void prepare_grpc();
+// To be called before the first stream is made, when the module is imported: it writes to the environment, where gRPC
+// reads it, and no other thread may do so at the time.
+void poll_idle_connections();
 
 // Throws std::invalid_argument for an address that cannot be one, and where a token would cross a network in plain
 // text.

@@ -453,7 +453,7 @@ def test_a_learner_that_takes_its_time_keeps_its_streams(tmp_path, monkeypatch):
     def agent(env_outputs, agent_state):
         calls.append(None)
         if len(calls) == 50:
-            time.sleep(6)  # all streams wait for this one answer
+            time.sleep(6)  # the others wait, too: only this thread answers
         return act_with_zeros(env_outputs, agent_state)
 
     monkeypatch.setattr(grpc, "server", make_impatient_server)
