@@ -2,6 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q
+# Tests run in this many processes; one that starts a training run or a server starts processes of its own beside it.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # What libbeast, the C++ part of PolyBeast, is built with on Debian and Ubuntu; MonoBeast needs none of it.
 PACKAGES := g++ pkg-config libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc python3-dev
@@ -10,7 +14,7 @@ HAS_PACKAGES = { pkg-config --exists grpc++ protobuf && command -v g++ && comman
 INSTALL_PACKAGES = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && apt-get install -qy $(PACKAGES); }
 TELL_PACKAGES = echo "PolyBeast needs gRPC's C++ library. On Debian or Ubuntu: sudo apt-get install $(PACKAGES)"
 
-.PHONY: help train train-poly test test-native lint plot bench libbeast clean
+.PHONY: help train train-poly test test-all test-mutants test-native lint plot bench libbeast clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -21,17 +25,24 @@ train: $(VENV)/.train  ## train Pong from pixels; run it again to resume
 train-poly: $(VENV)/.train libbeast  ## the same with PolyBeast, whose environments may be on other hosts
 	$(BIN)/python polybeast.py --env PongNoFrameskip-v4 --name pong-poly
 
-test: $(VENV)/.test lint $(VENV)/.libbeast  ## run all tests; those of PolyBeast are skipped where gRPC is missing
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+test: $(VENV)/.test lint $(VENV)/.libbeast  ## lint and all tests but the long ones; PolyBeast's are skipped without gRPC
+	$(PYTEST) -m "not long"
+
+test-all: $(VENV)/.test lint $(VENV)/.libbeast  ## the same with the long ones: whole learning runs, compilers, soaks, benchmarks
+	$(PYTEST)
+
+test-mutants: $(VENV)/.test  ## break the agent in one place after the other: a fast test must fail each time
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py
 
 test-native: PACKAGES += libgtest-dev
 test-native: $(VENV)/.test  ## libbeast's C++ tests: plain, under AddressSanitizer with UBSan, under ThreadSanitizer
 	@{ $(HAS_PACKAGES) && pkg-config --exists gtest_main; } || $(INSTALL_PACKAGES) || { $(TELL_PACKAGES); exit 1; }
 	$(MAKE) -C csrc test PYTHON=$(abspath $(BIN)/python)
 
-lint: $(VENV)/.test  ## check style and format
+lint: $(VENV)/.test  ## check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 plot: $(VENV)/.test  ## draw the learning curve of `make train` to pong.png
 	$(BIN)/python plot.py runs/pong --out pong.png
@@ -45,19 +56,19 @@ clean:  ## remove the virtual environment; runs stay
 	rm -rf $(VENV)
 
 # A stamp is newer than what it was made from exactly when the installation is complete.
-$(VENV)/.train: requirements.txt | $(BIN)/python
-	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements.txt
+$(VENV)/.train: requirements.txt constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -r requirements.txt
 	@touch $@
 
-$(VENV)/.test: requirements.txt requirements-test.txt | $(BIN)/python
-	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-test.txt
+$(VENV)/.test: $(wildcard requirements*.txt) constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -r requirements-test.txt
 	@touch $@ $(VENV)/.train
 
-$(VENV)/.libbeast: requirements-poly.txt setup.py $(wildcard csrc/*.cc csrc/*.h csrc/*.proto) | $(BIN)/python
+$(VENV)/.libbeast: requirements-poly.txt constraints.txt setup.py $(wildcard csrc/*.cc csrc/*.h csrc/*.proto) | $(BIN)/python
 	@if $(HAS_PACKAGES) || $(INSTALL_PACKAGES); then \
-		$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-poly.txt && \
+		$(PIP_INSTALL) -r requirements-poly.txt && \
 		$(BIN)/python setup.py -q build_ext --inplace && touch $@; \
-	else $(TELL_PACKAGES); $(if $(filter test,$(MAKECMDGOALS)),true,exit 1); fi
+	else $(TELL_PACKAGES); $(if $(filter test test-all test-mutants,$(MAKECMDGOALS)),true,exit 1); fi
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

@@ -1,11 +1,11 @@
-"""Learning curves of runs, as an image.
+"""Draw the learning curves of runs.
 
     python plot.py runs/pong                                               # curve.png: return over agent steps
     python plot.py runs/a-seed1 runs/a-seed2 runs/b --x hours --out ab.png
     python plot.py benchmarks/results/pong*.csv --x frames
 
-Runs that differ only in seed and name are one curve: the mean over its seeds, in a band from the lowest to the highest.
-The legend tells the last value of each mean.
+Runs that differ only in seed and name make one curve: the mean over the seeds, in a band from the lowest to the
+highest. The legend shows the last value of each mean.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,9 @@ from typing import Annotated, Literal
 
 import numpy as np
 import tyro
+
+from beast.errors import InputError, MissingPackage, exit_with_message
+from beast.run.files import read_json
 
 COLUMN = {"steps": "step", "frames": "frames", "hours": "hours"}
 AXIS_LABEL = {
@@ -32,30 +34,39 @@ AXIS_LABEL = {
     "charts/SPS": "agent steps per second",
 }
 SAME_CURVE = ("seed", "name", "root")  # flags in which the runs of one curve may differ
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5f4b8b", "#444444")  # told apart by all
+COLORS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#5f4b8b",
+    "#444444",
+)  # also for color-blind readers
 
 
 @dataclass
 class Flags:
-    """Draw learning curves of runs. Runs that differ only in seed and name are one curve: mean, lowest and highest."""
+    """What to draw, and where to write it."""
 
     paths: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """Run directories, or copies of their metrics.csv (those named alike but for a seed number are one curve)."""
+    """Run directories, or copies of their metrics.csv. Copies whose names differ only in the seed make one curve."""
     x: Literal["steps", "frames", "hours"] = "steps"
-    """What training is measured in: agent steps, emulator frames, or hours."""
+    """Unit of the x axis: agent steps, emulator frames, or hours."""
     y: str = "charts/episodic_return"
     """Column of metrics.csv to draw."""
     out: str = "curve.png"
-    """Image to write; its ending (.png, .svg, .pdf) chooses the format."""
+    """Image file to write; its suffix (.png, .svg, .pdf) chooses the format."""
     smooth: int = 1
-    """Rows of metrics to average over, each with those before it; 1 draws them as they are."""
+    """Number of rows to average over, each row with those before it; 1 does not average."""
     title: str = ""
-    """Title; empty takes the environment's name where all runs share it."""
+    """Title; empty takes the environment's id if all runs share it."""
 
 
 @dataclass
 class Curve:
-    """One run: `x` [N] rising, `y` [N], its flags (empty for a lone CSV file) and its name without the seed."""
+    """One run: `x` [N] in rising order, `y` [N], its flags (empty for a CSV file) and its name without the seed."""
 
     name: str
     config: dict
@@ -64,30 +75,29 @@ class Curve:
 
 
 def read_curve(path: str, x_column: str, y_column: str, smooth: int = 1) -> Curve:
-    """The run at `path`, a directory or a metrics.csv. Raises ValueError naming the path and what it lacks."""
+    """The run at `path`, a directory or a metrics.csv. Raises InputError naming the path and what it lacks."""
     is_run = Path(path).is_dir()
     file = Path(path) / "metrics.csv" if is_run else Path(path)
     try:
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: neither a run directory with a metrics.csv nor a CSV file ({error})") from None
+        raise InputError(f"{path}: neither a run directory with a metrics.csv nor a CSV file ({error})") from None
     reader = csv.DictReader(lines)
     for column in (x_column, y_column):
         if column not in (reader.fieldnames or []):
-            raise ValueError(f"{file}: has no column {column}; it has {', '.join(reader.fieldnames or ['none'])}")
+            raise InputError(f"{file}: has no column {column}; it has {', '.join(reader.fieldnames or ['none'])}")
     try:
         points = [(float(row[x_column]), float(row[y_column])) for row in reader if row[x_column] and row[y_column]]
     except ValueError as error:
-        raise ValueError(f"{file}: {error} in line {reader.line_num}") from None
-    points = np.array(points).reshape(-1, 2)
-    points = points[np.isfinite(points).all(1)]
-    if not len(points):
-        raise ValueError(f"{file}: has no values of {y_column} yet; train longer, or draw another column with --y")
-    config_file = Path(path) / "config.json"
-    config = json.loads(config_file.read_text()) if is_run and config_file.exists() else {}
+        raise InputError(f"{file}: {error} in line {reader.line_num}") from None
+    table = np.array(points).reshape(-1, 2)
+    table = table[np.isfinite(table).all(1)]
+    if not len(table):
+        raise InputError(f"{file}: has no values of {y_column} yet; train longer, or draw another column with --y")
+    config = read_json(Path(path) / "config.json", missing={}) if is_run else {}
     name = Path(path).resolve().name if is_run else file.stem
     name = re.sub(r"(^|[-_. ])(seed|s)[-_]?\d+(?=$|[-_. ])", "", name) or name
-    return Curve(name, config, points[:, 0], running_mean(points[:, 1], smooth))
+    return Curve(name, config, table[:, 0], running_mean(table[:, 1], smooth))
 
 
 def running_mean(y: np.ndarray, rows: int) -> np.ndarray:
@@ -99,7 +109,7 @@ def running_mean(y: np.ndarray, rows: int) -> np.ndarray:
 
 
 def group_seeds(curves: Iterable[Curve]) -> list[list[Curve]]:
-    """Curves that differ only in seed and name put together, in the order of their first."""
+    """Groups of curves that differ only in seed and name, in the order of their first curves."""
     groups: dict[str, list[Curve]] = {}
     for curve in curves:
         flags = {flag: value for flag, value in curve.config.items() if flag not in SAME_CURVE}
@@ -108,7 +118,7 @@ def group_seeds(curves: Iterable[Curve]) -> list[list[Curve]]:
 
 
 def label_groups(groups: list[list[Curve]]) -> list[str]:
-    """What tells each group from the others, the few flags that differ or else its name, and how many seeds it has."""
+    """A label for each group: the flags that differ, if they are few, else its name; and its number of seeds."""
     configs = [group[0].config for group in groups]
     flags = [flag for flag in dict.fromkeys(flag for config in configs for flag in config) if flag not in SAME_CURVE]
     differing = [flag for flag in flags if len({json.dumps(config.get(flag)) for config in configs}) > 1]
@@ -123,24 +133,25 @@ def label_groups(groups: list[list[Curve]]) -> list[str]:
 
 
 def mean_and_range(group: list[Curve], points: int = 500) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """x, mean, lowest and highest y of a group, where all of its curves reach. Raises ValueError if that is nowhere."""
+    """x, mean, lowest and highest y of a group, over the part of the x axis that its curves have in common. Raises
+    InputError if there is none."""
     if len(group) == 1:
         return group[0].x, group[0].y, group[0].y, group[0].y
     first, last = max(curve.x[0] for curve in group), min(curve.x[-1] for curve in group)
     if first > last:
-        raise ValueError(f"{group[0].name}: its runs have no part of the x axis in common; draw them one by one")
+        raise InputError(f"{group[0].name}: its runs have no part of the x axis in common; draw them one by one")
     x = np.linspace(first, last, points)
     ys = np.stack([np.interp(x, curve.x, curve.y) for curve in group])  # [seeds, points]
     return x, ys.mean(0), ys.min(0), ys.max(0)
 
 
 def draw(groups: list[list[Curve]], flags: Flags):
-    """A matplotlib Figure with one curve a group."""
+    """A matplotlib Figure with one curve for each group."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import EngFormatter
     except ImportError:
-        raise ValueError("plot.py draws with matplotlib, which is not installed: pip install matplotlib") from None
+        raise MissingPackage("plot.py draws with matplotlib, which is not installed: pip install matplotlib") from None
 
     figure = Figure(figsize=(7.2, 4.2), dpi=160, layout="constrained")
     axes = figure.add_subplot()
@@ -172,18 +183,18 @@ def draw(groups: list[list[Curve]], flags: Flags):
 def main() -> None:
     """Draw what the command line asks for."""
     flags = tyro.cli(Flags, description=__doc__)
-    try:
+    with exit_with_message():
         if not flags.paths:
-            raise ValueError("nothing to draw: name one or more run directories, for example runs/pong")
+            raise InputError("nothing to draw: name one or more run directories, for example runs/pong")
         if flags.smooth < 1:
-            raise ValueError(f"--smooth {flags.smooth}: it must be at least 1, the number of rows to average over")
-        figure = draw(
-            group_seeds(read_curve(path, COLUMN[flags.x], flags.y, flags.smooth) for path in flags.paths), flags
-        )
-        Path(flags.out).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(flags.out)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+            raise InputError(f"--smooth {flags.smooth}: it must be at least 1, the number of rows to average over")
+        curves = [read_curve(path, COLUMN[flags.x], flags.y, flags.smooth) for path in flags.paths]
+        figure = draw(group_seeds(curves), flags)
+        try:
+            Path(flags.out).parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(flags.out)
+        except (OSError, ValueError) as error:  # ValueError: a format that matplotlib does not know
+            raise InputError(f"--out {flags.out}: cannot be written ({error}); choose another file") from error
     print(f"written to {flags.out}")
 
 

@@ -4,8 +4,8 @@
     python polybeast_env.py --address 0.0.0.0:4431 --token_file token --tls_cert cert.pem --tls_key key.pem
     python polybeast.py --addresses hostA:4431 hostB:4431 --token_file token …          # on the learner's host
 
-Each stream that a learner opens is a group of environments of its own, stepped together. The learner is told the
-environment's id, the group's width and the spaces when it connects. It takes Python and requirements-env.txt.
+Each stream that a learner opens is a group of environments of its own, stepped together. The server's hello says the
+environment's id, the group's width and the spaces. It needs Python and requirements-env.txt.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # 
 
 import gymnasium  # noqa: E402
 
-from beast import env_server, envs  # noqa: E402
-from beast.flags import check_limits, exit_with_message  # noqa: E402
+from beast import envs  # noqa: E402
+from beast.errors import exit_with_message  # noqa: E402
+from beast.feeds import env_server  # noqa: E402
+from beast.feeds.processes import lead_group  # noqa: E402
+from beast.run.flags import check_limits  # noqa: E402
 
 
 # FORK HERE: your environment. Any gymnasium environment will do, for example
@@ -87,17 +90,20 @@ def log(line: str) -> None:
 
 def main() -> None:
     flags = parse_flags()
+    if flags.parent_pid:
+        lead_group()
     with exit_with_message():
         check_limits(flags, {"group_width": (1, 2**15), "max_streams": (1, 256), "niceness": (0, 19)})
         token, tls = env_server.security(flags.address, flags.token_file, flags.tls_cert, flags.tls_key, flags.insecure)
         if tls:
             log("TLS is on; a learner that speaks plain text (it lacks --tls_ca) shows below as WRONG_VERSION_NUMBER")
         elif not env_server.is_local(flags.address):
-            log(f"--insecure: whoever can connect to {flags.address} can read along, and without a token step too")
+            log(f"--insecure: all who can connect to {flags.address} can read along, and without a token step too")
         os.nice(flags.niceness)
         server = env_server.EnvServer(
             lambda: env_server.VectorEnvGroup(create_env(flags, flags.group_width)),
             flags.address,
+            make_example=lambda: env_server.VectorEnvGroup(create_env(flags, 1), flags.group_width),
             env_id=flags.env,
             max_streams=flags.max_streams,
             token=token,

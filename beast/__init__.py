@@ -1,3 +1,3 @@
-"""What both variants of Beast share and a researcher seldom edits: V-trace, distributions, environments, runs."""
+"""What the agents of Beast share and a researcher seldom edits: environments, feeds, learning arithmetic, runs."""
 
 __version__ = "0.1.0"

@@ -62,7 +62,7 @@ class Options:
 
 
 def main(options: Options) -> None:
-    from beast.runs import cpu_model, git, usable_cores
+    from beast.run.provenance import cpu_model, git, usable_cores
 
     path = Path(options.root) / f"soak-{options.variant}"
     if path.exists():
@@ -95,7 +95,7 @@ def main(options: Options) -> None:
             lines.append(describe(meaning, points, options.warmup, options.minutes)[0])
     highest = max(float(row["stats/policy_lag_max"]) for row in rows)
     bounds = {row["stats/policy_lag_bound"] for row in rows if row.get("stats/policy_lag_bound")}
-    bound = f", its bound is {float(bounds.pop()):.0f}" if bounds else " (PolyBeast has no bound)"
+    bound = f", its bound is {float(bounds.pop()):.0f}" if bounds else " (no bound)"
     lines = [
         f"# {options.minutes:.0f} minutes of {options.variant}.py on {options.env}",
         "",

@@ -24,9 +24,10 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from beast.learner import Learner  # noqa: E402
-from beast.tensors import PublishedWeights  # noqa: E402
-from beast.training import Training  # noqa: E402
+import monobeast  # noqa: E402
+from beast.learn.learner import Learner  # noqa: E402
+from beast.learn.weights import PublishedWeights  # noqa: E402
+from beast.run.training import Training  # noqa: E402
 
 STAGES = ("simulation", "+ inference", "+ learning")
 PAUSE = "pause"
@@ -83,43 +84,47 @@ class LeavingOutLearning:
     def __init__(self, orders: Orders, num_envs: int):
         self._orders, self._num_envs = orders, num_envs
         self._num_running, self._is_learning = 0, False
-        self._update, self._publish = Learner.update, PublishedWeights.publish
-        Learner.update = lambda learner, *batch: self._staged(learner, *batch)
+        # NaN: where a row of metrics holds real updates, too, it is theirs.
+        self._nothing = {"losses/grad_norm": math.nan, "stats/policy_lag_mean": 0.0, "stats/policy_lag_max": 0.0}
+        self._update, self._count, self._publish = monobeast.update, Learner.count, PublishedWeights.publish
+        monobeast.update = self._staged
+        Learner.count = lambda learner, stats: self._count(learner, stats) if self._is_learning else self._nothing
         PublishedWeights.publish = lambda *arguments: self._publish(*arguments) if self._is_learning else None
 
     def all_are_running(self) -> bool:
         """Whether each of the environments has filled a rollout."""
         return self._num_running >= self._num_envs
 
-    def _staged(self, learner: Learner, batch: dict, core_state: tuple) -> dict[str, float]:
+    def _staged(self, flags, learner: Learner, batch: dict, core_state: tuple) -> dict:
         if not self.all_are_running():
             # Nobody has valued what led to a first observation.
             self._num_running += int((batch["baseline"][0] == 0).sum())
         self._is_learning = self._orders.have_reached("+ learning")
         if self._is_learning:
-            return self._update(learner, batch, core_state)
-        void = ((batch["terminated"] | batch["truncated"]) & ~batch["done"])[:-1]
-        learner.steps += int((~void).sum())
-        # NaN: where a row of metrics holds real updates, too, it is theirs.
-        return {"losses/grad_norm": math.nan, "stats/policy_lag_mean": 0.0, "stats/policy_lag_max": 0.0}
+            return self._update(flags, learner, batch, core_state)
+        learner.steps += int(learner.measure(batch)["steps"])
+        return {}
 
 
-def tell_and_end(orders: Orders, learning: LeavingOutLearning) -> None:
-    """Tell the stage in the metrics, and end the run with its orders."""
-    conduct = Training.conduct
+def mark_stages_and_end(orders: Orders, learning: LeavingOutLearning) -> None:
+    """Write the stage into the metrics, and end the run with its orders."""
+    train = Training.train
 
-    def staged(self, works, wake_all, measure, introduction):
+    def staged(self, feed, *arguments):
+        measure, close = feed.measure, feed.close
+
         def measure_stage(seconds, shares):
             number = orders.number if learning.all_are_running() else -1
             return {**measure(seconds, shares), "stats/stage": number}
 
-        def end_pause_and_wake_all():
+        def end_pause_and_close():
             orders.end()
-            wake_all()
+            close()
 
-        conduct(self, works, end_pause_and_wake_all, measure_stage, introduction)
+        feed.measure, feed.close = measure_stage, end_pause_and_close
+        train(self, feed, *arguments)
 
-    Training.conduct, Training.finished = staged, lambda self: orders.is_over
+    Training.train, Training.finished = staged, lambda self: orders.is_over
 
 
 def main(variant: str, arguments: list[str]) -> None:
@@ -134,8 +139,8 @@ def main(variant: str, arguments: list[str]) -> None:
         flags.num_actors * module.GROUPS_PER_ACTOR if is_mono else flags.num_servers * module.STREAMS_PER_SERVER
     )
     orders = Orders()
-    leave_out_inference(module.Net, orders)
-    tell_and_end(orders, LeavingOutLearning(orders, num_groups * flags.group_width))
+    leave_out_inference(monobeast.Net, orders)
+    mark_stages_and_end(orders, LeavingOutLearning(orders, num_groups * flags.group_width))
     lines = open(0, closefd=False)  # not sys.stdin, which Python may not close while a thread reads it
     threading.Thread(target=orders.follow, args=[lines], daemon=True).start()
     module.train(flags)

@@ -74,7 +74,7 @@ def main(options: Options) -> None:
     import tyro
 
     import monobeast
-    from beast.runs import cpu_model, git, usable_cores
+    from beast.run.provenance import cpu_model, git, usable_cores
 
     monobeast.keep_freed_memory()
     arguments = ["--env", options.env, *options.arguments.split()]
@@ -145,15 +145,15 @@ def alone(flags, seconds: float) -> dict[str, float]:
     """CPU seconds per agent step of each stage by itself, on one thread, and bytes of one row."""
     import monobeast
 
-    spaces = monobeast.probe_env(flags)
-    learner = monobeast.make_learner(flags, *spaces)
-    with contextlib.closing(monobeast.tuning.Stages(flags, monobeast.create_env, spaces)) as stages:
+    spaces = monobeast.probe_env(monobeast.create_env, flags)
+    learner = monobeast.make_learner(flags, spaces)
+    with contextlib.closing(monobeast.tuning.Stages(flags, monobeast.create_env, spaces, seconds)) as stages:
         costs = {
-            "env": stages.env(seconds),
-            "inference": stages.inference(learner.net, seconds),
-            "learner": stages.learning(learner, seconds),
+            "env": stages.env(),
+            "inference": stages.inference(learner.net),
+            "learner": stages.learning(learner, monobeast.update, num_threads=1),
         }
-    fields = monobeast.rollout_fields(*spaces)
+    fields = monobeast.rollout_fields(spaces)
     return {
         **{stage: cost.cpu for stage, cost in costs.items()},
         "row bytes": sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in fields.values()),
@@ -170,7 +170,7 @@ class StagedRun:
         command += [*arguments, "--root", self._root.name, "--name", "run", "--no_tensorboard", "--lr_decay", "none"]
         # One thread, as `alone` has: another's CPU time would not be counted.
         command += f"--learner_threads 1 --group_width {flags.group_width}".split()
-        command += ["--log_steps", "20000" if NULL in arguments else "200", "--checkpoint_minutes", "1000"]
+        command += ["--log_steps", "5000" if NULL in arguments else "200", "--checkpoint_minutes", "1000"]
         command += ["--num_actors" if variant == "monobeast" else "--num_servers", str(flags.num_actors)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)])}
         self._command = " ".join(command)

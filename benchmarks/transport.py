@@ -2,8 +2,9 @@
 
     python benchmarks/transport.py          # about 10 minutes; writes benchmarks/results/transport.{json,md}
 
-- Streams: `libbeast.round_trips` against real env servers (beast/env_server.py, one process per core) whose
-  environments do nothing but show an image of 84x84x4 bytes: actions up, a row of K observations down. No inference.
+- Streams: libbeast's C++ streams in a program of their own (round_trips.cc, built here) against real env servers
+  (one process per core) whose environments do nothing but show an image of 84x84x4 bytes: actions up, a row of K
+  observations down. No inference and, on the learner's side, no Python.
 - Queues: Python threads that hand one row each to a BatchingQueue, or ask a DynamicBatcher for an answer.
 """
 
@@ -26,11 +27,12 @@ import numpy as np
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 
-from beast.runs import cpu_model  # noqa: E402
+from beast.run.provenance import cpu_model  # noqa: E402
 
 IMAGE = (84, 84, 4)
 TRANSPORTS = ("unix", "tcp", "tls")
 SERVE = "--serve"
+ROUND_TRIPS = os.path.join(ROOT, "build", "native", "round_trips")
 
 
 @dataclass
@@ -52,6 +54,7 @@ class Options:
 
 
 def main(options: Options) -> None:
+    subprocess.run(["make", "-s", "-C", os.path.join(ROOT, "csrc"), "round_trips"], check=True)
     runs: dict[str, list[dict]] = {}
     for repeat in range(options.repeats):
         for transport, width, num_streams in itertools.product(TRANSPORTS, options.widths, options.streams):
@@ -104,7 +107,7 @@ class Still:
 
 def serve(task: dict) -> None:
     """An env server's process, until its standard input ends."""
-    from beast import env_server
+    from beast.feeds import env_server
 
     tls = (task["key"].encode(), task["certificate"].encode()) if task["key"] else None
     server = env_server.EnvServer(lambda: Still(task["width"]), task["address"], max_streams=task["streams"], tls=tls)
@@ -118,7 +121,7 @@ def serve(task: dict) -> None:
 def env_servers(transport: str, width: int, num_streams: int, certificate: tuple[str, str]):
     """Addresses of as many servers as there are cores, at most one for each stream."""
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
-        addresses = []
+        processes = []
         for number in range(min(os.cpu_count(), num_streams)):
             task = {
                 "address": f"unix:{directory}/{number}" if transport == "unix" else "localhost:0",
@@ -136,8 +139,8 @@ def env_servers(transport: str, width: int, num_streams: int, certificate: tuple
                 )
             )
             stack.callback(process.stdin.close)
-            addresses.append(process.stdout.readline().strip())
-        yield addresses
+            processes.append(process)
+        yield [process.stdout.readline().strip() for process in processes]
 
 
 def make_certificate() -> tuple[str, str]:
@@ -154,25 +157,14 @@ def make_certificate() -> tuple[str, str]:
 
 def measure_streams(transport: str, width: int, num_streams: int, seconds: float) -> dict:
     """Round trips/s of all streams together, and quantiles in ms of how long one takes."""
-    import libbeast
-
     certificate = make_certificate() if transport == "tls" else ("", "")
-    with env_servers(transport, width, num_streams, certificate) as addresses:
-        trips: list[list[float]] = [[]] * num_streams
-
-        def run(stream: int) -> None:
-            address = addresses[stream % len(addresses)]
-            libbeast.round_trips(address, min(seconds, 0.5), root_certificates=certificate[0])  # warm caches
-            ready.wait()
-            trips[stream] = libbeast.round_trips(address, seconds, root_certificates=certificate[0])
-
-        ready = threading.Barrier(num_streams)
-        threads = [threading.Thread(target=run, args=(stream,)) for stream in range(num_streams)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    milliseconds = 1e3 * np.concatenate(trips)
+    with env_servers(transport, width, num_streams, certificate) as addresses, tempfile.NamedTemporaryFile("w") as file:
+        file.write(certificate[0])
+        file.flush()
+        streams = [addresses[stream % len(addresses)] for stream in range(num_streams)]
+        command = [ROUND_TRIPS, str(seconds), file.name if transport == "tls" else "", *streams]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    milliseconds = 1e3 * np.array(done.stdout.split(), float)
     return {
         "per_second": len(milliseconds) / seconds,
         "p50_ms": float(np.quantile(milliseconds, 0.5)),

@@ -19,11 +19,11 @@ import nest  # noqa: E402
 import numpy as np  # noqa: E402
 
 import libbeast  # noqa: E402
-from beast import env_server, wire  # noqa: E402
+from beast.feeds import env_server, wire  # noqa: E402
 from libbeast import AsyncError, ClosedBatchingQueue  # noqa: E402
 
 __all__ = ["ActorPool", "AsyncError", "BatchingQueue", "ClosedBatchingQueue", "DynamicBatcher", "Server"]
-NUM_ENV_OUTPUTS = 5  # libbeast adds `terminated` and `truncated`
+NUM_ENV_OUTPUTS = 5  # libbeast adds `terminated`, `truncated`, `group` and `life`
 
 
 class _TorchBeastsTexts:
@@ -62,14 +62,11 @@ class DynamicBatcher(_TorchBeastsTexts, libbeast.DynamicBatcher):
 class _ActorsBatch:
     def __init__(self, batch):
         self._batch = batch
-        self.set_outputs, self.set_error = batch.set_outputs, batch.set_error
+        self.set_outputs = batch.set_outputs
 
     def get_inputs(self):
         env_outputs, agent_state = self._batch.get_inputs()
         return env_outputs[:NUM_ENV_OUTPUTS], agent_state
-
-    def __len__(self) -> int:
-        return len(self._batch)
 
 
 class ActorPool(libbeast.ActorPool):

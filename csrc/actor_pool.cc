@@ -1,5 +1,7 @@
 #include "actor_pool.h"
 
+#include <unistd.h>  // sysconf
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -11,12 +13,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::minutes kForgivenAfter{10};       // of work: then earlier restarts of a stream no longer count
+constexpr int64_t kMaxUnrollLength = 1'000'000;
+constexpr std::chrono::minutes kForgivenAfter{10};       // a life this long resets the stream's count of restarts
 constexpr double kFirstPause = 0.1, kLongestPause = 10;  // seconds before a stream is connected again
 
-struct Stopped {};  // unwinds the thread of a stream when the pool stops
+struct Stopped {};  // thrown in a stream's thread when the pool stops
 
-class Stopwatch {  // adds its lifetime to `total`
+class Stopwatch {  // adds its lifetime in nanoseconds to `total`
  public:
   explicit Stopwatch(std::atomic<int64_t>& total) : total_(total), began_(Clock::now()) {}
   ~Stopwatch() { total_ += std::chrono::nanoseconds(Clock::now() - began_).count(); }
@@ -26,7 +29,7 @@ class Stopwatch {  // adds its lifetime to `total`
   const Clock::time_point began_;
 };
 
-class Counted {  // one more in `total` for its lifetime
+class Counted {  // raises `total` by one for its lifetime
  public:
   explicit Counted(std::atomic<int64_t>& total) : total_(total) { ++total_; }
   ~Counted() { --total_; }
@@ -42,10 +45,10 @@ uint64_t mixed(uint64_t x) {  // splitmix64: https://prng.di.unimi.it/splitmix64
   return x ^ (x >> 31);
 }
 
-// Other episodes in every stream and every life of it. Below 2^30: environments take seeds below 2^31, and K of a
-// stream follow one another.
-uint64_t env_seed(uint64_t seed, uint64_t stream, uint64_t life) {
-  return mixed(mixed(mixed(seed) ^ stream) ^ life) >> 34;
+// A different seed for every stream and every attempt to connect it. It is below 2^30, because environments take seeds
+// below 2^31 and the K environments of a stream have consecutive ones.
+uint64_t env_seed(uint64_t seed, uint64_t stream, uint64_t attempt) {
+  return mixed(mixed(mixed(seed) ^ stream) ^ attempt) >> 34;
 }
 
 std::string describe(const Array& array) {
@@ -57,7 +60,7 @@ std::string describe(const Field& field) {
 }
 
 std::string describe(const StreamSpec& spec) {
-  std::string text = std::to_string(spec.num_envs) + " of \"" + spec.env + "\" with";
+  std::string text = std::to_string(spec.num_envs) + " environments \"" + spec.env + "\" with";
   for (const Field& field : spec.fields) text += " " + describe(field) + ";";
   return text;
 }
@@ -73,7 +76,7 @@ void copy_row(const Array& from, int64_t from_row, const Array& to, int64_t to_r
   if (source.num_bytes()) std::memcpy(to.slice_first(to_row, 1).data(), source.data(), source.num_bytes());
 }
 
-// [L, 1, ...] -> [L, K, ...], in memory of its own.
+// [L, 1, ...] -> [L, K, ...], in new memory.
 Array repeated(const Array& array, int64_t num_envs) {
   Shape shape = array.shape();
   shape[1] = num_envs;
@@ -85,17 +88,34 @@ Array repeated(const Array& array, int64_t num_envs) {
   return result;
 }
 
-// A copy keeps no more alive than it holds; a caller's rows of an answer may keep the whole batch.
+Array filled(const Shape& shape, int32_t value) {
+  Array result = Array::allocate(DType::kInt32, shape);
+  std::fill_n(reinterpret_cast<int32_t*>(result.data()), num_items(shape), value);
+  return result;
+}
+
+// The rows of an answer keep the memory of its whole batch alive. A copy does not.
 Array copied(const Array& array) {
   Array result = Array::allocate(array.dtype(), array.shape());
   if (array.num_bytes()) std::memcpy(result.data(), array.data(), array.num_bytes());
   return result;
 }
 
-// T+1 rows of one stream, filled one by one.
+// Where a rollout comes from.
+struct Origin {
+  int32_t group;  // index of the stream in the pool's address list
+  int32_t life;   // how many connections this stream has had before
+};
+
+// T+1 rows of one stream, filled one after another.
 class Rollout {
  public:
-  Rollout(const StreamSpec& spec, int64_t unroll_length) : spec_(spec), num_rows_(unroll_length + 1) {
+  Rollout(const StreamSpec& spec, int64_t unroll_length, Origin origin)
+      : spec_(spec),
+        num_rows_(unroll_length + 1),
+        origin_(origin),
+        group_(filled({num_rows_, spec.num_envs}, origin.group)),
+        life_(filled({num_rows_, spec.num_envs}, origin.life)) {
     for (const Field& field : spec.fields) {
       Shape shape = {num_rows_, spec.num_envs};
       shape.insert(shape.end(), field.shape.begin(), field.shape.end());
@@ -105,7 +125,7 @@ class Rollout {
 
   // The rollout after this one, whose row 0 is this one's last row.
   Rollout next() const {
-    Rollout next(spec_, num_rows_ - 1);
+    Rollout next(spec_, num_rows_ - 1, origin_);
     for (size_t i = 0; i < fields_.size(); ++i) copy_row(fields_[i], num_rows_ - 1, next.fields_[i], 0);
     next.agent_outputs_ = agent_outputs_->map([&](const Array& output) {
       Array rows = Array::allocate(output.dtype(), output.shape());
@@ -115,7 +135,7 @@ class Rollout {
     return next;
   }
 
-  // Where the stream writes row `row` to.
+  // Where the stream writes row `row`.
   std::vector<std::byte*> destinations(int64_t row) const {
     std::vector<std::byte*> result;
     for (const Array& field : fields_) result.push_back(field.slice_first(row, 1).data());
@@ -127,10 +147,12 @@ class Rollout {
     for (const char* name : {"reward", "done", "episode_step", "episode_return", "terminated", "truncated"}) {
       outputs.push_back(fields_[spec_.index_of(name)].slice_first(begin, count));
     }
+    outputs.push_back(group_.slice_first(begin, count));
+    outputs.push_back(life_.slice_first(begin, count));
     return outputs;
   }
 
-  // Copies outputs [1, K, ...]; those of the first call say what all later ones must be like.
+  // Copies outputs [1, K, ...]. All later outputs must have the structure, shapes and dtypes of the first ones.
   void set_agent_outputs(int64_t row, const ArrayNest& outputs) {
     if (!agent_outputs_) {
       agent_outputs_ = outputs.map([&](const Array& output) {
@@ -147,7 +169,7 @@ class Rollout {
     const std::vector<Array> rows = agent_outputs_->flatten(), answers = outputs.flatten();
     if (rows.size() != answers.size()) {
       throw std::invalid_argument("inference answered " + std::to_string(answers.size()) +
-                                  " agent outputs, in its first answer there were " + std::to_string(rows.size()));
+                                  " agent outputs, its first answer had " + std::to_string(rows.size()));
     }
     for (size_t i = 0; i < rows.size(); ++i) {
       if (answers[i].dtype() != rows[i].dtype() || with_rows(num_rows_, answers[i].shape()) != rows[i].shape()) {
@@ -166,9 +188,27 @@ class Rollout {
  private:
   StreamSpec spec_;
   int64_t num_rows_;
+  Origin origin_;
+  Array group_, life_;                      // int32 [T+1, K]; not shared by rollouts: the learner may write to them
   std::vector<Array> fields_;               // [T+1, K, ...] each
-  std::optional<ArrayNest> agent_outputs_;  // once the first answer told what they are
+  std::optional<ArrayNest> agent_outputs_;  // [T+1, K, ...] each; made when the first answer shows what they are
 };
+
+// Refuses rollouts that this machine cannot hold before memory is allocated for one.
+void check_memory(const StreamSpec& spec, int64_t unroll_length) {
+  double row_bytes = 0;
+  for (const Field& field : spec.fields) {
+    row_bytes += static_cast<double>(spec.num_envs) * num_items(field.shape) * item_size(field.dtype);
+  }
+  const double rollout_bytes = (unroll_length + 1) * row_bytes;
+  const double memory_bytes = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  if (memory_bytes <= 0 || rollout_bytes <= memory_bytes) return;
+  const auto gigabytes = [](double bytes) { return std::to_string(static_cast<int64_t>(bytes / 1e9)) + " GB"; };
+  throw std::invalid_argument("a rollout of unroll_length " + std::to_string(unroll_length) + " and " +
+                              std::to_string(spec.num_envs) + " environments needs " + gigabytes(rollout_bytes) +
+                              ", this machine has " + gigabytes(memory_bytes) +
+                              ": lower unroll_length, or serve fewer environments per stream");
+}
 
 void check_state(const ArrayNest& state, const ArrayNest& expected) {
   const std::vector<Array> leaves = state.flatten(), wanted = expected.flatten();
@@ -180,12 +220,12 @@ void check_state(const ArrayNest& state, const ArrayNest& expected) {
     if (leaves[i].dtype() != wanted[i].dtype() || leaves[i].shape() != wanted[i].shape()) {
       throw std::invalid_argument("array " + std::to_string(i) + " of the agent state that inference answered is " +
                                   describe(leaves[i]) + ", expected " + describe(wanted[i]) +
-                                  " by initial_agent_state");
+                                  " as in initial_agent_state");
     }
   }
 }
 
-// The first leaf of the agent's outputs without its time: [K, ...].
+// The first leaf of the agent's outputs without its time dimension: [K, ...].
 Array action_of(const ArrayNest& agent_outputs, const StreamSpec& spec) {
   const Array& output = agent_outputs.front();
   Shape expected = {1, spec.num_envs};
@@ -204,11 +244,11 @@ class ActorPool::Actor {
   Actor(ActorPool& pool, size_t index, std::string address)
       : pool_(pool), index_(index), address_(std::move(address)) {}
 
-  // The thread: one life of the environments after the other.
+  // The thread: connects, steps the environments until they are lost, and connects again.
   void run() {
     int64_t restarts = 0;
-    for (uint64_t life = 0;; ++life) {
-      const uint64_t seed = env_seed(pool_.options_.seed, index_, life);
+    for (uint64_t attempt = 0;; ++attempt) {
+      const uint64_t seed = env_seed(pool_.options_.seed, index_, attempt);
       const Clock::time_point began = Clock::now();
       try {
         live(seed);
@@ -218,20 +258,20 @@ class ActorPool::Actor {
         return;
       } catch (const ConnectionError& error) {
         if (pool_.stopping()) return;
-        if (!connected_once_) return pool_.fail(std::current_exception());  // connecting was tried again and again
+        if (num_lives_ == 0) return pool_.fail(std::current_exception());  // open() has retried already
         if (in_rollout_) ++pool_.dropped_rollouts_;
         if (Clock::now() - began > kForgivenAfter) restarts = 0;
         if (restarts >= pool_.options_.max_env_restarts) {
           return pool_.fail(std::make_exception_ptr(ConnectionError(
-              std::string(error.what()) + "\nIt was connected again " + std::to_string(restarts) +
+              std::string(error.what()) + "\nThe stream was reconnected " + std::to_string(restarts) +
               " times in a row (max_env_restarts " + std::to_string(pool_.options_.max_env_restarts) + ").")));
         }
-        const double jitter = 0.75 + 0.5 * (seed % 1024) / 1024.0;  // streams of one server do not all come at once
+        const double jitter = 0.75 + 0.5 * (seed % 1024) / 1024.0;  // spreads the streams of a server in time
         const double pause = jitter * std::min(kFirstPause * std::exp2(restarts), kLongestPause);
         ++restarts;
         ++pool_.restarts_;
-        pool_.say(std::string(error.what()) + "\nConnecting again (" + std::to_string(restarts) +
-                  " of max_env_restarts " + std::to_string(pool_.options_.max_env_restarts) + ").");
+        pool_.say(std::string(error.what()) + "\nReconnecting (" + std::to_string(restarts) + " of max_env_restarts " +
+                  std::to_string(pool_.options_.max_env_restarts) + ").");
         if (!pool_.pause(std::chrono::duration<double>(pause))) return;
       } catch (...) {
         return pool_.fail(std::current_exception());
@@ -239,7 +279,7 @@ class ActorPool::Actor {
     }
   }
 
-  void cancel() {  // from any thread
+  void cancel() {  // may be called from any thread
     std::shared_ptr<EnvStream> stream;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -248,13 +288,8 @@ class ActorPool::Actor {
     if (stream) stream->cancel();
   }
 
-  std::optional<StreamSpec> spec() const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return spec_;
-  }
-
  private:
-  // Rollouts without end. Leaves by an exception only.
+  // One connection, from its first row on. Ends by an exception only.
   void live(uint64_t seed) {
     in_rollout_ = false;
     const std::shared_ptr<EnvStream> stream = pool_.connect_(address_);
@@ -265,15 +300,16 @@ class ActorPool::Actor {
     const Interrupt interrupt = [this] {
       if (pool_.stopping()) throw Stopped();
     };
-    interrupt();  // a stop() from before the stream could be cancelled
+    interrupt();  // stop() may have been called before there was a stream to cancel
     const StreamSpec spec = stream->open(seed);
     accept(spec);
+    check_memory(spec, pool_.options_.unroll_length);
     const Counted connected(pool_.streams_connected_);
 
     ArrayNest agent_state =
         pool_.initial_agent_state_.map([&](const Array& array) { return repeated(array, spec.num_envs); });
     const ArrayNest initial_agent_state = agent_state;
-    Rollout rollout(spec, pool_.options_.unroll_length);
+    Rollout rollout(spec, pool_.options_.unroll_length, {static_cast<int32_t>(index_), num_lives_ - 1});
     {
       const Stopwatch stopwatch(pool_.environment_ns_);
       stream->read_row(rollout.destinations(0));
@@ -290,12 +326,11 @@ class ActorPool::Actor {
         stream->read_row(rollout.destinations(row + 1));
         pool_.steps_ += spec.num_envs;
       }
-      Rollout next = rollout.next();  // before the learner has this one, and may write to it
+      Rollout next = rollout.next();  // before the learner gets this one: it may write to it
       {
         const Stopwatch stopwatch(pool_.enqueue_ns_);
         pool_.learner_queue_->enqueue(rollout.item(state_before_row_0), interrupt);
       }
-      ++pool_.rollouts_;
       in_rollout_ = false;
       rollout = std::move(next);
     }
@@ -315,25 +350,24 @@ class ActorPool::Actor {
     return answer.tuple()[0];
   }
 
-  // A server that comes back must bring the same environments.
+  // Refuses a server that comes back with other environments.
   void accept(const StreamSpec& spec) {
-    std::lock_guard<std::mutex> lock(mutex_);
     if (spec_ && describe(*spec_) != describe(spec)) {
-      throw HandshakeError("environment server " + address_ + " came back with " + describe(spec) + " before it had " +
+      throw HandshakeError("environment server " + address_ + " came back with " + describe(spec) + " before, it had " +
                            describe(*spec_));
     }
     spec_ = spec;
-    connected_once_ = true;
+    ++num_lives_;
   }
 
   ActorPool& pool_;
   const size_t index_;
   const std::string address_;
-  bool connected_once_ = false;  // in any life
-  bool in_rollout_ = false;      // with a step in it that would be lost
-  mutable std::mutex mutex_;     // of the two below, which other threads ask for
+  std::optional<StreamSpec> spec_;  // of the last connection
+  int32_t num_lives_ = 0;           // connections so far, including this one; failed attempts do not count
+  bool in_rollout_ = false;         // the rollout has steps, which would be lost with the stream
+  std::mutex mutex_;                // guards stream_, which other threads cancel
   std::shared_ptr<EnvStream> stream_;
-  std::optional<StreamSpec> spec_;
 };
 
 ActorPool::ActorPool(const ActorPoolOptions& options, std::shared_ptr<BatchingQueue> learner_queue,
@@ -344,14 +378,15 @@ ActorPool::ActorPool(const ActorPoolOptions& options, std::shared_ptr<BatchingQu
       inference_batcher_(std::move(inference_batcher)),
       initial_agent_state_(std::move(initial_agent_state)),
       connect_(std::move(connect)) {
-  if (options_.unroll_length < 1) {
-    throw std::invalid_argument("unroll_length is " + std::to_string(options_.unroll_length) + ", must be 1 or more");
+  if (options_.unroll_length < 1 || options_.unroll_length > kMaxUnrollLength) {
+    throw std::invalid_argument("unroll_length is " + std::to_string(options_.unroll_length) + ", must be 1 to " +
+                                std::to_string(kMaxUnrollLength) + " steps");
   }
   if (options_.max_env_restarts < 0) {
     throw std::invalid_argument("max_env_restarts is " + std::to_string(options_.max_env_restarts) +
                                 ", must be 0 or more");
   }
-  if (addresses.empty()) throw std::invalid_argument("env_server_addresses is empty: a pool needs one stream at least");
+  if (addresses.empty()) throw std::invalid_argument("env_server_addresses is empty: a pool needs at least one");
   initial_agent_state_.for_each([](const Array& array) {
     if (array.shape().size() < 2 || array.shape()[1] != 1) {
       throw std::invalid_argument("initial_agent_state has an array of shape " + to_string(array.shape()) +
@@ -434,22 +469,13 @@ void ActorPool::stop_and_wait() {
 
 ActorPoolCounters ActorPool::counters() const {
   ActorPoolCounters counters;
-  counters.steps = steps_;
   counters.restarts = restarts_;
-  counters.rollouts = rollouts_;
   counters.dropped_rollouts = dropped_rollouts_;
   counters.streams_connected = streams_connected_;
-  counters.rows_waiting = learner_queue_->size();
   counters.seconds_inference = inference_ns_ * 1e-9;
   counters.seconds_environment = environment_ns_ * 1e-9;
   counters.seconds_enqueue = enqueue_ns_ * 1e-9;
   return counters;
-}
-
-std::vector<std::optional<StreamSpec>> ActorPool::specs() const {
-  std::vector<std::optional<StreamSpec>> specs;
-  for (const auto& actor : actors_) specs.push_back(actor->spec());
-  return specs;
 }
 
 void ActorPool::fail(std::exception_ptr failure) {

@@ -1,10 +1,9 @@
-// The Python side of ActorPool and handshake(). What it says to users is in libbeast.pyi.
+// The Python bindings of ActorPool and handshake(). Their documentation is in libbeast.pyi.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstddef>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -15,19 +14,19 @@
 #include "actor_pool.h"
 #include "grpc_stream.h"
 #include "python_nest.h"
-#include "wire.h"
 
 namespace beast {
 namespace {
 
 std::chrono::milliseconds milliseconds_of(const char* name, double seconds) {
   if (!(seconds > 0 && seconds < 1e6)) {
-    throw py::value_error(std::string(name) + " is " + std::to_string(seconds) + ", expected seconds above 0");
+    throw py::value_error(std::string(name) + " is " + std::to_string(seconds) +
+                          ", must be above 0 and below 1000000 s");
   }
   return std::max(std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000)), std::chrono::milliseconds(1));
 }
 
-// Pools whose threads must end before the interpreter does: one may be run by a daemon thread, which nobody joins.
+// Pools whose threads must end before the interpreter does. A daemon thread may run one, and nothing joins that.
 class LivePools {
  public:
   void add(const std::shared_ptr<ActorPool>& pool) {
@@ -118,21 +117,12 @@ class PythonActorPool {
   py::dict counters() const {
     const ActorPoolCounters counters = pool_->counters();
     py::dict result;
-    result["steps"] = counters.steps;
     result["restarts"] = counters.restarts;
-    result["rollouts"] = counters.rollouts;
     result["dropped_rollouts"] = counters.dropped_rollouts;
     result["streams_connected"] = counters.streams_connected;
-    result["rows_waiting"] = counters.rows_waiting;
     result["seconds_inference"] = counters.seconds_inference;
     result["seconds_environment"] = counters.seconds_environment;
     result["seconds_enqueue"] = counters.seconds_enqueue;
-    return result;
-  }
-
-  py::list specs() const {
-    py::list result;
-    for (const auto& spec : pool_->specs()) result.append(spec ? py::object(spec_to_python(*spec)) : py::none());
     return result;
   }
 
@@ -170,7 +160,7 @@ std::unique_ptr<PythonActorPool> make_pool(int64_t unroll_length, std::shared_pt
   return std::make_unique<PythonActorPool>(std::move(pool), std::move(log));
 }
 
-// Opens a stream, while the main thread goes on looking out for Ctrl-C.
+// Opens a stream in another thread, while this one watches for Ctrl-C.
 StreamSpec open_interruptibly(EnvStream& stream, const Interrupt& interrupt) {
   auto opened = std::async(std::launch::async, [&] { return stream.open(0); });  // its destructor waits
   try {
@@ -190,36 +180,6 @@ py::dict handshake(const std::string& address, const std::string& token, const s
   const auto stream = make_grpc_stream({address, token, root_certificates, env, insecure, limit, limit, true});
   return spec_to_python(
       without_gil([&](const Interrupt& interrupt) { return open_interruptibly(*stream, interrupt); }));
-}
-
-// Steps the environments of one stream with actions of zeros, and nothing else: what the transport costs by itself.
-std::vector<double> round_trips(const std::string& address, double seconds, const std::string& token,
-                                const std::string& root_certificates, bool insecure) {
-  using Clock = std::chrono::steady_clock;
-  const auto stream = make_grpc_stream({address, token, root_certificates, "", insecure});
-  return without_gil([&](const Interrupt& interrupt) {
-    const StreamSpec spec = open_interruptibly(*stream, interrupt);
-    Shape shape = spec.action.shape;
-    shape.insert(shape.begin(), spec.num_envs);
-    const Array actions = Array::allocate(spec.takes_any_action ? DType::kInt64 : spec.action.dtype, shape);
-    std::fill_n(actions.data(), actions.num_bytes(), std::byte{0});
-    std::vector<Array> row;
-    std::vector<std::byte*> destinations;
-    for (const size_t bytes : field_bytes(spec)) {
-      row.push_back(Array::allocate(DType::kUInt8, {static_cast<int64_t>(bytes)}));
-      destinations.push_back(row.back().data());
-    }
-    stream->read_row(destinations);
-    std::vector<double> result;
-    for (const auto end = Clock::now() + std::chrono::duration<double>(seconds); Clock::now() < end;) {
-      const auto began = Clock::now();
-      stream->write_actions(actions);
-      stream->read_row(destinations);
-      result.push_back(std::chrono::duration<double>(Clock::now() - began).count());
-      if (interrupt && result.size() % 1024 == 0) interrupt();
-    }
-    return result;
-  });
 }
 
 }  // namespace
@@ -243,14 +203,11 @@ void bind_actor_pool(py::module_& module) {
       .def("run", &PythonActorPool::run)
       .def("stop", &PythonActorPool::stop)
       .def("count", &PythonActorPool::count)
-      .def("counters", &PythonActorPool::counters)
-      .def("specs", &PythonActorPool::specs);
+      .def("counters", &PythonActorPool::counters);
   module.def("handshake", &handshake, py::arg("address"), py::kw_only(), py::arg("token") = "",
              py::arg("root_certificates") = py::bytes(), py::arg("env") = "", py::arg("timeout") = 30.0,
              py::arg("insecure") = false);
-  module.def("round_trips", &round_trips, py::arg("address"), py::arg("seconds"), py::kw_only(), py::arg("token") = "",
-             py::arg("root_certificates") = py::bytes(), py::arg("insecure") = false);
-  // Before the interpreter goes: a thread that comes back from run() later would find none.
+  // At exit, before the interpreter is finalized: no thread may return from run() after that.
   py::module_::import("atexit").attr("register")(py::cpp_function([] {
     py::gil_scoped_release release;
     live_pools().stop();

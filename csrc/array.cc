@@ -22,7 +22,7 @@ constexpr DTypeInfo kDTypes[] = {
 
 constexpr std::align_val_t kAlignment{64};  // a cache line, and the widest vector register
 
-// How an array looks to a loop over its columns: `outer` runs of dimension `dim`, each column of `inner` bytes.
+// An array's layout along dimension `dim`: `outer` runs of columns, each column of `inner` bytes.
 struct Runs {
   int64_t outer;
   int64_t inner;
@@ -56,8 +56,9 @@ void check_columns(const Array& array, int64_t dim, int64_t begin, int64_t count
                                 std::to_string(dim));
   }
   if (begin < 0 || count < 0 || count > array.shape()[dim] - begin) {
-    throw std::invalid_argument("an array of shape " + to_string(array.shape()) + " has no " + std::to_string(count) +
-                                " elements from " + std::to_string(begin) + " on in dimension " + std::to_string(dim));
+    throw std::invalid_argument("cannot take " + std::to_string(count) + " elements from index " +
+                                std::to_string(begin) + " in dimension " + std::to_string(dim) +
+                                " of an array of shape " + to_string(array.shape()));
   }
 }
 
@@ -70,7 +71,7 @@ bool is_contiguous(const Shape& shape, const Shape& strides, int64_t item_bytes)
   return true;
 }
 
-// Copies one dimension after the other; the last one item by item, or whole where its items lie side by side.
+// Recurses over the dimensions. Copies the last one item by item, or in one piece if its items are adjacent.
 std::byte* copy_strided(std::byte* target, const std::byte* source, const Shape& shape, const Shape& strides,
                         size_t dim, size_t item_bytes) {
   if (dim == shape.size() || (dim + 1 == shape.size() && strides[dim] == static_cast<int64_t>(item_bytes))) {
@@ -131,7 +132,7 @@ Array Array::slice_first(int64_t begin, int64_t count) const {
 
 Array Array::reshaped(Shape shape) const {
   if (num_items(shape) != num_items(shape_)) {
-    throw std::invalid_argument("an array of shape " + to_string(shape_) + " cannot be seen as one of shape " +
+    throw std::invalid_argument("an array of shape " + to_string(shape_) + " cannot be reshaped to " +
                                 to_string(shape));
   }
   return Array(dtype_, std::move(shape), data_, owner_);
@@ -151,17 +152,7 @@ Array slice(const Array& array, int64_t dim, int64_t begin, int64_t count) {
   return part;
 }
 
-Array concatenate(const std::vector<Array>& parts, int64_t dim) {
-  std::vector<Columns> columns;
-  columns.reserve(parts.size());
-  for (const Array& part : parts) {
-    check_columns(part, dim, 0, 0);
-    columns.push_back({part, 0, part.shape()[dim]});
-  }
-  return concatenate_columns(columns, dim);
-}
-
-Array concatenate_columns(const std::vector<Columns>& parts, int64_t dim) {
+Array concatenate(const std::vector<Columns>& parts, int64_t dim) {
   if (parts.empty()) throw std::invalid_argument("no arrays to concatenate");
   const Array& first = parts[0].array;
   int64_t total = 0;

@@ -1,4 +1,4 @@
-// Typed, shaped, C-contiguous memory with shared ownership: what libbeast moves about. It knows no Python, no torch.
+// Array: typed, shaped, C-contiguous memory with shared ownership. Independent of Python and torch.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ enum class DType : uint8_t {
 
 size_t item_size(DType dtype);                   // bytes
 const char* dtype_name(DType dtype);             // numpy's: "uint8"
-DType dtype_from_name(const std::string& name);  // throws std::invalid_argument that lists the names there are
+DType dtype_from_name(const std::string& name);  // throws std::invalid_argument that lists all names
 
 using Shape = std::vector<int64_t>;
 
@@ -37,8 +37,8 @@ inline int64_t num_items(const Shape& shape) {
 }
 std::string to_string(const Shape& shape);  // "[20, 8]"
 
-// A view of memory that `owner` keeps alive. Copying an Array copies the view; nothing here is ever written to after
-// it was handed on, but for rollouts, which are filled row by row by the one thread that has them.
+// A view of memory that `owner` keeps alive. Copying an Array copies the view, not the memory. Nothing in csrc/ writes
+// to an Array that it has handed on, except that a rollout's thread writes row t+1 after inference has row t.
 class Array {
  public:
   Array() = default;
@@ -46,8 +46,7 @@ class Array {
       : dtype_(dtype), shape_(std::move(shape)), data_(static_cast<std::byte*>(data)), owner_(std::move(owner)) {}
 
   static Array allocate(DType dtype, Shape shape);  // uninitialized, 64-byte aligned
-  // What lies at `data` with these strides (bytes; negative and zero ones too): a view if it is C-contiguous, else a
-  // copy.
+  // The memory at `data` with these strides (bytes, also negative or zero): a view if it is C-contiguous, else a copy.
   static Array from_strided(DType dtype, Shape shape, const Shape& strides, void* data, std::shared_ptr<void> owner);
 
   DType dtype() const { return dtype_; }
@@ -67,19 +66,17 @@ class Array {
   std::shared_ptr<void> owner_;
 };
 
-// Arrays of equal dtype and shape, but for dimension `dim`, side by side along it. A single one is returned as it is.
-// Throws std::invalid_argument that names both shapes or dtypes.
-Array concatenate(const std::vector<Array>& parts, int64_t dim);
-
 // Columns [begin, begin + count) along `dim`: a view where all dimensions before `dim` have size 1, else a copy.
 Array slice(const Array& array, int64_t dim, int64_t begin, int64_t count);
 
-// Columns [begin, begin + count) of `array`, for the above: pieces of several arrays are joined with one copy of each.
+// Columns [begin, begin + count) of `array`.
 struct Columns {
   Array array;
   int64_t begin;
   int64_t count;
 };
-Array concatenate_columns(const std::vector<Columns>& parts, int64_t dim);
+// Joins columns of several arrays along `dim`. Each column is copied once; a single part is sliced. Throws
+// std::invalid_argument if the arrays differ in dtype or in another dimension, and names both.
+Array concatenate(const std::vector<Columns>& parts, int64_t dim);
 
 }  // namespace beast

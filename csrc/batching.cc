@@ -10,20 +10,20 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kPollInterval = std::chrono::milliseconds(100);  // how long a Ctrl-C may go unnoticed
 
-// One blocking call's waits, in slices where there is somebody to ask whether to go on.
+// The waits of one blocking call. If there is an interrupt, it is called between slices of a wait.
 class Waiter {
  public:
   explicit Waiter(const Interrupt& interrupt) : interrupt_(interrupt), next_poll_(Clock::now() + kPollInterval) {}
 
-  // Returns after a notification, at the deadline, or sooner: look at the condition again.
+  // Returns after a notification, at the deadline, or earlier: the caller has to check its condition again.
   void wait(std::condition_variable& condition, std::unique_lock<std::mutex>& lock,
             std::optional<Clock::time_point> deadline = std::nullopt) {
     if (interrupt_ && Clock::now() >= next_poll_) {
-      lock.unlock();  // who is asked may need a lock that somebody holds who waits for ours, such as Python's GIL
+      lock.unlock();  // the interrupt takes the GIL, whose holder may be waiting for this lock
       interrupt_();
       lock.lock();
       next_poll_ = Clock::now() + kPollInterval;
-      return;  // a notification may have been missed meanwhile
+      return;  // a notification may have been missed
     }
     if (interrupt_) deadline = deadline ? std::min(*deadline, next_poll_) : next_poll_;
     if (deadline) {
@@ -53,7 +53,7 @@ void check_options(const BatchingOptions& options) {
   }
 }
 
-// What two items must share to be joined along batch_dim; empty where they can be.
+// Why two items cannot be joined along batch_dim; empty if they can.
 std::string why_not_joined(const ArrayNest& a, const ArrayNest& b, size_t batch_dim) {
   if (a.is_leaf() && b.is_leaf()) {
     Shape shape = a.leaf().shape();
@@ -64,7 +64,7 @@ std::string why_not_joined(const ArrayNest& a, const ArrayNest& b, size_t batch_
   }
   if (a.is_tuple() && b.is_tuple()) {
     if (a.tuple().size() != b.tuple().size()) {
-      return "tuples of " + std::to_string(a.tuple().size()) + " and " + std::to_string(b.tuple().size());
+      return "tuples of lengths " + std::to_string(a.tuple().size()) + " and " + std::to_string(b.tuple().size());
     }
     for (size_t i = 0; i < a.tuple().size(); ++i) {
       if (std::string why = why_not_joined(a.tuple()[i], b.tuple()[i], batch_dim); !why.empty()) return why;
@@ -75,22 +75,21 @@ std::string why_not_joined(const ArrayNest& a, const ArrayNest& b, size_t batch_
     auto other = b.dict().begin();
     for (const auto& [name, part] : a.dict()) {
       if (other == b.dict().end() || other->first != name)
-        return "dicts of different keys, \"" + name + "\" in one only";
+        return "dicts with different keys: only one has \"" + name + "\"";
       if (std::string why = why_not_joined(part, other->second, batch_dim); !why.empty()) return why;
       ++other;
     }
-    return other == b.dict().end() ? "" : "dicts of different keys, \"" + other->first + "\" in one only";
+    return other == b.dict().end() ? "" : "dicts with different keys: only one has \"" + other->first + "\"";
   }
   return "different structures";
 }
 
-// The parts' leaves side by side, each copied once; the leaves of a whole item alone are not copied at all.
+// Joins the parts, copying each once. A part that is a whole item is not copied if it is the only one.
 ArrayNest join(const std::vector<RowQueue::Part>& parts, int64_t batch_dim) {
   std::vector<std::vector<Array>> leaves;
   for (const RowQueue::Part& part : parts) {
     if (std::string why = why_not_joined(parts[0].item, part.item, batch_dim); !why.empty()) {
-      throw std::invalid_argument("items that cannot be batched along dimension " + std::to_string(batch_dim) + ": " +
-                                  why);
+      throw std::invalid_argument("items cannot be batched along dimension " + std::to_string(batch_dim) + ": " + why);
     }
     leaves.push_back(part.item.flatten());
   }
@@ -98,7 +97,7 @@ ArrayNest join(const std::vector<RowQueue::Part>& parts, int64_t batch_dim) {
   for (size_t leaf = 0; leaf < leaves[0].size(); ++leaf) {
     std::vector<Columns> columns;
     for (size_t i = 0; i < parts.size(); ++i) columns.push_back({leaves[i][leaf], parts[i].begin, parts[i].rows});
-    joined.push_back(concatenate_columns(columns, batch_dim));
+    joined.push_back(concatenate(columns, batch_dim));
   }
   return parts[0].item.pack_as(joined);
 }
@@ -113,7 +112,7 @@ int64_t RowQueue::count_rows(const ArrayNest& item) const {
   const int64_t dim = options_.batch_dim;
   std::optional<int64_t> rows;
   item.for_each([&](const Array& leaf) {
-    if (rows && !options_.check_inputs) return;  // unchecked: the first leaf speaks for all
+    if (rows && !options_.check_inputs) return;  // unchecked: only the first leaf's rows are counted
     const Shape& shape = leaf.shape();
     if (static_cast<int64_t>(shape.size()) <= dim) {
       throw std::invalid_argument("Enqueued tensors must have more than batch_dim == " + std::to_string(dim) +
@@ -138,7 +137,7 @@ int64_t RowQueue::count_rows(const ArrayNest& item) const {
   return *rows;
 }
 
-// An item that cannot be joined with those waiting is refused where it comes from; later it would fail them all.
+// Refuses an item that cannot be joined with those in the queue. If it were let in, a whole batch would fail.
 void RowQueue::check_joins(const ArrayNest& item) const {
   if (!options_.check_inputs || options_.maximum_batch_size == 1 || parts_.empty()) return;
   if (std::string why = why_not_joined(parts_.back().item, item, options_.batch_dim); !why.empty()) {
@@ -151,7 +150,7 @@ void RowQueue::put(ArrayNest item, int64_t rows, std::shared_ptr<Call> call, con
   Waiter waiter(interrupt);
   std::unique_lock lock(mutex_);
   if (options_.maximum_queue_size) {
-    // In order of arrival: else a rollout may see others pass again and again, while its policy grows old.
+    // In order of arrival: otherwise others could overtake a rollout again and again while its policy lag grows.
     const uint64_t turn = next_turn_++;
     turns_.insert(turn);
     const auto leave = [&] {
@@ -173,13 +172,13 @@ void RowQueue::put(ArrayNest item, int64_t rows, std::shared_ptr<Call> call, con
   check_joins(item);
   parts_.push_back({std::move(item), 0, rows, Clock::now(), std::move(call)});
   num_rows_ += rows;
-  // A consumer has something to do when the minimum is there, or when a first row starts the clock.
+  // A consumer has to wake up when the minimum is reached, or to wait for the timeout that a first row starts.
   if (num_rows_ >= options_.minimum_batch_size || (options_.timeout && parts_.size() == 1)) rows_came_.notify_one();
 }
 
 bool RowQueue::ready(Clock::time_point now) const {
   if (parts_.empty()) return false;
-  return closed_ || num_rows_ >= options_.minimum_batch_size ||
+  return num_rows_ >= options_.minimum_batch_size ||
          (options_.timeout && now >= parts_.front().arrival + *options_.timeout);
 }
 
@@ -194,7 +193,7 @@ std::vector<RowQueue::Part> RowQueue::take(const Interrupt& interrupt) {
       waiter.wait(rows_came_, lock, deadline);
     }
   } catch (...) {
-    rows_came_.notify_one();  // the notification that this thread leaves unused may be another one's only one
+    rows_came_.notify_one();  // this thread may have consumed a notification that another consumer needs
     throw;
   }
 
@@ -202,7 +201,7 @@ std::vector<RowQueue::Part> RowQueue::take(const Interrupt& interrupt) {
   int64_t room = options_.maximum_batch_size;
   while (!parts_.empty() && room > 0) {
     Part& front = parts_.front();
-    if (front.rows > room && !may_split_) break;  // never the first: count_rows() refuses wider ones
+    if (front.rows > room && !may_split_) break;  // never the first: count_rows() refuses items wider than a batch
     const int64_t rows = std::min(front.rows, room);
     room -= rows;
     num_rows_ -= rows;
@@ -222,7 +221,7 @@ std::vector<RowQueue::Part> RowQueue::take(const Interrupt& interrupt) {
 }
 
 void RowQueue::remove(const Call* call) {
-  std::deque<Part> removed;  // freed without the lock
+  std::deque<Part> removed;  // freed after the lock is released
   std::lock_guard lock(mutex_);
   const auto part = std::find_if(parts_.begin(), parts_.end(), [&](const Part& p) { return p.call.get() == call; });
   if (part == parts_.end()) return;
@@ -241,15 +240,13 @@ bool RowQueue::is_closed() const {
   return closed_;
 }
 
-void RowQueue::close(Pending pending) {
-  std::deque<Part> dropped;  // freed without the lock
+void RowQueue::close() {
+  std::deque<Part> dropped;  // freed after the lock is released
   std::lock_guard lock(mutex_);
   if (closed_) throw std::runtime_error("Queue was closed already");
   closed_ = true;
-  if (pending == Pending::kDrop) {
-    dropped.swap(parts_);
-    num_rows_ = 0;
-  }
+  dropped.swap(parts_);
+  num_rows_ = 0;
   rows_came_.notify_all();
   rows_went_.notify_all();
 }
@@ -265,7 +262,7 @@ ArrayNest BatchingQueue::dequeue(const Interrupt& interrupt) {
   return join(rows_.take(interrupt), rows_.options().batch_dim);
 }
 
-// Where a compute() waits for its answer. The first one counts.
+// A compute() that waits for its answer. Only the first answer counts.
 class Call {
  public:
   void answer(ArrayNest outputs) {
@@ -322,15 +319,13 @@ Batch::Batch(std::vector<RowQueue::Part> parts, int64_t batch_dim, bool check_ou
   }
   try {
     inputs_ = join(parts, batch_dim);
-  } catch (const std::exception& error) {  // no destructor runs for what was never constructed
+  } catch (const std::exception& error) {  // ~Batch() does not run if the constructor throws
     set_error(error.what());
     throw;
   }
 }
 
-Batch::~Batch() {
-  set_error("The batch was dropped unanswered: its consumer called neither set_outputs nor set_error");
-}
+Batch::~Batch() { set_error("The batch was dropped unanswered: its consumer did not call set_outputs"); }
 
 void Batch::set_error(const std::string& message) {
   if (answered_.exchange(true)) return;
@@ -393,7 +388,7 @@ DynamicBatcher::~DynamicBatcher() = default;
 ArrayNest DynamicBatcher::compute(ArrayNest inputs, const Interrupt& interrupt,
                                   std::optional<std::chrono::milliseconds> timeout) {
   const auto call = std::make_shared<Call>();
-  // Known to close() for as long as this call lasts, and gone from the queue after it, whatever ends it.
+  // Lets close() find this call while it lasts, and takes its rows off the queue however it ends.
   struct Registration {
     DynamicBatcher& batcher;
     const std::shared_ptr<Call>& call;
@@ -417,9 +412,8 @@ std::shared_ptr<Batch> DynamicBatcher::next(const Interrupt& interrupt) {
   return std::make_shared<Batch>(rows_.take(interrupt), rows_.options().batch_dim, check_outputs_);
 }
 
-void DynamicBatcher::close(Pending pending) {
-  rows_.close(pending);
-  if (pending == Pending::kDrain) return;
+void DynamicBatcher::close() {
+  rows_.close();
   std::lock_guard lock(mutex_);
   for (const std::shared_ptr<Call>& call : calls_) call->close();
 }

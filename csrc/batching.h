@@ -1,8 +1,8 @@
-// BatchingQueue and DynamicBatcher: rows of nests, brought together by many threads, taken away in batches by others.
-// Everything here blocks without Python: the bindings release the GIL and poll `Interrupt` for Ctrl-C.
+// BatchingQueue and DynamicBatcher: many threads add rows of nests, other threads take them in batches. Nothing here
+// knows Python. The bindings call it without the GIL, and pass an `Interrupt` through which Ctrl-C ends a wait.
 //
-// All methods may be called from any thread. An item's rows are the elements of dimension `batch_dim`, of which all its
-// leaves have equally many. Errors of use are std::invalid_argument (Python's ValueError) and name what they saw.
+// Every method may be called from any thread. The rows of an item are the elements of dimension `batch_dim`; all its
+// leaves have the same number of rows. Misuse throws std::invalid_argument (ValueError in Python) with the value.
 #pragma once
 
 #include <atomic>
@@ -36,24 +36,21 @@ struct TimeoutError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Called about every 100 ms in every blocking wait, with no lock held; it throws to end the wait (a Python thread's
-// KeyboardInterrupt). An empty one is never called.
+// A blocking call runs this about every 100 ms, without a lock. It throws to end the wait (Ctrl-C), and may be empty.
 using Interrupt = std::function<void()>;
-
-enum class Pending { kDrop, kDrain };  // what close() does with what is still queued
 
 struct BatchingOptions {
   int64_t batch_dim = 1;
-  int64_t minimum_batch_size = 1;  // rows that a waiting consumer is given at once
+  int64_t minimum_batch_size = 1;  // rows that a consumer waits for
   int64_t maximum_batch_size = 1024;
-  std::optional<std::chrono::milliseconds> timeout;  // after which a first row waits for no minimum any more
+  std::optional<std::chrono::milliseconds> timeout;  // once the first row is this old, fewer rows make a batch, too
   bool check_inputs = true;
-  std::optional<int64_t> maximum_queue_size;  // rows; enqueue() waits while there are so many
+  std::optional<int64_t> maximum_queue_size;  // rows; enqueue() waits while this many are queued
 };
 
-class Call;  // one DynamicBatcher::compute() on its way
+class Call;  // one compute() of a DynamicBatcher
 
-// Items of rows in order of arrival: what BatchingQueue and DynamicBatcher have in common.
+// Items in order of arrival: the part that BatchingQueue and DynamicBatcher share.
 class RowQueue {
  public:
   struct Part {  // rows [begin, begin + rows) of an item
@@ -61,18 +58,18 @@ class RowQueue {
     int64_t begin;
     int64_t rows;
     std::chrono::steady_clock::time_point arrival;
-    std::shared_ptr<Call> call;  // who waits for these rows' outputs; null in a BatchingQueue
+    std::shared_ptr<Call> call;  // waits for the outputs of these rows; null in a BatchingQueue
   };
 
   RowQueue(const BatchingOptions& options, bool may_split);
 
-  int64_t count_rows(const ArrayNest& item) const;  // throws std::invalid_argument on what cannot be queued
+  int64_t count_rows(const ArrayNest& item) const;  // throws std::invalid_argument if it cannot be queued
   void put(ArrayNest item, int64_t rows, std::shared_ptr<Call> call, const Interrupt& interrupt);
   std::vector<Part> take(const Interrupt& interrupt);
-  void remove(const Call* call);  // if it is still waiting
+  void remove(const Call* call);  // if its rows are still queued
   int64_t size() const;
   bool is_closed() const;
-  void close(Pending pending);
+  void close();
 
   const BatchingOptions& options() const { return options_; }
 
@@ -87,32 +84,32 @@ class RowQueue {
   std::condition_variable rows_went_;
   std::deque<Part> parts_;
   int64_t num_rows_ = 0;
-  std::set<uint64_t> turns_;  // of those who wait in put() for room
+  std::set<uint64_t> turns_;  // of the calls of put() that wait for room
   uint64_t next_turn_ = 0;
   bool closed_ = false;
 };
 
-// What many threads enqueue, iterated over in batches of `minimum_batch_size` to `maximum_batch_size` rows. An item
-// that does not fit is split, its rows in order; one that is a batch by itself is handed on without a copy.
+// A queue of rows that are taken in batches of `minimum_batch_size` to `maximum_batch_size`. An item that does not fit
+// into a batch is split; its rows keep their order. An item that is a whole batch is handed on without a copy.
 class BatchingQueue {
  public:
   explicit BatchingQueue(const BatchingOptions& options);
 
-  // Waits while `maximum_queue_size` rows are there; who came first goes first. Throws ClosedBatchingQueue.
+  // Waits while `maximum_queue_size` rows are queued; calls proceed in order of arrival. Throws ClosedBatchingQueue.
   void enqueue(ArrayNest item, const Interrupt& interrupt);
-  // The next batch, its leaves joined along batch_dim. Throws ClosedBatchingQueue after the last one.
+  // The next batch, its leaves joined along batch_dim. Throws ClosedBatchingQueue.
   ArrayNest dequeue(const Interrupt& interrupt);
 
   int64_t size() const { return rows_.size(); }  // rows waiting
   bool is_closed() const { return rows_.is_closed(); }
-  void close(Pending pending) { rows_.close(pending); }  // wakes every waiter; std::runtime_error the second time
+  void close() { rows_.close(); }  // drops what is queued and wakes every waiter; std::runtime_error the second time
 
  private:
   RowQueue rows_;
 };
 
-// Inputs of several compute() calls, joined; whoever has it owes them an answer. One that is destroyed unanswered
-// gives them AsyncError.
+// The joined inputs of several compute() calls, for a consumer to answer. If it is destroyed before, the calls throw
+// AsyncError.
 class Batch {
  public:
   Batch(std::vector<RowQueue::Part> parts, int64_t batch_dim, bool check_outputs);
@@ -121,11 +118,10 @@ class Batch {
   Batch& operator=(const Batch&) = delete;
 
   const ArrayNest& inputs() const { return inputs_; }
-  int64_t num_rows() const { return num_rows_; }
-  // Gives each caller its rows. Outputs that do not fit throw std::invalid_argument here and AsyncError with the same
-  // message in the callers; an answer to an answered batch is a std::runtime_error.
+  // Gives each caller its rows. Throws std::invalid_argument if the outputs do not fit; the callers then throw
+  // AsyncError with the same message. Throws std::runtime_error if the batch was answered before.
   void set_outputs(const ArrayNest& outputs);
-  // Callers get AsyncError with this message. Does nothing to a batch that was answered.
+  // Makes the callers throw AsyncError with this message. Does nothing if the batch was answered before.
   void set_error(const std::string& message);
 
  private:
@@ -134,7 +130,7 @@ class Batch {
     int64_t rows;
   };
 
-  std::vector<ArrayNest> split(const ArrayNest& outputs) const;  // by callers
+  std::vector<ArrayNest> split(const ArrayNest& outputs) const;  // one part for each caller
 
   const int64_t batch_dim_;
   const bool check_outputs_;
@@ -144,32 +140,32 @@ class Batch {
   std::atomic<bool> answered_{false};
 };
 
-// A function call that is answered in batches: many threads compute(), another takes their inputs as one Batch and sets
-// its outputs. Never splits an item.
+// A function call that is answered in batches: many threads call compute(), a consumer takes their inputs as one Batch
+// and sets its outputs. An item is never split.
 class DynamicBatcher {
  public:
-  // `options.check_inputs` and `.maximum_queue_size` are ignored: inputs are always checked, and callers wait anyway.
+  // Ignores `options.check_inputs` and `options.maximum_queue_size`: it always checks inputs, and callers wait anyway.
   explicit DynamicBatcher(BatchingOptions options, bool check_outputs = true);
   ~DynamicBatcher();
 
-  // Waits for this item's rows of the outputs. Throws ClosedBatchingQueue (closed before, or dropped by closing),
-  // AsyncError (the consumer failed), TimeoutError, std::invalid_argument.
+  // Waits for the outputs of this item's rows. Throws ClosedBatchingQueue, AsyncError (the consumer failed),
+  // TimeoutError, std::invalid_argument.
   ArrayNest compute(ArrayNest inputs, const Interrupt& interrupt,
                     std::optional<std::chrono::milliseconds> timeout = std::chrono::minutes(10));
-  // The next batch. Throws ClosedBatchingQueue after the last one.
+  // The next batch. Throws ClosedBatchingQueue.
   std::shared_ptr<Batch> next(const Interrupt& interrupt);
 
   int64_t size() const { return rows_.size(); }  // rows waiting to be taken
   bool is_closed() const { return rows_.is_closed(); }
-  // Wakes every consumer. kDrop also ends every compute(), the taken but unanswered ones too; kDrain leaves them to the
-  // consumer. std::runtime_error the second time.
-  void close(Pending pending);
+  // Wakes every consumer and ends every compute(), the taken but unanswered ones too. std::runtime_error the second
+  // time.
+  void close();
 
  private:
   RowQueue rows_;
   const bool check_outputs_;
   std::mutex mutex_;
-  std::set<std::shared_ptr<Call>> calls_;  // in compute() now
+  std::set<std::shared_ptr<Call>> calls_;  // in progress
 };
 
 }  // namespace beast

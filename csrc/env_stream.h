@@ -1,4 +1,4 @@
-// One stream of K environments, whatever carries it: gRPC (grpc_stream.h) or, in the native tests, a thread.
+// The interface of a stream of K environments. gRPC implements it (grpc_stream.h), as do threads in the native tests.
 #pragma once
 
 #include <cstddef>
@@ -18,15 +18,15 @@ struct Field {
   Shape shape;  // of one environment
 };
 
-// What the server's hello said, checked: the fields of a row in their order on the wire.
+// What a server's hello says, checked. `fields` are those of a row, in their order on the wire.
 struct StreamSpec {
   std::string env;
   int64_t num_envs = 0;  // K
   std::vector<Field> fields;
   Nest<int64_t> observation;      // indices into fields
-  bool takes_any_action = false;  // then `action` says nothing
+  bool takes_any_action = false;  // then `action` is unset
   Field action;
-  std::string observation_space;  // JSON; empty from servers of old four-value environments
+  std::string observation_space;  // JSON; empty for environments of the old gym
   std::string action_space;
 
   int64_t index_of(const std::string& name) const {  // into fields, or -1
@@ -37,29 +37,29 @@ struct StreamSpec {
   }
 };
 
-// The server is lost, hung or unreachable, or sends what its hello did not announce: may be tried again.
+// The server is lost, hung or unreachable, or sent data that its hello did not announce. Another try may succeed.
 struct ConnectionError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-// The environment raised, and is lost with that; the message holds its traceback.
+// The environment raised an exception and is lost. The message contains its traceback.
 struct EnvError : ConnectionError {
   using ConnectionError::ConnectionError;
 };
-// The two sides will never fit (token, protocol, environment, fields): not to be tried again.
+// The two sides do not fit together (token, protocol, environment, fields). Another try would fail the same way.
 struct HandshakeError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// All but cancel() is called by one thread, and throws the errors above.
+// One thread calls all methods but cancel(). They throw the errors above.
 class EnvStream {
  public:
   virtual ~EnvStream() = default;
-  // Connects and exchanges hellos; called once. `seed` is that of the first environment.
+  // Connects and exchanges hellos. Called once. `seed` is the first environment's.
   virtual StreamSpec open(uint64_t seed) = 0;
-  // Reads the next row, each field straight into destinations[i] (K * item bytes of fields[i]).
+  // Reads the next row: field i goes to destinations[i], which has room for it from all K environments.
   virtual void read_row(const std::vector<std::byte*>& destinations) = 0;
   virtual void write_actions(const Array& actions) = 0;  // [K, *shape]
-  // From any thread: ends a call that blocks, and all later ones, with ConnectionError.
+  // May be called from any thread. Makes a blocked call, and all later calls, throw ConnectionError.
   virtual void cancel() = 0;
 };
 

@@ -20,9 +20,9 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr char kMethod[] = "/beast.rpc.Environments/Stream";
-constexpr milliseconds kStatusTimeout{1000};  // for the reason of a stream that has ended already
+constexpr milliseconds kStatusTimeout{1000};  // for the status of a stream that has ended
 
-// gRPC's own clock for this: a deadline in wall-clock time would jump with it.
+// On gRPC's monotonic clock: changes of the system time do not move it.
 gpr_timespec deadline_after(milliseconds timeout) {
   return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(timeout.count(), GPR_TIMESPAN));
 }
@@ -66,29 +66,29 @@ const char* code_name(grpc::StatusCode code) {
   return static_cast<size_t>(code) < std::size(names) ? names[code] : "unknown status";
 }
 
-// Whether the server says that it will never take this learner.
+// Whether the server will refuse this learner at every try.
 bool is_refusal(grpc::StatusCode code) {
   return code == grpc::UNAUTHENTICATED || code == grpc::PERMISSION_DENIED || code == grpc::FAILED_PRECONDITION ||
          code == grpc::INVALID_ARGUMENT || code == grpc::UNIMPLEMENTED;
 }
 
-// The server is not there yet, or has no room yet: worth another try within the time there is for connecting.
+// The server is not there yet or has no room yet: open() tries again until connect_timeout.
 struct NotYet : ConnectionError {
   using ConnectionError::ConnectionError;
 };
 
-// An operation took longer than it was given.
+// An operation took longer than its timeout.
 struct NoAnswer : ConnectionError {
   using ConnectionError::ConnectionError;
 };
 
-// One call. Operations run one at a time, and each is waited for, so one tag is enough.
+// One gRPC call. Operations run one after another, and each is waited for, so they all use one tag.
 class Call {
  public:
   Call(grpc::GenericStub& stub, grpc::CompletionQueue& queue)
       : queue_(queue), stream_(stub.PrepareCall(&context_, kMethod, &queue)) {}
 
-  // gRPC wants every operation to have ended, and the call to have been finished, before its memory goes.
+  // gRPC requires that all operations have ended and the call is finished before its memory is freed.
   ~Call() {
     context_.TryCancel();
     if (pending_) reap();
@@ -97,7 +97,7 @@ class Call {
 
   void cancel() { context_.TryCancel(); }  // from any thread
 
-  // The following say whether it worked: not once the stream has ended. They throw NoAnswer if it takes longer.
+  // The next three return false once the stream has ended, and throw NoAnswer after `timeout`.
   bool start(milliseconds timeout) {
     started_ = true;
     stream_->StartCall(this);
@@ -117,7 +117,7 @@ class Call {
     return wait(timeout);
   }
 
-  // Why the stream has ended.
+  // Returns why the stream has ended.
   grpc::Status finish() {
     if (std::exchange(finished_, true)) return status_;
     stream_->Finish(&status_, this);
@@ -142,7 +142,7 @@ class Call {
     return ok;
   }
 
-  void reap() {  // an operation that was cancelled ends at once
+  void reap() {  // waits for an operation that was cancelled, which ends at once
     void* tag;
     bool ok;
     queue_.Next(&tag, &ok);
@@ -185,7 +185,7 @@ class GrpcStream : public EnvStream {
   void write_actions(const Array& actions) override {
     named([&] {
       if (call_->write(actions_message(actions), options_.env_timeout)) return;
-      grpc::ByteBuffer message;  // the stream has ended, but the server's last words may not have been read yet
+      grpc::ByteBuffer message;  // the stream has ended, but the server's last message may be unread
       if (call_->read(&message, options_.env_timeout)) {
         grpc::ProtoBufferReader reader(&message);
         beast::read_row(&reader, message.Length(), {}, {});
@@ -205,13 +205,13 @@ class GrpcStream : public EnvStream {
   static std::shared_ptr<grpc::Channel> make_channel(const GrpcOptions& options) {
     check(options);
     grpc::ChannelArguments arguments;
-    arguments.SetMaxReceiveMessageSize(static_cast<int>(kMaxMessageBytes));  // gRPC's default ends at 4 MB
+    arguments.SetMaxReceiveMessageSize(static_cast<int>(kMaxMessageBytes));  // gRPC's default is 4 MB
     arguments.SetMaxSendMessageSize(-1);
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // or streams to one server would share a connection
-    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);          // http_proxy is for the web, not for the hosts next door
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection for each stream
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);          // http_proxy is for the web, not for a cluster
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-    // A cut link shows after the sum of the two; one that is back within 20 seconds is not noticed.
+    // A cut link is noticed after the sum of the two. An interruption of less than 20 seconds is not.
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30000);
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20000);
     std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
@@ -242,9 +242,9 @@ class GrpcStream : public EnvStream {
   }
 
   StreamSpec shake_hands(uint64_t seed, Clock::time_point deadline) {
-    deadline = std::max(deadline, Clock::now() + kStatusTimeout);  // the last try may come late, and wants its answer
+    deadline = std::max(deadline, Clock::now() + kStatusTimeout);  // the last try needs time for its answer, too
     {
-      std::unique_ptr<Call> last;  // destroyed without the lock
+      std::unique_ptr<Call> last;  // destroyed after the lock is released
       std::lock_guard<std::mutex> lock(mutex_);
       if (cancelled_) throw ConnectionError("the stream was cancelled");
       last = std::exchange(call_, std::make_unique<Call>(stub_, queue_));
@@ -261,20 +261,20 @@ class GrpcStream : public EnvStream {
     return spec;
   }
 
-  // What gRPC does not say where one side speaks TLS and the other does not, or does not trust it.
+  // A hint for the case that only one side uses TLS, or that the certificate is not trusted: gRPC's error is vague.
   std::string tls_hint() const {
     if (is_unix(options_.address)) return "";
-    return options_.root_certificates.empty() ? " (a server with --tls_cert is spoken to with its root_certificates)"
-                                              : " (root_certificates are for a server with --tls_cert that is "
-                                                "signed by one of them and names the host of this address)";
+    return options_.root_certificates.empty() ? " (a server with --tls_cert needs root_certificates here)"
+                                              : " (root_certificates are for a server with --tls_cert, whose "
+                                                "certificate one of them has signed and names this host)";
   }
 
   [[noreturn]] void throw_status() {
     const grpc::Status status = call_->finish();
-    if (status.ok()) throw ConnectionError("the server has ended the stream");
+    if (status.ok()) throw ConnectionError("the server ended the stream");
     const std::string text = std::string(code_name(status.error_code())) + ": " + readable(status.error_message());
     if (is_refusal(status.error_code())) throw HandshakeError(text);
-    // A busy server cancels a stream whose hello it has not come to read in time (HELLO_SECONDS in env_server.py).
+    // A busy server cancels a stream if it did not get to read its hello in time (HELLO_SECONDS in env_server.py).
     if (status.error_code() == grpc::UNAVAILABLE || status.error_code() == grpc::RESOURCE_EXHAUSTED ||
         status.error_code() == grpc::CANCELLED) {
       throw NotYet(text);
@@ -282,7 +282,7 @@ class GrpcStream : public EnvStream {
     throw ConnectionError(text);
   }
 
-  // Every error says whose it is.
+  // Adds the address to every error.
   template <typename Function>
   auto named(Function&& function) -> decltype(function()) {
     const std::string server = "environment server " + options_.address + ": ";
@@ -301,7 +301,7 @@ class GrpcStream : public EnvStream {
   grpc::GenericStub stub_;
   grpc::CompletionQueue queue_;
   std::vector<size_t> field_bytes_;
-  std::mutex mutex_;  // of what cancel() touches; the stream's own thread alone replaces call_
+  std::mutex mutex_;  // guards what follows; only the stream's own thread replaces call_
   std::condition_variable cancelled_now_;
   std::unique_ptr<Call> call_;
   bool cancelled_ = false;
@@ -309,9 +309,9 @@ class GrpcStream : public EnvStream {
 
 }  // namespace
 
-// gRPC reads connections in threads that wait for one of them. While all streams wait for their learner (it may compile
-// its net for a minute), nobody does, and gRPC looks itself, at one connection each time: by default every 5 seconds,
-// so that of more than a few streams not all answers to a keepalive are seen in time. This is enough for hundreds.
+// Threads that wait for a connection make gRPC read it. While the learner is busy (it may compile its net for a
+// minute), none waits, and a timer of gRPC reads one connection per tick, by default every 5 seconds. With more than a
+// few streams that is too slow for the answers to keepalives. At 20 ms it is fast enough for hundreds of streams.
 void poll_idle_connections() { setenv("GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS", "20", /*overwrite=*/0); }
 
 void check(const GrpcOptions& options) {
@@ -320,8 +320,7 @@ void check(const GrpcOptions& options) {
     const std::string port = colon == std::string::npos ? "" : options.address.substr(colon + 1);
     if (colon == 0 || port.empty() || port.find_first_not_of("0123456789") != std::string::npos) {
       throw std::invalid_argument("\"" + options.address +
-                                  "\" is no address of an environment server: expected "
-                                  "unix:/path or host:port");
+                                  "\" is not an address of an environment server: expected unix:/path or host:port");
     }
   }
   if (!options.token.empty() && options.root_certificates.empty() && !options.insecure && !is_unix(options.address) &&

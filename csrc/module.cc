@@ -1,4 +1,4 @@
-// The Python module `libbeast`. What it says to users is in libbeast.pyi.
+// The Python module `libbeast`. Its documentation is in libbeast.pyi.
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -24,8 +24,6 @@ std::optional<std::chrono::milliseconds> duration(Milliseconds timeout_ms) {
   if (!timeout_ms) return std::nullopt;
   return std::chrono::milliseconds(*timeout_ms);
 }
-
-Pending pending(bool drain) { return drain ? Pending::kDrain : Pending::kDrop; }
 
 void bind_errors(py::module_& module) {
   py::register_exception<ClosedBatchingQueue>(module, "ClosedBatchingQueue", PyExc_RuntimeError);
@@ -65,7 +63,7 @@ void bind_batching_queue(py::module_& module) {
       .def("__next__", next)
       .def("size", &BatchingQueue::size)
       .def("is_closed", &BatchingQueue::is_closed)
-      .def("close", [](BatchingQueue& queue, bool drain) { queue.close(pending(drain)); }, py::arg("drain") = false);
+      .def("close", &BatchingQueue::close);
 }
 
 void bind_dynamic_batcher(py::module_& module) {
@@ -73,7 +71,7 @@ void bind_dynamic_batcher(py::module_& module) {
     ArrayNest nest;
     try {
       nest = nest_from_python(outputs);
-    } catch (const std::exception& error) {  // the callers learn it too
+    } catch (const std::exception& error) {  // the callers get the error, too
       batch.set_error(error.what());
       throw;
     }
@@ -81,9 +79,7 @@ void bind_dynamic_batcher(py::module_& module) {
   };
   py::class_<Batch, std::shared_ptr<Batch>>(module, "Batch")
       .def("get_inputs", [](const Batch& batch) { return nest_to_python(batch.inputs()); })
-      .def("set_outputs", set_outputs, py::arg("outputs"))
-      .def("set_error", &Batch::set_error, py::arg("message"))
-      .def("__len__", &Batch::num_rows);
+      .def("set_outputs", set_outputs, py::arg("outputs"));
 
   const auto make = [](int64_t batch_dim, int64_t minimum_batch_size, int64_t maximum_batch_size,
                        Milliseconds timeout_ms, bool check_outputs) {
@@ -115,9 +111,7 @@ void bind_dynamic_batcher(py::module_& module) {
       .def("__next__", next)
       .def("size", &DynamicBatcher::size)
       .def("is_closed", &DynamicBatcher::is_closed)
-      .def(
-          "close", [](DynamicBatcher& batcher, bool drain) { batcher.close(pending(drain)); },
-          py::arg("drain") = false);
+      .def("close", &DynamicBatcher::close);
 }
 
 }  // namespace

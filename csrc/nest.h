@@ -1,4 +1,4 @@
-// Nests: a leaf, a tuple of nests, or a dict of nests by name (kept in key order).
+// A nest is a leaf, a tuple of nests, or a dict of nests in the order of their keys.
 #pragma once
 
 #include <map>
@@ -25,11 +25,10 @@ class Nest {
   bool is_tuple() const { return std::holds_alternative<Tuple>(value_); }
   bool is_dict() const { return std::holds_alternative<Dict>(value_); }
   const T& leaf() const { return std::get<T>(value_); }
-  T& leaf() { return std::get<T>(value_); }
   const Tuple& tuple() const { return std::get<Tuple>(value_); }
   const Dict& dict() const { return std::get<Dict>(value_); }
 
-  // Calls function(leaf) on every leaf, in order: tuples by index, dicts by key.
+  // Calls function(leaf) for every leaf in order: tuples by index, dicts by key.
   template <typename Function>
   void for_each(Function&& function) const {
     if (is_leaf()) {
@@ -63,7 +62,7 @@ class Nest {
     return leaves;
   }
 
-  // A nest of this structure with `leaves` in the order of flatten(); throws std::invalid_argument on a wrong count.
+  // A nest of this structure with `leaves` in the order of flatten(). Throws std::invalid_argument on a wrong count.
   template <typename U>
   Nest<U> pack_as(const std::vector<U>& leaves) const {
     size_t next = 0;
@@ -76,7 +75,7 @@ class Nest {
     return map([&](const T&) { return leaves[next++]; });
   }
 
-  // The first leaf; throws std::invalid_argument where there is none.
+  // The first leaf. Throws std::invalid_argument if there is none.
   const T& front() const {
     const T* first = nullptr;
     for_each([&](const T& leaf) { first = first ? first : &leaf; });

@@ -15,8 +15,9 @@
 namespace beast {
 namespace {
 
-// Objects that a thread without the GIL let go of. Such a thread does not wait for the GIL: it would slow down an
-// actor, and end the process while the interpreter shuts down.
+// Python objects that a thread without the GIL has released, to be freed by one that has it. The thread does not take
+// the GIL itself: waiting for it would slow down an actor, and while the interpreter shuts down it would end the
+// process.
 class ReleasedObjects {
  public:
   void add(PyObject* object) {
@@ -34,7 +35,7 @@ class ReleasedObjects {
       objects.swap(objects_);
       waiting_ = false;
     }
-    for (PyObject* object : objects) Py_DECREF(object);  // may run any code: no lock held
+    for (PyObject* object : objects) Py_DECREF(object);  // runs arbitrary code, so without the lock
   }
 
  private:
@@ -62,7 +63,7 @@ ReleasedObjects& released_objects() {
 std::shared_ptr<void> owner_of(py::object object) {
   return std::shared_ptr<void>(object.release().ptr(), [](void* p) {
     auto* const object = static_cast<PyObject*>(p);
-    if (!Py_IsInitialized()) return;  // shutting down: the object goes with the process
+    if (!Py_IsInitialized()) return;  // shut down: the object ends with the process
     if (PyGILState_Check()) {
       Py_DECREF(object);
     } else {
@@ -77,14 +78,14 @@ void remember_main_thread() { main_thread = PyThread_get_thread_ident(); }
 
 std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
-// A module's attribute, looked up once and never let go. The GIL guards `cache`; a C++ static's own lock would deadlock
-// with it, for an import lets other threads run.
+// A module's attribute, looked up once and never freed. The GIL guards `cache`. The lock of a C++ static could deadlock
+// with the GIL, because an import releases it.
 py::handle attribute(py::handle& cache, const char* module, const char* name) {
   if (!cache) cache = py::object(py::module_::import(module).attr(name)).release();
   return cache;
 }
 
-// torch.Tensor, or null as long as nobody has imported torch: until then no object can be one.
+// torch.Tensor, or null before torch is imported: no object can be a tensor then.
 py::handle torch_tensor_type() {
   static py::handle type;
   if (type) return type;
@@ -93,7 +94,7 @@ py::handle torch_tensor_type() {
   return torch && py::hasattr(torch, "Tensor") ? attribute(type, "torch", "Tensor") : py::handle();
 }
 
-// torch.from_numpy, or None where torch is not installed.
+// torch.from_numpy, or None if torch is not installed.
 py::handle torch_from_numpy() {
   static py::handle function;
   try {
@@ -135,7 +136,7 @@ Array array_from_numpy(py::array array) {
   if (!dtype) {
     throw py::type_error("cannot take an array of dtype " + std::string(py::str(array.dtype())) + kRemedy);
   }
-  // What is handed on may be written to by whoever gets it, and torch needs aligned items.
+  // Whoever receives the memory may write to it, and torch needs aligned items.
   if (!array.writeable() || !(array.flags() & py::detail::npy_api::NPY_ARRAY_ALIGNED_)) array = array.attr("copy")();
   Shape shape(array.shape(), array.shape() + array.ndim());
   const Shape strides(array.strides(), array.strides() + array.ndim());
@@ -230,7 +231,8 @@ py::object nest_to_python(const ArrayNest& nest) {
 bool on_main_thread() { return PyThread_get_thread_ident() == main_thread; }
 
 void take_gil_again(PyThreadState* thread) {
-  // Python would end this thread, and C++ frames do not survive that everywhere. From 3.14 on it does the same as this.
+  // Before 3.14 Python ends such a thread, which can crash in C++ frames. From 3.14 on it hangs the thread as we do
+  // here.
   while (!Py_IsInitialized() && !on_main_thread()) std::this_thread::sleep_for(std::chrono::hours(1));
   PyEval_RestoreThread(thread);
 }

@@ -1,4 +1,4 @@
-// Between Python and the core: nests both ways, the GIL, Ctrl-C. Only the binding files include this.
+// Helpers of the bindings: converting nests to and from Python, the GIL, Ctrl-C. Only the binding files include this.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -13,32 +13,33 @@ namespace beast {
 
 namespace py = pybind11;
 
-// Tuples, lists and dicts with str keys of numpy arrays, torch tensors on the CPU, anything with the buffer protocol or
-// `__dlpack__`, and Python and numpy scalars (0-d arrays). Memory is shared where it is writable and C-contiguous, else
-// copied. Throws TypeError or ValueError naming what cannot be taken. The GIL must be held.
+// Takes tuples, lists and dicts with str keys. Leaves are numpy arrays, torch tensors on the CPU, objects with the
+// buffer protocol or `__dlpack__`, and Python and numpy scalars (0-d arrays). Shares their memory if it is writable and
+// C-contiguous, else copies it. Throws TypeError or ValueError with the name of what it cannot take. Needs the GIL.
 ArrayNest nest_from_python(py::handle object);
 
-// Tuples, and dicts in key order, of torch tensors where torch is installed, else of numpy arrays; they share the
-// Arrays' memory and keep it alive. The GIL must be held.
+// Returns tuples, and dicts in key order, of torch tensors, or of numpy arrays if torch is not installed. They share
+// the Arrays' memory and keep it alive. Needs the GIL.
 py::object nest_to_python(const ArrayNest& nest);
 
-// Called once, by the module: learns which thread runs signal handlers, in forked children too.
+// Finds out which thread runs signal handlers, here and in forked children. The module calls it once.
 void watch_main_thread();
 
-// The next three are without_gil()'s.
-bool on_main_thread();                       // Python's: the one that runs signal handlers
+// The next three are for without_gil().
+bool on_main_thread();                       // the thread that runs Python's signal handlers
 void take_gil_again(PyThreadState* thread);  // does not return in a daemon thread while the interpreter shuts down
-void free_released_objects();                // decrements what threads without the GIL let go of; GIL held
+void free_released_objects();                // those that threads without the GIL have released; needs the GIL
 
-// Returns function(interrupt), called without the GIL; `interrupt` throws when a signal handler raised (Ctrl-C), and
-// that exception is the one that comes out. Every call that may block or copy much goes through here.
+// Calls function(interrupt) without the GIL and returns its result. `interrupt` throws if a signal handler has raised
+// an exception (Ctrl-C), and without_gil() then throws that exception. Every call that may block or copies much memory
+// goes through here.
 template <typename Function>
 auto without_gil(Function&& function) {
   using Result = std::invoke_result_t<Function, const Interrupt&>;
   struct SignalHandlerRaised {};
 
   PyThreadState* const thread = PyEval_SaveThread();
-  Interrupt interrupt;  // stays empty in other threads: they run no signal handlers
+  Interrupt interrupt;  // stays empty in other threads, which run no signal handlers
   if (on_main_thread()) {
     interrupt = [thread] {
       PyEval_RestoreThread(thread);
@@ -48,7 +49,7 @@ auto without_gil(Function&& function) {
       if (raised) throw SignalHandlerRaised();
     };
   }
-  // The GIL is not taken in a destructor: a thread that ends in there (interpreter shutdown) would end the process.
+  // Not in a destructor: if taking the GIL ends the thread (interpreter shutdown), that would end the process.
   std::exception_ptr error;
   std::conditional_t<std::is_void_v<Result>, bool, std::optional<Result>> result{};
   try {

@@ -19,7 +19,7 @@ using google::protobuf::io::CodedInputStream;
 using google::protobuf::io::ZeroCopyInputStream;
 
 constexpr int kMaxFields = 4096;
-constexpr int kMaxDims = 30;   // numpy and DLPack consumers take 32 and more, time and environment are two of them
+constexpr int kMaxDims = 30;   // numpy 1 allows 32, and two are needed for time and environment
 constexpr int kMaxDepth = 32;  // of the observation's structure
 constexpr size_t kMaxTextBytes = 64 << 10;
 
@@ -27,7 +27,7 @@ constexpr uint32_t tag_of(int field_number) {
   return WireFormatLite::MakeTag(field_number, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
 }
 
-// What every row tells beside the observation, all of shape [].
+// The fields that every row has beside the observation, all of shape [].
 const std::pair<const char*, DType> kRequired[] = {{"reward", DType::kFloat32},     {"done", DType::kBool},
                                                    {"episode_step", DType::kInt32}, {"episode_return", DType::kFloat32},
                                                    {"terminated", DType::kBool},    {"truncated", DType::kBool}};
@@ -42,16 +42,16 @@ Field check_field(const rpc::Field& field, int64_t num_envs) {
   }
   if (checked.shape.size() > kMaxDims) {
     throw HandshakeError(name + " has " + std::to_string(checked.shape.size()) + " dimensions, at most " +
-                         std::to_string(kMaxDims) + " are possible");
+                         std::to_string(kMaxDims) + " are allowed");
   }
-  // Dimensions of size 0 count as 1 here, so that no product of the others overflows anywhere later on.
+  // Dimensions of size 0 count as 1 here. So the product of the others is limited, too, and never overflows later.
   int64_t bytes = num_envs * static_cast<int64_t>(item_size(checked.dtype));
   for (int64_t size : checked.shape) {
     if (size < 0) throw HandshakeError(name + " has shape " + to_string(checked.shape) + ": sizes must be 0 or more");
     if (size > kMaxRowBytes / bytes) {
       throw HandshakeError(name + " has shape " + to_string(checked.shape) + ", which for " + std::to_string(num_envs) +
-                           " environments exceeds the largest row, of " + std::to_string(kMaxRowBytes) +
-                           " bytes: use fewer environments per stream");
+                           " environments exceeds the largest row (" + std::to_string(kMaxRowBytes) +
+                           " bytes): serve fewer environments per stream");
     }
     bytes *= std::max<int64_t>(size, 1);
   }
@@ -66,12 +66,12 @@ Nest<int64_t> check_structure(const rpc::Structure& structure, std::vector<bool>
     case rpc::Structure::kField: {
       const uint32_t index = structure.field();
       if (index >= used.size()) {
-        throw HandshakeError("the observation has field number " + std::to_string(index) + ", but there are only " +
+        throw HandshakeError("the observation uses field number " + std::to_string(index) + ", but there are only " +
                              std::to_string(used.size()) + " fields");
       }
       if (used[index]) {
-        throw HandshakeError("the observation has field number " + std::to_string(index) +
-                             " twice, or it is one that every row has (reward, done, …)");
+        throw HandshakeError("the observation uses field number " + std::to_string(index) +
+                             ", which is used already or belongs to every row (reward, done, …)");
       }
       used[index] = true;
       return Nest<int64_t>(int64_t{index});
@@ -102,12 +102,12 @@ StreamSpec check_hello(const rpc::ServerHello& hello) {
   spec.env = hello.env();
   spec.num_envs = hello.num_envs();
   if (spec.num_envs < 1 || spec.num_envs > kMaxEnvs) {
-    throw HandshakeError("a stream of " + std::to_string(spec.num_envs) + " environments; 1 to " +
-                         std::to_string(kMaxEnvs) + " are possible");
+    throw HandshakeError("the stream has " + std::to_string(spec.num_envs) + " environments, must be 1 to " +
+                         std::to_string(kMaxEnvs));
   }
   if (hello.fields_size() > kMaxFields) {
-    throw HandshakeError("a row of " + std::to_string(hello.fields_size()) + " fields; at most " +
-                         std::to_string(kMaxFields) + " are possible");
+    throw HandshakeError("a row has " + std::to_string(hello.fields_size()) + " fields, at most " +
+                         std::to_string(kMaxFields) + " are allowed");
   }
   std::set<std::string> names;
   for (const rpc::Field& field : hello.fields()) {
@@ -117,8 +117,8 @@ StreamSpec check_hello(const rpc::ServerHello& hello) {
   const std::vector<size_t> sizes = field_bytes(spec);
   const int64_t row_bytes = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});  // 4096 fields below 2 GiB each
   if (row_bytes > kMaxRowBytes) {
-    throw HandshakeError("a row of " + std::to_string(row_bytes) + " bytes; at most " + std::to_string(kMaxRowBytes) +
-                         " are possible: use fewer environments per stream");
+    throw HandshakeError("a row has " + std::to_string(row_bytes) + " bytes, at most " + std::to_string(kMaxRowBytes) +
+                         " are allowed: serve fewer environments per stream");
   }
   std::vector<bool> used(spec.fields.size(), false);
   for (const auto& [name, dtype] : kRequired) {
@@ -140,10 +140,10 @@ StreamSpec check_hello(const rpc::ServerHello& hello) {
 }
 
 [[noreturn]] void throw_malformed() {
-  throw ConnectionError("a message that is not one of rpcenv.proto: is this a server of environments?");
+  throw ConnectionError("received a message that is not one of rpcenv.proto: is this an environment server?");
 }
 
-// Bytes in UTF-8 of the character that begins at `text`, or 0 if none does.
+// The number of bytes of the UTF-8 character that begins at `text`, or 0 if it is not valid.
 size_t utf8_length(const unsigned char* text, size_t available) {
   const unsigned char first = text[0];
   if (first < 0x80) return 1;
@@ -182,8 +182,8 @@ std::string actions_message(const Array& actions) {
 
 StreamSpec read_hello(ZeroCopyInputStream* input, size_t length) {
   if (length > kMaxHelloBytes) {
-    throw HandshakeError("the server's first message has " + std::to_string(length) + " bytes, a hello at most " +
-                         std::to_string(kMaxHelloBytes));
+    throw HandshakeError("the server's hello has " + std::to_string(length) + " bytes, at most " +
+                         std::to_string(kMaxHelloBytes) + " are allowed");
   }
   rpc::FromServer message;
   if (!message.ParseFromZeroCopyStream(input)) throw_malformed();
@@ -209,13 +209,13 @@ void read_row(ZeroCopyInputStream* input, size_t length, const std::vector<size_
     uint32_t size = 0;
     switch (tag) {
       case tag_of(rpc::FromServer::kRowFieldNumber):
-        if (found) throw ConnectionError("two rows in one message");
+        if (found) throw ConnectionError("received two rows in one message");
         if (!coded.ReadVarint32(&size)) throw_malformed();
         if (size != row_bytes) {
-          throw ConnectionError("a row of " + std::to_string(size) + " bytes; its hello announced rows of " +
+          throw ConnectionError("received a row of " + std::to_string(size) + " bytes, but the hello announced " +
                                 std::to_string(row_bytes));
         }
-        if (length - coded.CurrentPosition() < row_bytes) throw ConnectionError("a message that is cut off");
+        if (length - coded.CurrentPosition() < row_bytes) throw ConnectionError("received a message that is cut off");
         for (size_t i = 0; i < sizes.size(); ++i) {
           if (sizes[i] && !coded.ReadRaw(destinations[i], static_cast<int>(sizes[i]))) throw_malformed();
         }
@@ -230,13 +230,13 @@ void read_row(ZeroCopyInputStream* input, size_t length, const std::vector<size_
         throw EnvError(readable(text));
       }
       case tag_of(rpc::FromServer::kHelloFieldNumber):
-        throw ConnectionError("a second hello where a row was expected");
+        throw ConnectionError("received a second hello instead of a row");
       default:
         if (!WireFormatLite::SkipField(&coded, tag)) throw_malformed();
     }
   }
   if (!coded.ConsumedEntireMessage()) throw_malformed();
-  if (!found) throw ConnectionError("an empty message where a row was expected");
+  if (!found) throw ConnectionError("received an empty message instead of a row");
 }
 
 std::string readable(const std::string& text) {

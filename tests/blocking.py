@@ -8,14 +8,12 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE
 
 libbeast = pytest.importorskip("libbeast", reason="libbeast is not built: python setup.py build_ext --inplace")
-
-PATIENCE = 60  # seconds: far more than anything here takes on a loaded machine, and only ever spent by a failing test
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +24,7 @@ def ended_if_it_hangs():
         raise AssertionError(f"the test still hung after {2 * PATIENCE} s")
 
     before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(2 * PATIENCE)
+    signal.alarm(int(2 * PATIENCE))
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
@@ -37,8 +35,8 @@ class InThread:
 
     def __init__(self, function, *args):
         self._outcome = None
-        self._thread = threading.Thread(target=self._run, args=(function, args), daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, args=(function, args), daemon=True)
+        self.thread.start()
 
     def _run(self, function, args):
         try:
@@ -47,10 +45,10 @@ class InThread:
             self._outcome = None, error
 
     def is_done(self) -> bool:
-        return not self._thread.is_alive()
+        return not self.thread.is_alive()
 
     def result(self):
-        self._thread.join(PATIENCE)
+        self.thread.join(PATIENCE)
         assert self.is_done(), f"still blocked after {PATIENCE} s"
         value, error = self._outcome
         if error is not None:
@@ -58,16 +56,9 @@ class InThread:
         return value
 
 
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"not true after {PATIENCE} s"
-        time.sleep(0.002)
-
-
 def stays_blocked(call: InThread, seconds: float = 0.3) -> bool:
     """Whether the call does not return within so many seconds; it can only be wrong in the direction of a pass."""
-    call._thread.join(seconds)
+    call.thread.join(seconds)
     return not call.is_done()
 
 
@@ -95,16 +86,26 @@ BLOCKING_CALLS = {
 }
 
 
+INTERRUPT = """
+def interrupt():
+    wait_until_asleep(os.getpid())  # the main thread has the number of its process
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
 def run_script(call: str, script: str) -> str:
     """The output of a Python process that defines `block` and `release` of this blocking call, then runs `script`.
 
     A process of its own, for what would hang the tests' own interpreter when it fails, or end it.
     """
     preamble = "import atexit, os, signal, sys, threading, time\nimport numpy as np\nimport libbeast\n"
+    preamble += "sys.modules['torch'] = None  # batches are numpy arrays: to import torch would take most of the time\n"
+    preamble += "from waiting import wait_until_asleep\n" + INTERRUPT
     source = preamble + textwrap.dedent(BLOCKING_CALLS[call]) + textwrap.dedent(script)
     process = subprocess.Popen(
         [sys.executable, "-c", source],
         cwd=Path(libbeast.__file__).parent,  # so that it imports the same one
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

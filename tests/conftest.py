@@ -1,5 +1,33 @@
-"""A shell ignores Ctrl-C for what it starts in the background, and children inherit that; the tests need it."""
+"""What holds for all tests: Ctrl-C works, torch takes one core, and a program's main() can be called here."""
 
+import os
 import signal
+import sys
 
+import pytest
+
+# A shell ignores Ctrl-C for what it starts in the background, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Tests run side by side, and so do the processes that they start. torch reads this when it is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def run_main(monkeypatch, capfd):
+    """`run_main(module, *arguments)`: exit code and output of its main() with this command line, without another
+    interpreter."""
+
+    def run(module, *arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", [module.__file__, *arguments])
+        capfd.readouterr()
+        code: object = 0
+        try:
+            module.main()
+        except SystemExit as exited:
+            code = exited.code or 0
+        if not isinstance(code, int):  # an interpreter prints it and exits with 1
+            print(code, file=sys.stderr)
+            code = 1
+        return code, "".join(capfd.readouterr())
+
+    return run

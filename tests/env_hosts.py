@@ -6,13 +6,15 @@ import os
 import queue
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
+from waiting import PATIENCE
 
-from beast import wire
+from beast.feeds import wire
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -37,6 +39,7 @@ class ServerProcess:
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "compat")]),
         }
+        began = time.monotonic()
         with open(self._errors, "a") as errors:
             self.process = subprocess.Popen(
                 [*prefix, sys.executable, *command, *flags],
@@ -49,9 +52,14 @@ class ServerProcess:
         line = self.process.stdout.readline()  # "serving … on <address>", once it does
         assert line.startswith("serving "), f"{line}{self.errors()}"
         self.address = line.split()[-1]
+        self.start_seconds = time.monotonic() - began
 
     def errors(self) -> str:
         return self._errors.read_text()
+
+    def exit_code(self) -> int:
+        """Of a server that has a reason to end now, after a check that it does not take long for it."""
+        return self.process.wait(max(5, 5 * self.start_seconds))  # an idle machine starts it in one second
 
     def __enter__(self) -> ServerProcess:
         return self
@@ -75,7 +83,7 @@ class Stream:
             wire.STREAM,
             request_serializer=wire.FromLearner.SerializeToString,
             response_deserializer=wire.FromServer.FromString,
-        )(iter(self._out.get, None), timeout=60)
+        )(iter(self._out.get, None), timeout=PATIENCE)
         self.send(first or wire.FromLearner(hello=wire.LearnerHello(**{"protocol": wire.PROTOCOL, "seed": 1, **hello})))
         self.hello = self.receive().hello if wait_for_hello else None
 
@@ -100,7 +108,7 @@ class Stream:
 
     def act(self, actions: np.ndarray) -> dict[str, np.ndarray]:
         """The row that these actions lead to."""
-        self.send(wire.FromLearner(actions=wire.array_message(actions)))
+        self.send(wire.FromLearner(actions=array_message(actions)))
         return self.row()
 
     def end(self) -> tuple[grpc.StatusCode, str]:
@@ -121,6 +129,13 @@ class Stream:
 
     def __exit__(self, *exception) -> None:
         self.close()
+
+
+def array_message(array: np.ndarray):
+    """An Array message with a copy of `array`. Raises InputError for a dtype that the protocol does not have."""
+    array = np.asarray(array)
+    data = array.astype(wire.little_endian(array.dtype), copy=False).tobytes()
+    return wire.Array(dtype=array.dtype.name, shape=array.shape, data=data)
 
 
 def make_certificate(directory: Path, names: str) -> tuple[Path, Path]:

@@ -10,9 +10,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from beast.wire import DTYPES
+from beast.feeds.wire import DTYPES
 
-_meeting = threading.Barrier(2, timeout=20)
+_meeting = threading.Barrier(2, timeout=60)
 
 
 class _Toy(gymnasium.Env):

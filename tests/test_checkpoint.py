@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from waiting import PATIENCE
 
-from beast import checkpoint
-from beast.checkpoint import CheckpointError
+from beast.errors import InputError, MissingFile
+from beast.run import checkpoint
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_loading_runs_no_code_from_the_file(tmp_path):
 
     path = tmp_path / "checkpoint.pt"
     torch.save({"beast_checkpoint": checkpoint.FORMAT, "net": Malicious()}, path)
-    with pytest.raises(CheckpointError, match="not a checkpoint of Beast's"):
+    with pytest.raises(InputError, match="not a checkpoint of Beast's"):
         checkpoint.load(path)
     assert not (tmp_path / "owned").exists()
 
@@ -67,7 +68,7 @@ def test_a_truncated_checkpoint_is_refused_by_name(tmp_path, state, share):
     checkpoint.save(path, state)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: truncated, damaged or no checkpoint at all"):
+    with pytest.raises(InputError, match=r"checkpoint\.pt: truncated, damaged or no checkpoint at all"):
         checkpoint.load(path)
 
 
@@ -78,30 +79,30 @@ def test_a_single_flipped_bit_in_the_weights_is_noticed(tmp_path):
     middle = bytes(content).index(np.float32(3).tobytes() * 500) + 1001
     content[middle] ^= 1
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="checksum"):
+    with pytest.raises(InputError, match="checksum"):
         checkpoint.load(path)
 
 
 def test_foreign_and_missing_files_are_refused_and_say_what_to_do(tmp_path):
     path = tmp_path / "checkpoint.pt"
-    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: there is no such checkpoint; .*train first"):
+    with pytest.raises(MissingFile, match=r"checkpoint\.pt: there is no such checkpoint; .*train first"):
         checkpoint.load(path)
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(InputError, match="cannot be read"):
         checkpoint.load(tmp_path)
     for content in (b"some text\n", pickle.dumps({"beast_checkpoint": 1})):
         path.write_bytes(content)
-        with pytest.raises(CheckpointError, match="no checkpoint at all"):
+        with pytest.raises(InputError, match="no checkpoint at all"):
             checkpoint.load(path)
     for foreign in ({"weight": torch.zeros(2)}, torch.zeros(2)):
         torch.save(foreign, path)
-        with pytest.raises(CheckpointError, match="no field beast_checkpoint"):
+        with pytest.raises(InputError, match="no field beast_checkpoint"):
             checkpoint.load(path)
 
 
 def test_a_checkpoint_of_another_format_is_refused_with_both_numbers(tmp_path):
     torch.save({"beast_checkpoint": 99}, tmp_path / "checkpoint.pt")
     expected = f"format 99, and this version of Beast reads format {checkpoint.FORMAT}"
-    with pytest.raises(CheckpointError, match=expected):
+    with pytest.raises(InputError, match=expected):
         checkpoint.load(tmp_path / "checkpoint.pt")
 
 
@@ -123,7 +124,7 @@ def test_a_failed_save_leaves_the_old_checkpoint_and_no_rubbish(tmp_path, monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", disk_full)
-    with pytest.raises(CheckpointError, match="No space left on device.*free space"):
+    with pytest.raises(InputError, match="No space left on device.*free space"):
         checkpoint.save(path, {"steps": 2})
     assert os.listdir(tmp_path) == ["checkpoint.pt"]
     assert checkpoint.load(path) == {"steps": 1}
@@ -139,18 +140,22 @@ def test_leftovers_of_killed_writers_are_removed_and_nothing_else(tmp_path):
 KILL_WRITERS = """
 import glob, os, random, signal, sys, time
 import torch
-from beast import checkpoint
+from beast.run import checkpoint
 
 torch.set_num_threads(1)  # OpenMP's threads do not live on in a forked writer
 path, random = sys.argv[1], random.Random(0)
+began = time.monotonic()
 checkpoint.save(path, {"count": 0, "weights": torch.zeros(1_000_000)})
+seconds_of_a_save = time.monotonic() - began
 newest = interrupted = 0
 for _ in range(30):
     writer = os.fork()
     if not writer:
         for count in range(newest + 1, 10**9):
             checkpoint.save(path, {"count": count, "weights": torch.full((1_000_000,), float(count))})
-    time.sleep(random.uniform(0, 0.06))
+    while not glob.glob(path + ".tmp*"):
+        time.sleep(0.001)
+    time.sleep(random.uniform(0, 2 * seconds_of_a_save))
     os.kill(writer, signal.SIGKILL)
     os.waitpid(writer, 0)
     interrupted += bool(glob.glob(path + ".tmp*"))
@@ -168,7 +173,7 @@ def test_kill_9_during_saving_leaves_a_whole_checkpoint(tmp_path):
         cwd=Path(__file__).parent.parent,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     interrupted, saved = map(int, done.stdout.split())

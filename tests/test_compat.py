@@ -4,15 +4,17 @@ import collections
 import contextlib
 import sys
 import threading
-import time
+from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 import torch
-from env_hosts import ROOT, ServerProcess, Stream
+from env_hosts import ROOT, ServerProcess, Stream, array_message
+from waiting import PATIENCE, wait_until
 
-from beast import wire
+from beast.envs.rows import ENV_FIELDS
+from beast.feeds import wire
 
 sys.path.insert(0, str(ROOT / "compat"))
 import nest  # noqa: E402
@@ -117,14 +119,11 @@ def served(env_class, address: str):
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        deadline = time.monotonic() + 20
-        while not (ROOT / address.removeprefix("unix:")).exists():
-            assert thread.is_alive() and time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: Path(address.removeprefix("unix:")).exists())
         yield server
     finally:
         server.stop()
-        thread.join(20)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
 
 
@@ -172,7 +171,7 @@ def test_every_stream_has_an_environment_of_its_own_and_any_action_will_do(tmp_p
         assert first["observation/0"] != second["observation/0"]
         assert one.act(np.array([2.5], np.float32))["reward"] == 2.5
         assert other.act(np.array([True]))["reward"] == 1.0
-        other.send(wire.FromLearner(actions=wire.array_message(np.array([1, 2]))))
+        other.send(wire.FromLearner(actions=array_message(np.array([1, 2]))))
         assert "int64 [2], the env server takes int64 [1]" in other.end()[1]
 
 
@@ -182,7 +181,7 @@ def test_an_old_environment_that_raises_tells_the_learner(tmp_path, capfd):
         for _ in range(2):
             with Stream(address) as stream:
                 stream.row()
-                stream.send(wire.FromLearner(actions=wire.array_message(np.array([13]))))
+                stream.send(wire.FromLearner(actions=array_message(np.array([13]))))
                 assert "RuntimeError: this old toy breaks on 13" in stream.receive().error
                 assert stream.end()[0] == grpc.StatusCode.ABORTED
     assert "this old toy breaks on 13" in capfd.readouterr().err
@@ -196,7 +195,7 @@ def test_an_observation_that_changes_its_form_is_refused_rather_than_broadcast(s
 
     env = libtorchbeast.FourValueEnv(Changing())
     row = {name: np.zeros((1, *shape), dtype) for name, (shape, dtype) in env.observation_fields.items()}
-    row |= {name: np.zeros(1) for name in libtorchbeast.env_server.ROW_FIELDS}
+    row |= {name: np.zeros(1) for name in ENV_FIELDS}
     env.reset(0, row)
     with pytest.raises(ValueError, match="the first one was float64 .3.|differ in structure"):
         env.step(np.zeros(1), row)
@@ -209,7 +208,7 @@ def test_a_server_runs_once_at_a_time_and_stops_only_when_it_runs(tmp_path):
             server.run()
     with pytest.raises(RuntimeError, match="not running"):
         server.stop()
-    assert not (tmp_path / "old").exists()
+    wait_until(lambda: not (tmp_path / "old").exists(), "gRPC removes the socket in a thread of its own")
 
 
 def test_a_server_that_other_machines_can_reach_must_be_wanted():
@@ -320,7 +319,7 @@ def test_a_learner_in_torchbeasts_style_learns_and_stops(tmp_path):
         for batch in inference_batcher:
             env_outputs, agent_state = batch.get_inputs()
             frame, reward, done, *_ = EnvOutput._make(env_outputs)
-            assert frame.shape[0] == reward.shape[0] == 1 and frame.shape[1] == len(batch) and frame.shape[2] == 2
+            assert frame.shape == (1, reward.shape[1], 2) and len(reward) == 1
             with torch.no_grad():
                 logits = model(frame)
             action = torch.multinomial(torch.softmax(logits[0], dim=1), 1).view(1, -1)
@@ -369,11 +368,11 @@ def test_a_learner_in_torchbeasts_style_learns_and_stops(tmp_path):
         threads = [threading.Thread(target=watched, args=(work,)) for work in (infer, learn, learn, actors.run)]
         for thread in threads:
             thread.start()
-        learned = done_learning.wait(90)
+        learned = done_learning.wait(PATIENCE)
         inference_batcher.close()
         learner_queue.close()
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE)
         assert not any(thread.is_alive() for thread in threads)
     assert not failures and learned, f"mean reward {rewards[-20:]}"
     assert actors.count() >= len(rewards) * UNROLL * BATCH

@@ -9,7 +9,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from beast.distributions import action_shape_dtype, distribution, encode_action, encoded_action_width, policy_width
+from beast.envs.spaces import action_shape_dtype, encoded_action_width, policy_width
+from beast.learn.distributions import distribution, encode_action
 
 BOX = spaces.Box(-2.0, 2.0, (2, 3), dtype=np.float64)
 GRID = spaces.MultiDiscrete(np.array([[2, 3], [4, 5]]))
@@ -147,6 +148,25 @@ def test_the_log_standard_deviation_is_clamped_on_both_sides():
     policy = distribution(space, torch.tensor([0.0, 0.0, -100.0, 100.0]))
     assert policy.log_std.tolist() == [-5.0, 2.0]
     assert policy.log_prob(torch.zeros(2)).item() == pytest.approx(5.0 - 2.0 - 2 * 0.5 * math.log(2 * math.pi))
+
+
+@pytest.mark.parametrize("start, inside", [(6.0, 1.0), (-9.0, -4.0)])
+def test_outside_its_bounds_a_log_standard_deviation_has_a_gradient_back_and_none_further_out(start, inside):
+    space, action = spaces.Box(-1.0, 1.0, (1,)), torch.tensor([math.exp(inside)])  # most probable at that deviation
+    parameters = torch.tensor([0.0, start], requires_grad=True)
+    bound = max(min(start, 2.0), -5.0)
+    for step in range(200):
+        policy = distribution(space, parameters)
+        assert step > 0 or policy.log_std.item() == bound
+        (gradient,) = torch.autograd.grad(-policy.log_prob(action).sum(), parameters)
+        if step == 0:
+            assert gradient[1].item() == pytest.approx(1 - math.exp(2 * (inside - bound))), "that at the bound"
+        parameters = (parameters - 0.1 * gradient * torch.tensor([0.0, 1.0])).detach().requires_grad_()
+    assert parameters[1].item() == pytest.approx(inside, abs=0.01)
+
+    parameters = torch.tensor([0.0, start], requires_grad=True)
+    outward = distribution(space, parameters).log_std.sum() * (-1 if start > 0 else 1)  # as a loss
+    assert torch.autograd.grad(outward, parameters)[0].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("space", SUPPORTED)

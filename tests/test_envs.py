@@ -1,7 +1,10 @@
 """Environments and the rows they write."""
 
+import copy
 import subprocess
 import sys
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 
 import gymnasium
@@ -11,10 +14,15 @@ import toy_envs
 from ale_py import Action
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import create_empty_array
 
 from beast import envs
-from beast.envs import EnvGroup, finished_episodes
+from beast.envs.atari import ATARI_FRAMES_PER_EPISODE, LifeEpisodes
+from beast.envs.film import Film
+from beast.envs.groups import EnvGroup, finished_episodes
+from beast.envs.spaces import env_actions, observation_fields
+from beast.errors import InputError, MissingFile, MissingPackage
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 SCALARS = {
@@ -37,7 +45,8 @@ def new_rows(group: EnvGroup, num_rows: int) -> dict:
 
 
 def row(rows: dict, t: int) -> dict:
-    return {**{n: rows[n][t] for n in SCALARS}, "obs": {n: a[t] for n, a in rows["obs"].items()}}
+    kinds = [kind for kind in ("obs", "final_obs") if kind in rows]
+    return {**{n: rows[n][t] for n in SCALARS}, **{kind: {n: a[t] for n, a in rows[kind].items()} for kind in kinds}}
 
 
 def play(group: EnvGroup, num_steps: int, seed: int = 0, actions=None) -> dict:
@@ -130,6 +139,122 @@ def test_every_finished_episode_is_told_once_over_consecutive_rollouts(mode, unr
     assert all(type(total) is float and type(length) is int for total, length in told)
 
 
+def rows_with_final_observations(group: EnvGroup, num_rows: int) -> dict:
+    rows = new_rows(group, num_rows)
+    return {**rows, "final_obs": {name: np.full_like(array, 55) for name, array in rows["obs"].items()}}
+
+
+class Cut(gymnasium.Env):
+    """Observes what its space samples; keeps all observations in `shown`. Every third step truncates, and every
+    second of these terminates too."""
+
+    def __init__(self, observation_space):
+        self.observation_space, self.action_space = copy.deepcopy(observation_space), spaces.Discrete(2)
+        self.shown, self.count = [], 0
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.shown.append(self.observation_space.sample())
+        return self.shown[-1], {}
+
+    def step(self, action):
+        self.count += 1
+        self.shown.append(self.observation_space.sample())
+        return self.shown[-1], 0.0, self.count % 6 == 0, self.count % 3 == 0, {}
+
+
+BOX = spaces.Box(0, 1, (3,), np.float32)
+NESTED = spaces.Dict({"place": spaces.Dict({"x": BOX, "room": spaces.Discrete(9)}), "image": spaces.MultiBinary(4)})
+
+
+@pytest.mark.parametrize("vector_env", [SyncVectorEnv, partial(AsyncVectorEnv, shared_memory=False)])
+@pytest.mark.parametrize("space", [BOX, NESTED])
+def test_a_same_step_row_holds_the_last_observation_of_an_episode_that_it_truncates(vector_env, space):
+    group = EnvGroup(vector_env([partial(Cut, space)] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
+    assert group.final_observations
+    rows = rows_with_final_observations(group, 8)
+    group.reset(4, row(rows, 0))
+    for t in range(1, 8):
+        group.step(np.zeros(2, np.int64), row(rows, t))
+    group.close()
+    for k in range(2):
+        env = Cut(space)
+        env.reset(seed=4 + k)
+        for _ in range(7):
+            if env.step(0)[3]:
+                env.reset()
+        for name, final in rows["final_obs"].items():
+            keys = name.split(".") if isinstance(space, spaces.Dict) else []
+            for t, last in ((3, 3), (6, 7)):  # observation 4 of the list begins the second episode
+                np.testing.assert_array_equal(
+                    final[t, k], reduce(getitem, keys, env.shown[last]), err_msg=f"{name} {t}"
+                )
+                np.testing.assert_array_equal(rows["obs"][name][t, k], reduce(getitem, keys, env.shown[last + 1]))
+            assert (final[0] == 0).all(), "a reset leaves zeros"
+            assert (final[[1, 2, 4, 5, 7]] == 55).all(), "other rows are left alone"
+    assert rows["truncated"][:, 0].tolist() == [0, 0, 0, 1, 0, 0, 1, 0]
+    assert rows["terminated"][:, 0].tolist() == [0, 0, 0, 0, 0, 0, 1, 0], "what has a final observation may bootstrap"
+
+
+class TruncatesAsTold(VectorEnv):
+    """Two envs under SAME_STEP; `info` is what a step gives beside the truncation of both."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    num_envs = 2
+    single_action_space = spaces.Discrete(2)
+
+    def __init__(self, observation_space, info: dict):
+        self.single_observation_space, self.info = observation_space, info
+
+    def reset(self, *, seed=None, options=None):
+        return create_empty_array(self.single_observation_space, 2), {}
+
+    def step(self, actions):
+        observations = create_empty_array(self.single_observation_space, 2)
+        return observations, np.zeros(2), np.zeros(2, bool), np.ones(2, bool), self.info
+
+
+@pytest.mark.parametrize(
+    ("space", "info", "terminated"),
+    [
+        (BOX, {}, [1, 1]),
+        (BOX, {"final_obs": np.full((2, 3), 0.5)}, [0, 0]),  # as ale-py gives it
+        (BOX, {"final_obs": np.full((2, 3), 0.5), "_final_obs": np.array([True, False])}, [0, 1]),
+        (spaces.Dict({"a": BOX}), {"final_obs": {"a": np.full((2, 3), 0.5)}}, [0, 0]),
+    ],
+)
+def test_a_truncation_without_a_final_observation_terminates_so_that_nothing_bootstraps(space, info, terminated):
+    group = EnvGroup(TruncatesAsTold(space, info))
+    rows = rows_with_final_observations(group, 2)
+    group.reset(0, row(rows, 0))
+    group.step(np.zeros(2, np.int64), row(rows, 1))
+    assert rows["terminated"][1].tolist() == terminated
+    assert rows["truncated"][1].tolist() == [1, 1] and rows["done"][1].tolist() == [1, 1]
+    (final,) = rows["final_obs"].values()
+    assert final[1, :, 0].tolist() == [0.5 if not ended else 55 for ended in terminated]
+
+
+def test_rows_without_final_observations_and_next_step_environments_are_as_they_were():
+    group = EnvGroup(TruncatesAsTold(BOX, {}))
+    rows = play(group, 1)
+    assert not rows["terminated"].any() and rows["truncated"][1].all()
+    assert not EnvGroup(SyncVectorEnv([Scripted])).final_observations
+
+
+def test_an_atari_vector_env_under_same_step_gives_its_final_observations():
+    group = EnvGroup(envs.make("ALE/Pong-v5", 2, max_num_frames_per_episode=40, autoreset_mode=AutoresetMode.SAME_STEP))
+    plain = EnvGroup(envs.make("ALE/Pong-v5", 2, max_num_frames_per_episode=40))
+    rows, expected = rows_with_final_observations(group, 11), play(plain, 10, seed=3)
+    group.reset(3, row(rows, 0))
+    for t in range(1, 11):
+        group.step(np.zeros(2, np.int64), row(rows, t))
+    assert rows["truncated"][10].all() and not rows["terminated"].any()
+    np.testing.assert_array_equal(rows["final_obs"]["obs"][10], expected["obs"]["obs"][10])
+    assert (rows["obs"]["obs"][10] != expected["obs"]["obs"][10]).any(), "that is the next episode's first"
+    group.close(), plain.close()
+
+
 def test_a_reset_forgets_what_came_before_it():
     group = EnvGroup(SyncVectorEnv([Scripted, Scripted]))
     rows = new_rows(group, 5)
@@ -189,7 +314,7 @@ def test_the_frame_limit_of_an_atari_game_truncates_and_does_not_terminate():
     assert not rows["terminated"].any()
     assert np.flatnonzero(rows["done"][:, 0]).tolist() == [0, 11, 22]
     assert [length for _, length in finished_episodes(rows)] == [10, 10]
-    assert envs.ATARI_FRAMES_PER_EPISODE == 108_000
+    assert ATARI_FRAMES_PER_EPISODE == 108_000
 
 
 class LivesAsTold(VectorEnv):
@@ -219,7 +344,7 @@ class LivesAsTold(VectorEnv):
 def test_a_life_terminates_the_next_begins_with_fire_and_returns_carry_on_until_the_game_ends():
     go, end = (False, False), (True, False)
     env = LivesAsTold((2, *go), (2, *go), (1, *go), (1, *go), (0, *go), (0, *end), (2, *go), (2, *go))
-    rows = play(EnvGroup(envs.LifeEpisodes(env)), 7, actions=lambda t: np.array([3]))
+    rows = play(EnvGroup(LifeEpisodes(env)), 7, actions=lambda t: np.array([3]))
     assert env.actions == [3, 3, 1, 3, 3, 3, 3], "FIRE takes the place of the void action after a lost life"
     assert rows["terminated"][:, 0].tolist() == [0, 0, 1, 0, 0, 1, 0, 0], "no lives left is not yet the end"
     assert rows["done"][:, 0].tolist() == [1, 0, 0, 1, 0, 0, 1, 0]
@@ -232,7 +357,7 @@ def test_a_life_terminates_the_next_begins_with_fire_and_returns_carry_on_until_
 def test_a_game_cut_off_in_the_step_that_costs_a_life_is_over():
     go, cut = (False, False), (False, True)
     env = LivesAsTold((2, *go), (1, *cut), (2, *go), (2, *go))
-    rows = play(EnvGroup(envs.LifeEpisodes(env)), 3, actions=lambda t: np.array([3]))
+    rows = play(EnvGroup(LifeEpisodes(env)), 3, actions=lambda t: np.array([3]))
     assert env.actions == [3, 3, 3], "the next game begins by the reset, not by FIRE"
     assert not rows["terminated"].any() and rows["truncated"][:, 0].tolist() == [0, 1, 0, 0]
     assert finished_episodes(rows) == [(1.0, 1)]
@@ -241,7 +366,7 @@ def test_a_game_cut_off_in_the_step_that_costs_a_life_is_over():
 def test_a_game_cut_off_in_the_step_that_begins_a_life_leaves_two_final_rows_and_is_told_once():
     go, cut = (False, False), (False, True)
     env = LivesAsTold((2, *go), (1, *go), (1, *cut), (2, *go), (2, *go))
-    rows = play(EnvGroup(envs.LifeEpisodes(env)), 4)
+    rows = play(EnvGroup(LifeEpisodes(env)), 4)
     assert rows["terminated"][:, 0].tolist() == [0, 1, 0, 0, 0]
     assert rows["truncated"][:, 0].tolist() == [0, 0, 1, 0, 0]
     assert rows["done"][:, 0].tolist() == [1, 0, 0, 1, 0]
@@ -250,7 +375,7 @@ def test_a_game_cut_off_in_the_step_that_begins_a_life_leaves_two_final_rows_and
 
 def test_a_noframeskip_v4_id_means_no_ops_and_fire_at_the_start_lives_as_episodes_and_no_sticky_actions():
     env = envs.make("BreakoutNoFrameskip-v4", 3)
-    assert isinstance(env, envs.LifeEpisodes)
+    assert isinstance(env, LifeEpisodes)
     assert env.single_observation_space == spaces.Box(0, 255, (4, 84, 84), np.uint8)
     assert env.single_action_space == spaces.Discrete(4)
     starts = env.reset(seed=1)[1]["episode_frame_number"]
@@ -344,20 +469,20 @@ def test_minatar_has_all_six_actions_and_plays_as_the_original_does():
     ],
 )
 def test_an_unknown_id_is_named_with_the_nearest_that_exist(env_id, near):
-    with pytest.raises(ValueError, match=f"no environment is called '{env_id}'") as error:
+    with pytest.raises(InputError, match=f"no environment is called '{env_id}'") as error:
         envs.make(env_id, 1)
     assert near in str(error.value)
 
 
 def test_impossible_requests_are_refused_with_what_to_do(monkeypatch, tmp_path):
-    with pytest.raises(ValueError, match="num_envs is 0"):
+    with pytest.raises(InputError, match="num_envs is 0"):
         envs.make("CartPole-v1", 0)
-    with pytest.raises(ValueError, match="episodic_life is for Atari ids"):
+    with pytest.raises(InputError, match="episodic_life is for Atari ids"):
         envs.make("CartPole-v1", 1, episodic_life=True)
-    with pytest.raises(ImportError, match="no_such_module"):
+    with pytest.raises(MissingPackage, match="no_such_module"):
         envs.make("no_such_module:Env-v0", 1)
     monkeypatch.setenv("ALE_ROMS_DIR", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="put pong.bin into ALE_ROMS_DIR=.*or unset"):
+    with pytest.raises(MissingFile, match="put pong.bin into ALE_ROMS_DIR=.*or unset"):
         envs.make("ALE/Pong-v5", 1)
 
 
@@ -388,8 +513,9 @@ def test_the_module_stays_small_and_imports_no_torch():
     code = """
 import sys
 from beast import envs
+from beast.envs.groups import EnvGroup
 for env_id in ("PongNoFrameskip-v4", "CartPole-v1"):
-    envs.EnvGroup(envs.make(env_id, 1))
+    EnvGroup(envs.make(env_id, 1))
 try:
     envs.make("MinAtar/Breakout-v0", 1)
 except ImportError:
@@ -468,7 +594,7 @@ def test_the_parts_of_a_tuple_are_nested_again():
 @pytest.mark.parametrize("action", [-1, 4, np.iinfo(np.int64).max])
 def test_an_action_that_the_space_does_not_have_is_refused_before_the_env_hangs_on_it(action):
     with pytest.raises(ValueError, match=r"not all in Discrete\(4\)"):
-        envs.env_actions(spaces.Discrete(4), np.array([0, action]))
+        env_actions(spaces.Discrete(4), np.array([0, action]))
 
 
 def test_parts_of_dict_observations_get_their_own_names_nested_ones_joined_by_dots():
@@ -503,10 +629,10 @@ def test_parts_of_dict_observations_get_their_own_names_nested_ones_joined_by_do
 
 def test_observation_spaces_that_have_no_array_are_refused_and_so_are_two_of_one_name():
     with pytest.raises(ValueError, match="Text.*is not supported; supported are Box"):
-        envs.observation_fields(spaces.Dict({"text": spaces.Text(5)}))
+        observation_fields(spaces.Dict({"text": spaces.Text(5)}))
     box = spaces.Box(0, 1, (1,))
     with pytest.raises(ValueError, match="'a.b'"):
-        envs.observation_fields(spaces.Dict({"a": spaces.Dict({"b": box}), "a.b": box}))
+        observation_fields(spaces.Dict({"a": spaces.Dict({"b": box}), "a.b": box}))
 
 
 def test_an_env_that_does_not_reset_itself_is_refused():
@@ -570,7 +696,7 @@ def test_a_film_of_atari_is_in_color_and_ends_with_the_first_game(tmp_path):
     group, path = EnvGroup(env), tmp_path / "game.mp4"
     rows = new_rows(group, 2)
     group.reset(5, row(rows, 0))
-    film = envs.Film("ALE/Breakout-v5", env, str(path), 5)
+    film = Film("ALE/Breakout-v5", env, str(path), 5)
     for t in range(10):
         action = np.array([t % 4])
         group.step(action, row(rows, 1))

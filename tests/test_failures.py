@@ -1,5 +1,6 @@
 """What happens when something dies: real processes, real signals."""
 
+import contextlib
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
@@ -36,6 +38,7 @@ class Training:
         }
         self.shared_memory = set(os.listdir("/dev/shm"))
         self.output = open(tmp_path / "output", "w+")
+        self.began = time.monotonic()
         self.process = subprocess.Popen(
             [sys.executable, *script, *command], stdout=self.output, stderr=self.output, env=environment, cwd=tmp_path
         )
@@ -56,43 +59,54 @@ class Training:
         return found
 
     def actors(self) -> list[psutil.Process]:
-        return [process for process in self.family() if "--beast-actor" in process.cmdline()]
+        found = []
+        for process in self.family():
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                found += [process] if "--beast-actor" in process.cmdline() else []
+        return found
 
     def wait_until_training(self) -> None:
+        """Until it has started and two rows of metrics are written; `self.start_seconds` is how long that took."""
         self.wait_for(lambda: (self.run / "metrics.csv").exists() and len(self.rows()) >= 2, "two rows of metrics")
+        self.start_seconds = time.monotonic() - self.began
 
     def rows(self) -> list[str]:
         return (self.run / "metrics.csv").read_text().splitlines()[1:]
 
-    def wait_for(self, condition, what: str, seconds: float = 60) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
+    def wait_for(self, condition, what: str) -> None:
+        def is_so() -> bool:
             assert self.process.poll() is None, f"exited with {self.process.returncode} before {what}:\n{self.text()}"
-            assert time.monotonic() < deadline, f"no {what} within {seconds} s:\n{self.text()}"
-            time.sleep(0.05)
+            return condition()
+
+        wait_until(is_so, lambda: f"{what}\n{self.text()}")
 
     def text(self) -> str:
         return (self.tmp_path / "output").read_text()
 
-    def end(self, within: float) -> int:
-        """The exit code, after a check that it came in time and that nothing is left behind."""
-        began = time.monotonic()
+    def end(self) -> int:
+        """The exit code, after a check that nothing is left behind."""
         try:
-            code = self.process.wait(within + 30)
+            code = self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            raise AssertionError(f"still running {within + 30:.0f} s later:\n{self.text()}") from None
+            raise AssertionError(f"still running {PATIENCE:.0f} s later:\n{self.text()}") from None
+        wait_until(lambda: not self.family(), "processes left behind")
+        wait_until(lambda: set(os.listdir("/dev/shm")) <= self.shared_memory, "shared memory left behind")
+        return code
+
+    def end_promptly(self) -> int:
+        """The same of a run that has a reason to end now, after a check that it does not take long for it."""
+        began = time.monotonic()
+        code = self.end()
         took = time.monotonic() - began
-        assert took < within, f"took {took:.1f} s to end:\n{self.text()}"
-        deadline = time.monotonic() + 2
-        while self.family() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not self.family(), "processes left behind"
-        assert set(os.listdir("/dev/shm")) <= self.shared_memory, "shared memory left behind"
+        limit = max(PROMPTLY, self.start_seconds / 2)
+        assert took < limit, f"took {took:.1f} s to end, more than {limit:.1f}:\n{self.text()}"
         return code
 
 
-PROMPTLY = 2.0  # seconds: the promise of README.md, "How it works"
+# Seconds: the promise of README.md, "How it works". On a busy machine it is half of what the start took there: an idle
+# machine starts in four seconds and ends in one.
+PROMPTLY = 2.0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -100,7 +114,7 @@ def test_an_interrupted_run_writes_a_checkpoint_and_exits_with_zero(tmp_path, nu
     training = Training(tmp_path)
     training.wait_until_training()
     training.process.send_signal(number)
-    assert training.end(PROMPTLY) == 0, training.text()
+    assert training.end_promptly() == 0, training.text()
     assert (training.run / "checkpoint.pt").exists()
 
 
@@ -116,21 +130,21 @@ def test_a_killed_actor_is_restarted_and_training_goes_on(tmp_path):
     training.wait_for(lambda: len(training.rows()) >= rows + 5, "rows after the restart")
     assert "was killed by signal 9 (SIGKILL)" in training.text()
     training.process.send_signal(signal.SIGTERM)
-    assert training.end(PROMPTLY) == 0
+    assert training.end_promptly() == 0
 
 
 def test_a_killed_actor_that_may_not_be_restarted_ends_the_run_and_is_named(tmp_path):
     training = Training(tmp_path, "--max_env_restarts", "0")
     training.wait_until_training()
     training.actors()[0].kill()
-    assert training.end(PROMPTLY) == 1
+    assert training.end_promptly() == 1
     assert re.search(r"actor \d was killed by signal 9", training.text())
     assert (training.run / "checkpoint.pt").exists()
 
 
 def test_an_environment_that_raises_ends_the_run_with_its_own_traceback_once_restarts_are_used_up(tmp_path):
     training = Training(tmp_path, "--env", "toy_envs:CrashAtStep-v0", "--max_env_restarts", "1")
-    assert training.end(60) == 1
+    assert training.end() == 1
     text = training.text()
     assert "Restarting it (1 of --max_env_restarts 1)" in text
     assert "toy_envs.py" in text and "Traceback" in text, "the environment's own traceback is told"
@@ -139,20 +153,20 @@ def test_an_environment_that_raises_ends_the_run_with_its_own_traceback_once_res
 
 def test_an_environment_that_cannot_be_reset_ends_the_run_with_its_own_traceback(tmp_path):
     training = Training(tmp_path, "--env", "toy_envs:CrashInReset-v0", "--max_env_restarts", "1")
-    assert training.end(60) == 1
+    assert training.end() == 1
     assert "toy_envs.py" in training.text() and "Traceback" in training.text()
 
 
 def test_an_environment_that_hangs_counts_as_dead_after_the_timeout(tmp_path):
-    training = Training(tmp_path, "--env", "toy_envs:Hang-v0", "--max_env_restarts", "0", "--env_timeout", "3")
-    assert training.end(60) == 1
-    assert "did not answer for 3 s (--env_timeout)" in training.text()
+    flags = ["--env", "toy_envs:Hang-v0", "--num_actors", "1", "--max_env_restarts", "0", "--env_timeout", "5"]
+    training = Training(tmp_path, *flags)
+    assert training.end() == 1
+    assert "did not answer for 5 s (--env_timeout)" in training.text()
     seconds = float(re.search(r"where the ([\d.]+) seconds went", training.text())[1])
-    for actor in ("actor 0", "actor 1"):  # neither told of the step that never ended, but it is in the profile
-        stages = re.search(rf"^ +{actor} +(.*)$", training.text(), re.MULTILINE)[1]
-        shares = {name: float(share) for name, share in (stage.split() for stage in stages.split(" · "))}
-        assert sum(shares.values()) == pytest.approx(100, abs=3), shares
-        assert shares["step"] / 100 * seconds > 2.5, shares
+    stages = re.search(r"^ +actor 0 +(.*)$", training.text(), re.MULTILINE)[1]
+    shares = {name: float(share) for name, share in (stage.split() for stage in stages.split(" · "))}
+    assert sum(shares.values()) == pytest.approx(100, abs=3), shares
+    assert shares["step"] / 100 * seconds > 2.5, "the actor did not tell of the step that never ended"
 
 
 def test_an_exception_in_the_learner_ends_the_run_with_its_traceback_and_a_checkpoint(tmp_path):
@@ -165,7 +179,7 @@ def compute_loss(*arguments, original=monobeast.compute_loss, calls=[]):
 monobeast.compute_loss = compute_loss
 """
     training = Training(tmp_path, code=code)
-    assert training.end(60) == 1
+    assert training.end() == 1
     assert "ValueError: fifty updates are enough" in training.text() and "Traceback" in training.text()
     assert "fifty updates are enough" in (training.run / "out.log").read_text()
     assert (training.run / "checkpoint.pt").exists()
@@ -173,15 +187,15 @@ monobeast.compute_loss = compute_loss
 
 def test_an_exception_in_inference_ends_the_run_with_its_traceback(tmp_path):
     code = """
-def act(self, numbers, original=monobeast.Inference._act, calls=[]):
+def newest(self, original=monobeast.PublishedWeights.newest, calls=[]):
     calls.append(None)
     if len(calls) > 500:
         raise RuntimeError("no more actions")
-    return original(self, numbers)
-monobeast.Inference._act = act
+    return original(self)
+monobeast.PublishedWeights.newest = newest
 """
     training = Training(tmp_path, code=code)
-    assert training.end(60) == 1
+    assert training.end() == 1
     assert "RuntimeError: no more actions" in training.text()
 
 
@@ -192,7 +206,7 @@ def test_what_an_environment_started_itself_ends_with_its_actor(tmp_path):
     training.actors()[0].kill()  # this one cannot close its environments
     training.wait_for(lambda: "Restarting it" in training.text(), "restart")
     training.process.send_signal(signal.SIGTERM)
-    assert training.end(PROMPTLY) == 0
+    assert training.end_promptly() == 0
 
 
 def test_actors_end_with_a_main_process_that_was_killed(tmp_path):
@@ -200,7 +214,7 @@ def test_actors_end_with_a_main_process_that_was_killed(tmp_path):
     training.wait_until_training()
     assert len(training.actors()) == 2
     training.process.kill()
-    assert training.end(PROMPTLY) == -signal.SIGKILL
+    assert training.end_promptly() == -signal.SIGKILL
 
 
 def test_updates_with_nan_are_skipped_and_counted_and_too_many_in_a_row_stop_the_run(tmp_path):
@@ -212,7 +226,7 @@ def compute_loss(*arguments, original=monobeast.compute_loss, calls=[]):
 monobeast.compute_loss = compute_loss
 """
     training = Training(tmp_path, "--max_bad_updates", "3", code=code)
-    assert training.end(60) == 1
+    assert training.end() == 1
     assert "NaN or Inf in 3 updates in a row (--max_bad_updates 3)" in training.text()
     import torch
 

@@ -6,11 +6,15 @@ import csv
 import numpy as np
 import pytest
 import torch
+from lock_step import new_net, spaces_of, step
 
 import monobeast
-from beast.machine import pin_memory
-from beast.rollout import RolloutMemory
-from beast.tensors import SeenObservations, SlotTensors, map_tensors
+from beast.feeds.memory import RolloutMemory
+from beast.feeds.remote import SeenObservations
+from beast.feeds.shared_memory import SharedMemoryFeed
+from beast.feeds.slot_tensors import SlotTensors
+from beast.learn.nests import map_tensors
+from beast.run.hardware import pin_memory
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -27,10 +31,18 @@ def test_slots_are_pinned_and_released_again():
     assert not any(tensor.is_pinned() for tensor in tensors)
 
 
+def test_slots_that_cannot_be_pinned_are_reported_and_the_next_kernel_runs():
+    memory = RolloutMemory({"reward": ((), "float32")}, 3, 20, 16)
+    unpin, messages = pin_memory(memory.buffer, torch.device("cuda"), print), []
+    pin_memory(memory.buffer, torch.device("cuda"), messages.append)()  # CUDA refuses to pin memory twice
+    assert len(messages) == 1 and "slots are not pinned" in messages[0]
+    assert (torch.ones(1, device="cuda") + 1).item() == 2
+    unpin()
+
+
 def test_outputs_on_a_gpu_are_those_on_a_cpu():
     flags = monobeast.Flags(env="PongNoFrameskip-v4", core="lstm")
-    observation_spaces, action_space = monobeast.probe_env(flags)
-    net = monobeast.Net(observation_spaces, action_space, flags)
+    net, observation_spaces = new_net(flags), spaces_of(flags).observations
     inputs = {
         "obs": {"obs": torch.randint(0, 256, (2, 3, *observation_spaces["obs"].shape), dtype=torch.uint8)},
         "reward": torch.randn(2, 3),
@@ -59,7 +71,7 @@ def test_a_run_trains_on_a_gpu_and_resumes_there(tmp_path, variant):
 
 def test_an_update_does_not_make_the_host_wait_and_its_numbers_come_with_the_next_one():
     flags = monobeast.validate(monobeast.Flags(env="PongNoFrameskip-v4", device="cuda", max_bad_updates=2))
-    learner = monobeast.make_learner(flags, *monobeast.probe_env(flags))
+    learner = monobeast.make_learner(flags, spaces_of(flags))
     T, B = flags.unroll_length, flags.batch_width
     zeros = torch.zeros(T + 1, B)
     batch = {
@@ -71,20 +83,20 @@ def test_an_update_does_not_make_the_host_wait_and_its_numbers_come_with_the_nex
         "policy_logits": torch.zeros(T + 1, B, 6),
     }
     batch = map_tensors(lambda x: x.cuda(), batch)
-    assert learner.update(batch, ()) == {}
+    assert step(flags, learner, batch, ()) == {}
     torch.cuda.set_sync_debug_mode("error")
     try:
-        stats = learner.update(batch, ())
+        stats = step(flags, learner, batch, ())
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert np.isfinite(stats["losses/total_loss"]) and learner.steps == T * B
     batch["reward"] = batch["reward"] * torch.nan
     before = [parameter.clone() for parameter in learner.net.parameters()]
-    learner.update(batch, ())
-    learner.update(batch, ())
+    step(flags, learner, batch, ())
+    step(flags, learner, batch, ())
     assert all(torch.equal(a, b) for a, b in zip(before, learner.net.parameters()))
     with pytest.raises(FloatingPointError, match="in 2 updates in a row"):
-        learner.update(batch, ())
+        step(flags, learner, batch, ())
     learner.settle()
     assert learner.steps == 5 * T * B and learner.bad_updates == 3
 
@@ -92,23 +104,32 @@ def test_an_update_does_not_make_the_host_wait_and_its_numbers_come_with_the_nex
 @pytest.mark.parametrize("num_actors", [1, 3])
 def test_rows_go_up_once_and_the_learner_sees_what_the_actors_wrote(tmp_path, monkeypatch, num_actors):
     uploads: list[tuple[int, int]] = []
-    upload, learn = SlotTensors.upload, monobeast.Training.learn
+    upload, rollouts = SlotTensors.upload, SharedMemoryFeed.rollouts
 
     def count(self, slot, row):
         uploads.append((slot, row))
         upload(self, slot, row)
 
-    def compare(self, rollouts, batches, publish):
-        rollouts, batches = list(rollouts), list(batches)
-        for name in ("reward", "done", "terminated", "truncated"):
-            seen = torch.cat([batch[name] for batch, _ in batches], dim=1).cpu().numpy()
-            np.testing.assert_array_equal(seen, np.concatenate([rollout[name] for rollout in rollouts], axis=1))
-        images = torch.cat([batch["obs"]["obs"] for batch, _ in batches], dim=1).cpu().numpy()
-        np.testing.assert_array_equal(images, np.concatenate([r["obs"]["obs"] for r in rollouts], axis=1))
-        learn(self, rollouts, batches, publish)
+    def compare(self):
+        """The default group of 16 gives four batches; they are compared when the last one was trained."""
+        taken, take = [], self._take
+        self._take = lambda number: taken.clear() or taken.extend(take(number)) or taken
+        batches = []
+        for batch, core_state in rollouts(self):
+            batches.append(map_tensors(torch.clone, batch))
+            yield batch, core_state
+            if len(batches) < 4:
+                continue
+            slot = self.memory.rollout(taken[0])
+            for name in ("reward", "done", "terminated", "truncated"):
+                seen = torch.cat([batch[name] for batch in batches], dim=1).cpu().numpy()
+                np.testing.assert_array_equal(seen, slot[name])
+            images = torch.cat([batch["obs"]["obs"] for batch in batches], dim=1).cpu().numpy()
+            np.testing.assert_array_equal(images, slot["obs"]["obs"])
+            batches.clear()
 
     monkeypatch.setattr(SlotTensors, "upload", count)
-    monkeypatch.setattr(monobeast.Training, "learn", compare)
+    monkeypatch.setattr(SharedMemoryFeed, "rollouts", compare)
     flags = {"env": "PongNoFrameskip-v4", "device": "cuda", "root": str(tmp_path), "num_actors": num_actors}
     monobeast.train(monobeast.Flags(**flags, name="run", total_steps=20_000, log_steps=5000, tensorboard=False))
     # A group's first row, and then rows 1 to T of each rollout: row 0 of the next one is copied on the GPU.

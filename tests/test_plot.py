@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,8 +8,7 @@ import numpy as np
 import pytest
 
 import plot
-
-ROOT = Path(__file__).parent.parent
+from beast.errors import MissingPackage
 
 
 def make_run(path: Path, returns, steps=None, **config) -> str:
@@ -93,13 +91,11 @@ def test_an_error_names_the_path_and_what_it_has(tmp_path):
         read([make_run(tmp_path / "c", ["high"])])
 
 
-def test_the_command_writes_an_image_with_one_line_a_group(tmp_path):
+def test_the_command_writes_an_image_with_one_line_a_group(tmp_path, run_main):
     paths = [make_run(tmp_path / f"a{seed}", [1, 2, 3], seed=seed) for seed in (1, 2)]
     out = tmp_path / "images" / "curve.png"
-    command = [sys.executable, str(ROOT / "plot.py"), *paths, "--x", "frames", "--smooth", "2", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"written to {out}\n"
+    told = run_main(plot, *paths, "--x", "frames", "--smooth", "2", "--out", str(out))
+    assert told == (0, f"written to {out}\n")
     assert out.read_bytes().startswith(b"\x89PNG") and out.stat().st_size > 10_000
 
     figure = plot.draw(plot.group_seeds(read(paths, "frames")), plot.Flags(paths=tuple(paths), x="frames"))
@@ -117,5 +113,5 @@ def test_impossible_arguments_end_with_one_line_that_says_what_to_change(monkeyp
 
 def test_missing_matplotlib_is_named_with_its_remedy(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ValueError, match="pip install matplotlib"):
+    with pytest.raises(MissingPackage, match="pip install matplotlib"):
         plot.draw(plot.group_seeds(read([make_run(tmp_path / "a", [1])])), plot.Flags(paths=("a",)))

@@ -1,69 +1,62 @@
 """PolyBeast: the same agent as MonoBeast, trained through real env servers."""
 
 import csv
-import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import toy_envs  # noqa: F401  registers its environments
+from waiting import PATIENCE, wait_until
 
 import monobeast
 
 pytest.importorskip("libbeast", reason="libbeast is not built: pip install .")
-from test_monobeast import LockStep, small_flags
+from lock_step import new_net, spaces_of
 
 import polybeast
-from beast.tensors import SeenObservations, map_tensors
+from beast.envs.rows import rollout_fields
+from beast.feeds import remote
+from beast.feeds.remote import SeenObservations
+from beast.learn.nests import map_tensors
+from beast.run import checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ["--group_width", "4", "--batch_width", "4", "--unroll_length", "8", "--hidden_size", "64", "--core_size", "32"]
 
 
-def poly_flags(flags: monobeast.Flags) -> polybeast.Flags:
-    """The same agent."""
-    known = {field.name for field in dataclasses.fields(polybeast.Flags)}
-    return polybeast.Flags(**{k: v for k, v in dataclasses.asdict(flags).items() if k in known})
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"env": "toy_envs:Dict-v0", "core": "lstm"},
-        {"env": "toy_envs:Tuple-v0", "core": "gru", "ppo_clip": 0.0, "reduction": "sum"},
-        {"env": "Pendulum-v1", "optimizer": "rmsprop"},
-        {"env": "MinAtar/Breakout-v0"},
-        {"env": "PongNoFrameskip-v4", "net": "deep", "group_width": 2, "batch_width": 2, "unroll_length": 4},
-    ],
-)
-def test_both_variants_give_identical_outputs_loss_gradients_and_step_on_the_same_batch(changes):
-    flags = small_flags(**changes)
-    lock_step = LockStep(flags)
-    for _ in range(3):
-        _, rollout, core_state = lock_step.next_rollout()
-    results = []
-    for variant, variant_flags in ((monobeast, flags), (polybeast, poly_flags(flags))):
-        net = variant.Net(*monobeast.probe_env(flags), variant_flags)
-        net.load_state_dict(lock_step.net.state_dict())
-        optimizer = variant.make_optimizer(variant_flags, net)
-        outputs = net(rollout, core_state)
-        loss, stats = variant.compute_loss(variant_flags, net, lock_step.action_space, rollout, core_state)
-        loss.backward()
-        gradients = [parameter.grad.clone() for parameter in net.parameters()]
-        optimizer.step()
-        leaves: list = []
-        map_tensors(leaves.append, (outputs, stats, tuple(gradients), tuple(net.state_dict().values())))
-        results.append([*leaves, loss])
-    assert len(results[0]) == len(results[1]) > 20
-    for mono, poly in zip(*results):
-        assert torch.equal(torch.as_tensor(mono), torch.as_tensor(poly))
+def test_an_edit_of_the_agents_file_is_what_both_variants_train(tmp_path):
+    """A fork's edits of net, loss and update, in a copy of the checkout."""
+    fork = tmp_path / "fork"
+    shutil.copytree(ROOT, fork, ignore=shutil.ignore_patterns(".*", "runs", "build", "benchmarks", "tests", "csrc"))
+    agent = (fork / "monobeast.py").read_text()
+    edits = {
+        "        return self.policy(x), self.baseline(x)": "        x = x * self.gain\n",
+        "        self.baseline = orthogonal(": "        self.gain = nn.Parameter(torch.full((), 0.5))\n",
+        '            "losses/entropy": entropy / count,': '            "losses/edited_loss": loss.detach() * 0 + 17,\n',
+        "    step_unless(optimizer, is_bad)": '    stats["losses/edited_update"] = norm * 0 + 19\n',
+    }
+    for line, edit in edits.items():
+        assert agent.count(line) == 1
+        agent = agent.replace(line, edit + line)
+    (fork / "monobeast.py").write_text(agent)
+    for script in ("monobeast.py", "polybeast.py"):
+        command = [sys.executable, str(fork / script), "--root", str(tmp_path), "--name", "run", "--env", "CartPole-v1"]
+        command += [*SMALL, "--no_tensorboard", "--total_steps", "2000", "--log_steps", "500", "--optimizer", "rmsprop"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        written = rows(tmp_path)[-1]
+        assert float(written["losses/edited_loss"]) == 17 and float(written["losses/edited_update"]) == 19
+        gain = checkpoint.load(tmp_path / "run" / "checkpoint.pt")["net"]["gain"]
+        assert float(gain) != 0.5, "the edited net was trained"
+        shutil.rmtree(tmp_path / "run")
 
 
 def start(tmp_path, *arguments: str) -> subprocess.Popen:
@@ -77,9 +70,15 @@ def start(tmp_path, *arguments: str) -> subprocess.Popen:
     )
 
 
-def finish(process: subprocess.Popen, seconds: float = 120) -> str:
-    output = process.communicate(timeout=seconds)[0]
-    return output
+def finish(process: subprocess.Popen) -> str:
+    return process.communicate(timeout=PATIENCE)[0]
+
+
+@pytest.fixture
+def run_here(tmp_path, run_main, monkeypatch):
+    """A function of arguments: exit code and output of the same run in this process."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")  # of the env servers
+    return partial(run_main, polybeast, "--root", str(tmp_path), "--name", "run", "--no_tensorboard", *SMALL)
 
 
 def rows(tmp_path) -> list[dict]:
@@ -87,31 +86,29 @@ def rows(tmp_path) -> list[dict]:
         return list(csv.DictReader(file))
 
 
-def test_it_trains_with_servers_of_its_own_resumes_and_plays(tmp_path):
+def test_it_trains_with_servers_of_its_own_resumes_and_plays(tmp_path, run_here):
     arguments = ["--env", "CartPole-v1", "--core", "lstm", "--log_steps", "500"]
     process = start(tmp_path, *arguments, "--total_steps", "2000")
     output = finish(process)
     assert process.returncode == 0, output
-    process = start(tmp_path, *arguments, "--total_steps", "4000")
-    output = finish(process)
-    assert process.returncode == 0 and "resumed at step 2," in output, output
+    code, output = run_here(*arguments, "--total_steps", "4000")
+    assert code == 0 and "resumed at step 2," in output, output
     steps = [int(row["step"]) for row in rows(tmp_path)]
     assert steps == sorted(steps) and steps[-1] >= 4000
-    process = start(tmp_path, "--mode", "test", "--episodes", "3")
-    output = finish(process)
-    assert process.returncode == 0 and "over 3 whole games" in output, output
+    code, output = run_here("--mode", "test", "--episodes", "3")
+    assert code == 0 and "over 3 whole games" in output, output
     assert len(json.loads((tmp_path / "run" / "test.json").read_text())["returns"]) == 3
     assert not [process for process in running_servers() if str(tmp_path) in process]
 
 
 def test_the_columns_that_wait_are_counted_at_every_update_of_a_row_of_metrics(tmp_path, monkeypatch):
-    size, sizes = polybeast.libbeast.BatchingQueue.size, []
+    size, sizes = remote.libbeast.BatchingQueue.size, []
 
     def counted(queue):
         sizes.append(size(queue))
         return sizes[-1]
 
-    monkeypatch.setattr(polybeast.libbeast.BatchingQueue, "size", counted)
+    monkeypatch.setattr(remote.libbeast.BatchingQueue, "size", counted)
     flags = {"env": "CartPole-v1", "root": str(tmp_path), "name": "run", "group_width": 4, "batch_width": 2}
     polybeast.train(polybeast.Flags(**flags, total_steps=10_000, log_steps=1000, tensorboard=False))
     first, momentary = 0, 0
@@ -168,14 +165,6 @@ def servers_of(pid: int) -> list[int]:
     return [int(line.split()[0]) for line in running_servers() if int(line.split()[1]) == pid]
 
 
-def wait_for(condition, seconds: float = 60):
-    deadline = time.monotonic() + seconds
-    while not (result := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
-    return result
-
-
 def learned_steps(tmp_path, more_than: int = 0):
     path = tmp_path / "run" / "metrics.csv"
     return path.exists() and [int(row["step"]) for row in rows(tmp_path) if int(row["step"]) > more_than]
@@ -187,11 +176,11 @@ ENDLESS = ["--env", "CartPole-v1", "--total_steps", "1000000000", "--log_steps",
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_with_exit_code_0_a_checkpoint_and_no_server_left(tmp_path, number):
     process = start(tmp_path, *ENDLESS)
-    wait_for(lambda: learned_steps(tmp_path))
+    wait_until(lambda: learned_steps(tmp_path))
     servers = servers_of(process.pid)
     assert len(servers) == 2
     process.send_signal(number)
-    output = finish(process, 10)
+    output = finish(process)
     assert process.returncode == 0 and "stopped at step" in output and "Traceback" not in output, output
     assert (tmp_path / "run" / "checkpoint.pt").exists()
     assert not set(servers) & {int(line.split()[0]) for line in running_servers()}
@@ -199,25 +188,25 @@ def test_a_signal_ends_it_with_exit_code_0_a_checkpoint_and_no_server_left(tmp_p
 
 def test_a_killed_learner_leaves_no_server(tmp_path):
     process = start(tmp_path, *ENDLESS)
-    wait_for(lambda: learned_steps(tmp_path))
+    wait_until(lambda: learned_steps(tmp_path))
     servers = servers_of(process.pid)
     process.kill()
     process.communicate()
-    wait_for(lambda: not set(servers) & {int(line.split()[0]) for line in running_servers()}, 10)
+    wait_until(lambda: not set(servers) & {int(line.split()[0]) for line in running_servers()})
 
 
 def test_a_killed_server_is_replaced_and_training_goes_on(tmp_path):
     process = start(tmp_path, *ENDLESS)
     try:
-        wait_for(lambda: learned_steps(tmp_path))
+        wait_until(lambda: learned_steps(tmp_path))
         os.kill(servers_of(process.pid)[0], signal.SIGKILL)
-        wait_for(lambda: [row for row in rows(tmp_path) if float(row["stats/env_restarts"]) > 0])
+        wait_until(lambda: [row for row in rows(tmp_path) if float(row["stats/env_restarts"]) > 0])
         steps = int(rows(tmp_path)[-1]["step"])
-        wait_for(lambda: learned_steps(tmp_path, steps + 2000))
+        wait_until(lambda: learned_steps(tmp_path, steps + 2000))
         assert len(servers_of(process.pid)) == 2
     finally:
         process.send_signal(signal.SIGINT)
-        output = finish(process, 20)
+        output = finish(process)
     assert process.returncode == 0 and "exit code -9" in output and "Restarting" in output, output
 
 
@@ -230,20 +219,18 @@ def test_an_environment_that_keeps_failing_ends_the_run_with_its_traceback(tmp_p
 
 
 def test_a_server_whose_environment_hangs_is_replaced_and_training_goes_on(tmp_path):
-    arguments = ["--env", "toy_envs:Hang-v0", "--env_timeout", "1", "--num_servers", "1", "--max_env_restarts", "100"]
+    arguments = ["--env", "toy_envs:Hang-v0", "--env_timeout", "3", "--num_servers", "1", "--max_env_restarts", "100"]
     process = start(tmp_path, *arguments, "--total_steps", "700", "--log_steps", "200")  # a life has 50 rows
     output = finish(process)
     assert process.returncode == 0, output
     assert output.count("its environment hangs") >= 1 and "Restarting it" in output, output
 
 
-def test_own_arguments_of_the_env_server_reach_create_env_here_and_there(tmp_path):
-    process = start(tmp_path, "--env", "CartPole-v1", "--server_arguments=--no_such_flag 3")
-    output = finish(process)
-    assert process.returncode != 0 and "--no_such_flag" in output, output
-    process = start(tmp_path, "--env", "CartPole-v1", "--total_steps", "500", "--server_arguments=--max_streams 3")
-    output = finish(process)
-    assert process.returncode == 0, output
+def test_own_arguments_of_the_env_server_reach_create_env_here_and_there(run_here):
+    code, output = run_here("--env", "CartPole-v1", "--server_arguments=--no_such_flag 3")
+    assert code != 0 and "--no_such_flag" in output, output
+    code, output = run_here("--env", "CartPole-v1", "--total_steps", "500", "--server_arguments=--max_streams 3")
+    assert code == 0, output
 
 
 @pytest.mark.parametrize("where", ["infer", "learn"])
@@ -252,14 +239,14 @@ def test_an_exception_in_inference_or_learning_ends_the_run_with_its_traceback(t
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-import polybeast
+import monobeast, polybeast
 calls = []
-def fail(*arguments, original=polybeast.{broken}):
+def fail(*arguments, original=monobeast.{broken}):
     calls.append(1)
     if len(calls) > 20:
         raise RuntimeError("broken on purpose")
     return original(*arguments)
-polybeast.{broken} = fail
+monobeast.{broken} = fail
 polybeast.main()
 """
     script = tmp_path / "broken.py"
@@ -268,7 +255,7 @@ polybeast.main()
         [sys.executable, str(script), "--root", str(tmp_path), "--name", "run", "--no_tensorboard", *SMALL, *ENDLESS],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
     )
     assert done.returncode == 1, done.stderr
@@ -287,24 +274,22 @@ polybeast.main()
         (["--addresses", "unix:/nowhere/socket", "--env_timeout", "2"], "unix:/nowhere/socket"),
     ],
 )
-def test_impossible_flags_are_refused_in_one_line(tmp_path, arguments, message):
-    process = start(tmp_path, *arguments)
-    output = finish(process)
-    assert process.returncode == 1, output
-    assert message in output and "Traceback" not in output, output
+def test_impossible_flags_are_refused_in_one_line(run_here, arguments, message):
+    code, output = run_here(*arguments)
+    assert code == 1 and message in output and "Traceback" not in output, output
 
 
 def test_every_row_of_a_batch_reaches_the_learner_as_section_3_says(tmp_path, monkeypatch):
     """The learner's batches are MonoBeast's: overlapping rows, recomputable policy, lag recorded."""
     batches = []
-    original = polybeast.compute_loss
+    original = monobeast.compute_loss
 
-    def keep(flags, net, action_space, batch, core_state):
+    def keep(flags, net, batch, core_state):
         with torch.no_grad():
             batches.append(map_tensors(torch.clone, batch))
-        return original(flags, net, action_space, batch, core_state)
+        return original(flags, net, batch, core_state)
 
-    monkeypatch.setattr(polybeast, "compute_loss", keep)
+    monkeypatch.setattr(monobeast, "compute_loss", keep)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
     flags = polybeast.Flags(
         env="toy_envs:Dict-v0", root=str(tmp_path), name="run", group_width=4, batch_width=4, unroll_length=8,
@@ -312,8 +297,8 @@ def test_every_row_of_a_batch_reaches_the_learner_as_section_3_says(tmp_path, mo
     )  # fmt: skip
     polybeast.train(flags)
     assert len(batches) > 20
-    net = polybeast.Net(*monobeast.probe_env(monobeast.Flags(env=flags.env)), flags)
-    fields = set(monobeast.rollout_fields(*monobeast.probe_env(monobeast.Flags(env=flags.env))))
+    mono_flags = monobeast.Flags(env=flags.env)
+    net, fields = new_net(mono_flags), set(rollout_fields(spaces_of(mono_flags)))
     assert {name if not name.startswith("obs/") else "obs" for name in fields} == set(batches[0])
     assert net.names == list(batches[0]["obs"])
     for batch in batches:

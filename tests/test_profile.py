@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from beast.actors import cpu_seconds_of_children
-from beast.profile import Laps, Profile
+from beast.feeds.processes import cpu_seconds_of_children
+from beast.run.profile import Laps, Profile
 
 
 def test_every_second_belongs_to_the_lap_that_ends_it(monkeypatch):
@@ -35,7 +35,7 @@ def test_cpu_time_is_that_of_the_thread_between_its_laps():
         pass
     time.sleep(0.2)
     laps.lap("work")
-    assert 0.2 <= laps.cpu_seconds < 0.25 and laps.seconds["work"] >= 0.4
+    assert 0.2 <= laps.cpu_seconds < 0.3 and laps.seconds["work"] >= 0.4
 
 
 def test_cores_are_counted_from_the_beginning_in_the_table_and_from_the_last_call_in_the_metrics():
@@ -85,7 +85,7 @@ def test_the_stages_of_every_thread_and_process_of_a_run_sum_to_its_wall_time(tm
         pytest.importorskip("libbeast", reason="libbeast is not built: make libbeast", exc_type=ImportError)
     module = pytest.importorskip(variant)
     flags = module.Flags(
-        env="CartPole-v1", root=str(tmp_path), name="run", total_minutes=0.2, log_steps=2000, tensorboard=False
+        env="CartPole-v1", root=str(tmp_path), name="run", total_minutes=0.1, log_steps=2000, tensorboard=False
     )
     module.train(flags)
     table = re.findall(r"^  (\w+(?: \d+)?) +(\w+ [\d.]+(?: · \w+ [\d.]+)*)$", capfd.readouterr().err, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The README says nothing that does not run or does not exist."""
+"""README.md and docs/ name nothing that does not run or does not exist."""
 
 import contextlib
 import dataclasses
@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -23,16 +24,28 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import throughput  # noqa: E402
+from waiting import PATIENCE  # noqa: E402
 
-README = (ROOT / "README.md").read_text()
-# What other programs than Beast's are given in the README is theirs to check.
-BEAST_COMMANDS = re.sub(r"(openssl|srun|#SBATCH)(.|\\\n)*?\n", "", README)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXT = "\n".join(page.read_text() for page in PAGES)
+# Arguments of other programs are not checked.
+BEAST_COMMANDS = re.sub(r"(openssl|srun|#SBATCH).*\n", "", TEXT)
 COMMANDS = [
     line.split("#")[0].strip()
-    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
     for line in block.splitlines()
     if line.strip()
 ]
+SCRIPTS = re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)  # blocks that are pasted into a shell, or a SLURM job
+# In the place of SLURM's programs: this host is the only node, and a task is a child of `srun`.
+SCONTROL = "#!/bin/bash\necho localhost\n"
+SRUN = """#!/bin/bash
+trap 'kill $(jobs -p)' TERM
+number=${2#--ntasks=}
+shift 3
+for task in $(seq 0 $((number - 1))); do SLURM_LOCALID=$task "$@" & done
+wait
+"""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +62,7 @@ def checkout(tmp_path_factory):
 
 @contextlib.contextmanager
 def started(checkout: Path, command: str):
-    """A README command, with this interpreter's virtual environment in the place of a new one; ended in any case."""
+    """A command of the pages, with this interpreter's virtual environment instead of a new one; ended in any case."""
     words = command.replace(".venv/bin/", f"{sys.prefix}/bin/").split()
     if "\n" in command:  # a block that is pasted into a shell
         words = ["bash", "-e", "-c", command.replace("python ", f"{sys.executable} ")]
@@ -65,9 +78,9 @@ def started(checkout: Path, command: str):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def read_until(process: subprocess.Popen, pattern: str, seconds: float) -> str:
+def read_until(process: subprocess.Popen, pattern: str) -> str:
     """What the process has printed until the pattern was in it."""
-    output, deadline = "", time.monotonic() + seconds
+    output, deadline = "", time.monotonic() + PATIENCE
     while not re.search(pattern, output):
         assert time.monotonic() < deadline and process.poll() is None, output
         if select.select([process.stdout], [], [], 0.2)[0]:
@@ -75,82 +88,151 @@ def read_until(process: subprocess.Popen, pattern: str, seconds: float) -> str:
     return output
 
 
-@pytest.mark.parametrize("command, name", [("make train", "pong"), ("make train-poly", "pong-poly")])
-def test_make_train_trains_pong_stops_on_ctrl_c_and_resumes(checkout, command, name):
+def train_stop_and_resume(checkout: Path, command: str, name: str) -> None:
     assert command in COMMANDS
-    if "poly" in command:
-        libbeast = pytest.importorskip("libbeast", reason="libbeast is not built: make libbeast")
-        shutil.copy(libbeast.__file__, checkout)
     for expected in (r"steps/s", r"resumed at step [1-9]"):
         with started(checkout, command) as process:
-            output = read_until(process, r"[1-9][\d,]* steps +\d+ %", seconds=120)
+            output = read_until(process, r"[1-9][\d,]* steps +\d+ %")
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does: make and the program both get it
-            output += process.communicate(timeout=60)[0].decode()
+            output += process.communicate(timeout=PATIENCE)[0].decode()
         assert re.search(expected, output) and "stopped at step" in output, output
         assert "Traceback" not in output
     assert (checkout / "runs" / name / "checkpoint.pt").exists()
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in ("make train", "make train-poly", "make test")])
-def test_the_commands_for_a_trained_run_work(checkout, command):
-    run = checkout / "runs" / "pong"
-    assert (run / "checkpoint.pt").exists(), "needs the test above"
-    if "plot" in command:  # which needs finished games: the metrics of a committed run
-        (run / "metrics.csv").write_bytes((ROOT / "benchmarks" / "results" / "cartpole-seed1.csv").read_bytes())
-    with started(checkout, command.replace("--episodes 10", "--episodes 1")) as process:
-        if "tensorboard" in command:  # serves until it is stopped
-            read_until(process, r"http://", seconds=60)
-            return
-        output = process.communicate(timeout=300)[0].decode()
-    assert process.returncode == 0, output
+def test_make_train_trains_pong_stops_on_ctrl_c_and_resumes_and_the_commands_for_a_trained_run_work(checkout):
+    train_stop_and_resume(checkout, "make train", "pong")
+    # A plot needs finished games: the metrics of a committed run.
+    metrics = ROOT / "benchmarks" / "results" / "cartpole-seed1.csv"
+    shutil.copy(metrics, checkout / "runs" / "pong" / "metrics.csv")
+    commands = [command for command in COMMANDS if command not in ("make train", "make train-poly", "make test")]
+    assert len(commands) >= 4
+    for command in commands:
+        with started(checkout, command.replace("--episodes 10", "--episodes 1")) as process:
+            if "tensorboard" in command:  # serves until it is stopped
+                read_until(process, r"http://")
+                continue
+            output = process.communicate(timeout=PATIENCE)[0].decode()
+        assert process.returncode == 0, output
 
 
-def test_two_hosts_by_hand_train_as_the_readme_says(checkout):
+@pytest.mark.long
+def test_make_train_poly_trains_pong_stops_on_ctrl_c_and_resumes(checkout):
+    libbeast = pytest.importorskip("libbeast", reason="libbeast is not built: make libbeast")
+    shutil.copy(libbeast.__file__, checkout)
+    train_stop_and_resume(checkout, "make train-poly", "pong-poly")
+
+
+@pytest.fixture
+def port(checkout) -> str:
+    """A free port, for env servers and a learner with libbeast and certificates."""
     libbeast = pytest.importorskip("libbeast", reason="libbeast is not built: make libbeast")
     shutil.copy(libbeast.__file__, checkout)
     if not shutil.which("openssl"):
         pytest.skip("there is no openssl to make a certificate with")
     with socket.socket() as unused:
         unused.bind(("localhost", 0))
-        port = str(unused.getsockname()[1])
-    blocks = [block for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) if "hostA" in block]
+        return str(unused.getsockname()[1])
+
+
+@pytest.mark.long
+def test_two_hosts_by_hand_train_as_the_docs_say(checkout, port):
     # This machine is both hosts, so the files need no copying.
+    blocks = [block for block in SCRIPTS if "hostA" in block]
     env_host, learner = (block.replace("hostA", "localhost").replace("4431", port) for block in blocks)
     with started(checkout, env_host) as server:
-        read_until(server, rf"{port}", seconds=60)
+        read_until(server, rf"{port}")
         with started(checkout, learner) as process:
-            read_until(process, r"[1-9][\d,]* steps +\d+ %", seconds=120)
+            read_until(process, r"[1-9][\d,]* steps +\d+ %")
             os.killpg(process.pid, signal.SIGINT)
-            output = process.communicate(timeout=60)[0].decode()
+            output = process.communicate(timeout=PATIENCE)[0].decode()
         assert process.returncode == 0 and "stopped at step" in output, output
         assert server.poll() is None  # it waits for the next learner
 
 
-def test_make_test_is_what_runs_these_tests():
-    assert "make test" in COMMANDS and "make test" in (ROOT / ".ci" / "run").read_text()
+@pytest.mark.long
+def test_the_slurm_job_trains_and_ends_with_a_checkpoint_when_slurm_says_so(checkout, port, tmp_path):
+    for name, script in (("scontrol", SCONTROL), ("srun", SRUN)):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    (job,) = (block for block in SCRIPTS if "#SBATCH" in block)
+    for old, new in (("PongNoFrameskip-v4", "CartPole-v1"), ('"pong"', "slurm"), ("4431", port)):
+        assert old in job
+        job = job.replace(old, new)
+    (tmp_path / "job").write_text(job.replace("python ", f"{sys.executable} "))
+    with started(
+        checkout, f"env PATH={tmp_path}:{os.environ['PATH']} SLURM_NNODES=1 bash {tmp_path / 'job'}"
+    ) as process:
+        read_until(process, r"[1-9][\d,]* steps +\d+ %")
+        os.kill(process.pid, signal.SIGTERM)  # as --signal=B:TERM@60 does: to the job's shell alone
+        output = process.communicate(timeout=PATIENCE)[0].decode()
+    assert "stopped at step" in output and "Traceback" not in output, output
+    assert (checkout / "runs" / "slurm" / "checkpoint.pt").exists()
+    assert not list(checkout.glob(".secrets-*"))
+
+
+def test_ci_runs_the_tests_that_the_readme_names():
+    assert "make test" in COMMANDS and "`make test-all`" in TEXT and "make test-all" in (ROOT / ".ci/run").read_text()
     recipe = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "pytest" in recipe and "ruff" in recipe
 
 
-def test_every_flag_that_the_readme_names_exists():
+def test_every_flag_that_the_pages_name_exists():
     programs = (monobeast.Flags, plot.Flags, throughput.Options)
     known = {field.name for flags in programs for field in dataclasses.fields(flags)}
     known |= set(vars(polybeast_env.parse_flags([])))
-    known |= set(
-        re.findall(r"^    (\w+): ", (ROOT / "polybeast.py").read_text(), re.MULTILINE)
-    )  # without libbeast, too
-    known |= set(re.findall(r"^    (\w+): ", (ROOT / "benchmarks" / "peers" / "compare.py").read_text(), re.MULTILINE))
-    named = set(re.findall(r"--([a-z_]+)", BEAST_COMMANDS)) - {"help", "logdir"}
+    for path in ("polybeast.py", "benchmarks/peers/compare.py"):  # read as text: these need libbeast, and peers
+        known |= set(re.findall(r"^    (\w+): ", (ROOT / path).read_text(), re.MULTILINE))
+    named = {name.removeprefix("no_") for name in re.findall(r"--([a-z_]+)", BEAST_COMMANDS)} - {"help", "logdir"}
     assert len(named) > 20
     assert named <= known, named - known
 
 
-def test_every_diff_in_the_readme_changes_lines_that_exist():
-    diffs = re.findall(r"```diff\n(.*?)```", README, re.DOTALL)
-    assert len(diffs) == 3
-    source = [line.strip() for line in (ROOT / "monobeast.py").read_text().splitlines()]
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "AGENTS.md"], ids=lambda page: page.name)
+def test_every_link_file_and_target_that_a_page_names_exists(page):
+    text = page.read_text()
+    links = [page.parent / link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    rooms = "beast|benchmarks|compat|csrc|docs|examples|tests"
+    files = [ROOT / name for name in re.findall(rf"`((?:{rooms})/[\w./-]*|[\w/]+\.(?:py|cc|md))`", text)]
+    assert links + files and not [path for path in links + files if not path.exists()]
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets
+
+
+def test_every_message_in_troubleshooting_is_printed_by_the_code():
+    sources = [ROOT / "Makefile", *ROOT.glob("*.py"), *(ROOT / "beast").rglob("*.py")]
+    code = "\n".join(path.read_text() for path in sources)
+    rows = re.findall(r"^\| (.*?) \|", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
+    messages = [message for row in rows for message in re.findall(r"`(.+?)`", row)]
+    assert len(messages) > 10
+    for message in messages:
+        for part in re.split(r"…|\d+", message):
+            assert part.strip() in code or part.strip() == "WRONG_VERSION_NUMBER", message
+
+
+def test_the_forks_of_the_readme_apply_and_train(tmp_path):
+    source = (ROOT / "monobeast.py").read_text()
+    diffs = re.findall(r"^ *```diff\n(.*?)```", TEXT, re.DOTALL | re.MULTILINE)
+    assert len(diffs) == 4
     for diff in diffs:
-        for line in diff.splitlines():
-            words = line.strip()
-            if words and not words.startswith("+"):
-                assert words.lstrip("-").strip() in source, line
+        lines = textwrap.dedent(diff).splitlines()
+        old, new = ("\n".join(line[1:] for line in lines if line[:1] != sign) + "\n" for sign in "+-")
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    (tmp_path / "fork.py").write_text(source)
+    (tmp_path / "my_game.py").write_text(
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class MyGame(CartPoleEnv):\n"
+        "    def __init__(self, level):\n"
+        "        super().__init__()\n"
+    )
+    command = f"{sys.executable} fork.py --name fork --num_actors 1 --total_steps 2000 --no_tensorboard"
+    done = subprocess.run(
+        command.split(),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0 and "stopped at step" in done.stderr, done.stderr

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from beast.recurrent import run_core
-from beast.tensors import map_tensors
+from beast.learn.nests import map_tensors
+from beast.learn.recurrent import Core
 
 T, B, SIZE, UNITS = 7, 3, 5, 4
 
@@ -36,32 +36,27 @@ def outputs_and_gradients(run, core, x, begins, state, weights):
 @pytest.mark.parametrize("rows", [[], [0], [3], [6], [0, 1, 3, 4, 6]])
 def test_outputs_states_and_gradients_are_those_of_torch_row_by_row(kind, rows, amp):
     torch.manual_seed(1)
-    core = kind(SIZE, UNITS)
+    torchs, ours = kind(SIZE, UNITS), Core(kind.__name__.lower(), SIZE, UNITS, amp)
+    ours.load_state_dict(torchs.state_dict())
     begins = torch.zeros(T, B, 1, dtype=torch.bool)
     for row in rows:
         begins[row, row % B] = True
     x = torch.randn(T, B, SIZE)
     state = tuple(torch.randn(1, B, UNITS) for _ in range(2 if kind is nn.LSTM else 1))
     weights = [torch.randn(T, B, UNITS), *(torch.randn(1, B, UNITS) for _ in state)]
-    expected = outputs_and_gradients(row_by_row, core, x, begins, state, weights)
-    found = outputs_and_gradients(lambda *inputs: run_core(*inputs, amp), core, x, begins, state, weights)
+    expected = outputs_and_gradients(row_by_row, torchs, x, begins, state, weights)
+    found = outputs_and_gradients(lambda core, *inputs: core(*inputs), ours, x, begins, state, weights)
     assert all(tensor.dtype == torch.float32 for tensor in found)
     errors = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected)]
     assert max(errors) < (0.02 if amp else 1e-5)  # bfloat16 has 8 bits
     assert max(errors) > 1e-4 or not amp, "products are in bfloat16"
 
 
-def test_more_than_one_layer_is_refused():
-    core = nn.LSTM(SIZE, UNITS, num_layers=2)
-    with pytest.raises(ValueError, match=r"LSTM\(5, 4, num_layers=2\): one layer"):
-        run_core(core, torch.zeros(1, 1, SIZE), torch.zeros(1, 1, 1).bool(), (torch.zeros(2, 1, UNITS),) * 2, False)
-
-
 def test_what_an_lstm_remembers_is_not_rounded_to_bfloat16():
-    core = nn.LSTM(1, 2).requires_grad_(False)
+    core = Core("lstm", 1, 2, amp=True).requires_grad_(False)
     map_tensors(lambda parameter: parameter.zero_(), tuple(core.parameters()))
     core.bias_ih_l0.copy_(torch.tensor([9.0, 9, 20, 20, 0.001, 0.001, 9, 9]))  # adds 0.001 and forgets nothing
     state = (torch.zeros(1, 1, 2), torch.full((1, 1, 2), 2.0))
     begins = torch.zeros(500, 1, 1, dtype=torch.bool)
-    _, (_, cell) = run_core(core, torch.zeros(500, 1, 1), begins, state, amp=True)
+    _, (_, cell) = core(torch.zeros(500, 1, 1), begins, state)
     torch.testing.assert_close(cell, torch.full((1, 1, 2), 2.5), rtol=0, atol=1e-3)  # 2.001 is 2.0 in bfloat16

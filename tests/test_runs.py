@@ -10,15 +10,22 @@ import types
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE
 
-from beast import runs
+from beast.errors import InputError, MissingPackage
+from beast.run import console as console_module
+from beast.run import provenance
+from beast.run.console import Console
+from beast.run.directory import Run
+from beast.run.metrics import COLUMNS, Metrics
+from beast.run.provenance import describe_machine
 
 ROOT = Path(__file__).parent.parent
 CONFIG = {"env": "Pong", "seed": 1, "widths": (16, 8), "total_steps": 100, "video": ""}
 
 
 def start(root, config=CONFIG, name="pong", **changes):
-    return runs.Run(root, name, {**config, **changes}, resume_free={"total_steps"})
+    return Run(root, name, {**config, **changes}, resume_free={"total_steps"})
 
 
 def rows_of(path):
@@ -55,14 +62,14 @@ def test_commit_and_changes_of_a_checkout_are_recorded(tmp_path, monkeypatch):
 
     (tmp_path / "beast").mkdir()
     (tmp_path / "model.py").write_text("layers = 2\n")
-    monkeypatch.setattr(runs, "__file__", str(tmp_path / "beast" / "runs.py"))
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "beast" / "run" / "provenance.py"))
     git("init", "-q")
-    assert runs.describe_machine()["commit"] is None and runs.describe_machine()["diff"] is None
+    assert describe_machine()["commit"] is None and describe_machine()["diff"] is None
     git("add", "-A")
     git("commit", "-qm", "first")
-    assert len(runs.describe_machine()["commit"]) == 40 and runs.describe_machine()["diff"] == ""
+    assert len(describe_machine()["commit"]) == 40 and describe_machine()["diff"] == ""
     (tmp_path / "model.py").write_text("layers = 3\n")
-    assert "-layers = 2\n+layers = 3" in runs.describe_machine()["diff"]
+    assert "-layers = 2\n+layers = 3" in describe_machine()["diff"]
 
 
 def test_a_run_with_a_checkpoint_is_resumed_and_remembers_its_starts(tmp_path):
@@ -121,16 +128,24 @@ def test_a_root_that_cannot_be_used_is_refused(tmp_path):
         start(tmp_path / "file")
 
 
+def test_a_run_whose_files_cannot_be_written_is_refused_and_left_unlocked(tmp_path):
+    (tmp_path / "pong" / "config.json").mkdir(parents=True)
+    with pytest.raises(InputError, match="config.json: cannot be written .*Is a directory.*permissions"):
+        start(tmp_path)
+    (tmp_path / "pong" / "config.json").rmdir()
+    start(tmp_path).close()
+
+
 HOLD = """
 import sys, time
-from beast import runs
-run = runs.Run(sys.argv[1], "pong", {})
+from beast.run.directory import Run
+run = Run(sys.argv[1], "pong", {})
 print("locked", flush=True)
 time.sleep(60)
 """
 
 
-def test_two_processes_cannot_train_in_one_directory_and_kill_9_gives_it_free(tmp_path):
+def test_two_processes_cannot_train_in_one_directory_and_kill_9_releases_the_lock(tmp_path):
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout.readline() == "locked\n"
@@ -156,24 +171,24 @@ def test_a_log_line_goes_to_the_file_with_the_time_and_to_stderr(tmp_path, capsy
 
 
 def test_metrics_are_in_the_file_when_write_returns(tmp_path):
-    metrics = runs.Metrics(tmp_path, None, tensorboard=False)
+    metrics = Metrics(tmp_path, None, tensorboard=False)
     metrics.write(10, {"frames": 40, "hours": 0.1, "losses/entropy": 1 / 3})
     (row,) = rows_of(tmp_path)
     assert row["step"] == "10" and row["frames"] == "40" and row["losses/entropy"] == "0.333333333"
     assert row["charts/episodic_return"] == ""
-    assert tuple(row) == runs.COLUMNS
+    assert tuple(row) == COLUMNS
     metrics.close()
 
 
 def test_large_counts_keep_all_their_digits(tmp_path):
-    metrics = runs.Metrics(tmp_path, None, tensorboard=False)
+    metrics = Metrics(tmp_path, None, tensorboard=False)
     metrics.write(12_345_678_901, {"frames": 49_382_715_604})
     assert rows_of(tmp_path)[0]["frames"] == "49382715604" and rows_of(tmp_path)[0]["step"] == "12345678901"
     metrics.close()
 
 
 def test_a_name_that_turns_up_later_becomes_a_column_and_no_row_is_lost(tmp_path):
-    metrics = runs.Metrics(tmp_path, None, tensorboard=False)
+    metrics = Metrics(tmp_path, None, tensorboard=False)
     metrics.write(10, {"hours": 0.1})
     metrics.write(20, {"stats/mine": 2.5})
     metrics.write(30, {"hours": 0.3, "stats/mine": 3.5})
@@ -186,13 +201,13 @@ def test_a_name_that_turns_up_later_becomes_a_column_and_no_row_is_lost(tmp_path
 
 
 def test_a_resume_drops_the_rows_that_the_crash_lost_and_a_row_cut_short(tmp_path):
-    metrics = runs.Metrics(tmp_path, None, tensorboard=False)
+    metrics = Metrics(tmp_path, None, tensorboard=False)
     for step in (10, 20, 30):
         metrics.write(step, {"stats/mine": float(step)})
     metrics.close()
     with open(tmp_path / "metrics.csv", "a") as file:
-        file.write("15" + "," * len(runs.COLUMNS) + "6")  # all of its columns, but of 6.25 only the 6
-    metrics = runs.Metrics(tmp_path, 20, tensorboard=False)
+        file.write("15" + "," * len(COLUMNS) + "6")  # all of its columns, but of 6.25 only the 6
+    metrics = Metrics(tmp_path, 20, tensorboard=False)
     metrics.write(25, {"stats/mine": 25.0})
     metrics.close()
     assert [(row["step"], row["stats/mine"]) for row in rows_of(tmp_path)] == [("10", "10"), ("20", "20"), ("25", "25")]
@@ -200,7 +215,7 @@ def test_a_resume_drops_the_rows_that_the_crash_lost_and_a_row_cut_short(tmp_pat
 
 def test_a_new_run_begins_a_new_file(tmp_path):
     for _ in range(2):
-        metrics = runs.Metrics(tmp_path, None, tensorboard=False)
+        metrics = Metrics(tmp_path, None, tensorboard=False)
         metrics.write(10, {"hours": 0.1})
         metrics.close()
     assert len(rows_of(tmp_path)) == 1
@@ -209,11 +224,11 @@ def test_a_new_run_begins_a_new_file(tmp_path):
 def test_tensorboard_has_the_same_numbers_and_forgets_those_lost_by_a_crash(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    metrics = runs.Metrics(tmp_path, None)
+    metrics = Metrics(tmp_path, None)
     for step in (10, 20, 30):
         metrics.write(step, {"charts/SPS": float(step)})
     metrics.close()
-    metrics = runs.Metrics(tmp_path, 20)
+    metrics = Metrics(tmp_path, 20)
     metrics.write(25, {"charts/SPS": 25.0})
     metrics.close()
     accumulator = EventAccumulator(str(tmp_path))
@@ -223,8 +238,8 @@ def test_tensorboard_has_the_same_numbers_and_forgets_those_lost_by_a_crash(tmp_
 
 def test_track_without_wandb_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ValueError, match="--track needs .*pip install wandb"):
-        runs.Metrics(tmp_path, None, tensorboard=False, track=True)
+    with pytest.raises(MissingPackage, match="--track needs .*pip install wandb"):
+        Metrics(tmp_path, None, tensorboard=False, track=True)
 
 
 def test_track_mirrors_the_rows_and_takes_up_the_same_wandb_run_on_resume(tmp_path, monkeypatch):
@@ -233,7 +248,7 @@ def test_track_mirrors_the_rows_and_takes_up_the_same_wandb_run_on_resume(tmp_pa
     fake = types.SimpleNamespace(init=lambda **options: inits.append(options) or fake_run)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     for resume_step in (None, 10, None):
-        metrics = runs.Metrics(tmp_path, resume_step, tensorboard=False, track=True)
+        metrics = Metrics(tmp_path, resume_step, tensorboard=False, track=True)
         metrics.write(20, {"hours": 0.5})
         metrics.close()
     assert logged[0] == {"step": 20, "hours": 0.5}
@@ -244,7 +259,7 @@ def test_track_mirrors_the_rows_and_takes_up_the_same_wandb_run_on_resume(tmp_pa
 @pytest.fixture
 def clock(monkeypatch):
     clock = types.SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(runs.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(console_module.time, "monotonic", lambda: clock.now)
     return clock
 
 
@@ -258,7 +273,7 @@ def lines_of(capsys, console, clock, begin, steps_per_second, seconds, values=No
 
 
 def test_plain_lines_come_at_most_every_ten_seconds_and_name_steps_and_frames(clock, capsys):
-    console = runs.Console(10_000, 0, frames_per_step=4)
+    console = Console(10_000, 0, frames_per_step=4)
     values = {
         **{"charts/episodic_return": -12.345, "stats/policy_lag_mean": 1.25, "stats/policy_lag_max": 3.0},
         **{"stats/learner_wait": 0.031, "stats/actor_wait": 0.4},
@@ -273,7 +288,7 @@ def test_plain_lines_come_at_most_every_ten_seconds_and_name_steps_and_frames(cl
 
 
 def test_speed_and_time_left_are_right_after_a_resume_and_a_warm_up(clock, capsys):
-    console = runs.Console(2_000_000, 0, frames_per_step=1, start_step=1_000_000)
+    console = Console(2_000_000, 0, frames_per_step=1, start_step=1_000_000)
     lines = lines_of(capsys, console, clock, 1_000_000, 1000, 100, warm_up=50)
     assert "  1,000 steps/s |" in lines[-1] and "frames" not in lines[-1]
     assert lines[-1].endswith("0:15:50 left")  # 950,000 steps
@@ -283,26 +298,26 @@ def test_speed_and_time_left_are_right_after_a_resume_and_a_warm_up(clock, capsy
 
 
 def test_time_left_is_that_of_whichever_limit_comes_first(clock, capsys):
-    console = runs.Console(10**9, 10, frames_per_step=1, start_minutes=4)
+    console = Console(10**9, 10, frames_per_step=1, start_minutes=4)
     assert lines_of(capsys, console, clock, 0, 1000, 60)[-1].endswith("0:05:00 left")
 
 
 def test_the_live_line_fits_the_terminal_and_messages_go_above_it(tmp_path):
     script = """
 import time
-from beast import runs
-console = runs.Console(10_000_000, 0, frames_per_step=4)
+from beast.run.console import Console, tell
+console = Console(10_000_000, 0, frames_per_step=4)
 values = {"charts/episodic_return": 1.0, "stats/policy_lag_mean": 1.0, "stats/learner_wait": 0.1}
 for step in (10, 20):
     console.update(step, values, final=True)
-console.print("a message")
+tell("a message")
 console.close()
 """
     pty = pytest.importorskip("pty")
     main, other = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
     environment.pop("NO_COLOR", None)
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, stderr=other, env=environment, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, stderr=other, env=environment, timeout=PATIENCE)
     os.close(other)
     output = b""
     try:

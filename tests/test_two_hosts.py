@@ -11,14 +11,14 @@ import time
 
 import pytest
 from env_hosts import ROOT, ServerProcess, make_certificate
+from waiting import PATIENCE, wait_until
 
-from beast import wire
+from beast.feeds import wire
 
 pytest.importorskip("libbeast", reason="libbeast is not built: pip install .", exc_type=ImportError)
 
 LEARNER_ADDRESS, ENVS_ADDRESS = "10.213.77.1", "10.213.77.2"
 CUT_SECONDS = 10
-PATIENCE = 90.0  # seconds for what takes a few on an idle machine
 
 
 class Hosts:
@@ -104,13 +104,6 @@ def on_learner_host(hosts: Hosts, code: str, *arguments: str) -> subprocess.Comp
     )
 
 
-def wait_until(condition, what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not so within {PATIENCE:.0f} s"
-        time.sleep(0.05)
-
-
 # ------------------------------------------------------------------------------------------------ refusals
 
 HANDSHAKE = """
@@ -122,7 +115,7 @@ print(libbeast.handshake(address, root_certificates=root_certificates, **json.lo
 
 
 def handshake(hosts: Hosts, address: str, certificate: str, **options) -> subprocess.CompletedProcess:
-    return on_learner_host(hosts, HANDSHAKE, address, certificate, json.dumps({"timeout": 5.0, **options}))
+    return on_learner_host(hosts, HANDSHAKE, address, certificate, json.dumps({"timeout": 60.0, **options}))
 
 
 def test_who_does_not_belong_here_is_refused_and_both_sides_say_why(hosts, secrets, tmp_path):
@@ -141,7 +134,7 @@ def test_who_does_not_belong_here_is_refused_and_both_sides_say_why(hosts, secre
         for text in (other.stderr, server.errors()):
             assert "the learner expects environment 'Pong-v0', the env server has 'CartPole-v1'" in text
 
-        plain = handshake(hosts, server.address, "", token="sesame", insecure=True)
+        plain = handshake(hosts, server.address, "", token="sesame", insecure=True, timeout=3.0)
         assert plain.returncode != 0 and f"environment server {server.address}: " in plain.stderr
         assert "UNAVAILABLE" in plain.stderr
         assert "WRONG_VERSION_NUMBER" in server.errors().split("shows below as", 1)[1].split("\n", 1)[1]
@@ -150,7 +143,7 @@ def test_who_does_not_belong_here_is_refused_and_both_sides_say_why(hosts, secre
         assert careless.returncode != 0 and "insecure" in careless.stderr  # it would send its token in plain text
 
         stranger = make_certificate(tmp_path, f"IP:{ENVS_ADDRESS}")[0]
-        unknown = handshake(hosts, server.address, str(stranger), token="sesame")
+        unknown = handshake(hosts, server.address, str(stranger), token="sesame", timeout=3.0)
         assert unknown.returncode != 0 and "certificate verify failed" in unknown.stderr.lower().replace("_", " ")
 
 
@@ -166,13 +159,13 @@ def test_another_version_of_the_protocol_is_refused_and_both_sides_say_both(host
 
 WRONG_SHAPE = """
 import sys, grpc, numpy as np
-from beast import wire
-from env_hosts import Stream
+from beast.feeds import wire
+from env_hosts import Stream, array_message
 address, certificate = sys.argv[1:]
 channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(open(certificate, "rb").read()))
 with Stream(address, channel=channel, token="sesame") as stream:
     stream.row()
-    stream.send(wire.FromLearner(actions=wire.array_message(np.zeros((3, 1), np.int64))))
+    stream.send(wire.FromLearner(actions=array_message(np.zeros((3, 1), np.int64))))
     print(*stream.end())
 """
 
@@ -244,6 +237,11 @@ def test_a_link_that_is_cut_for_ten_seconds_costs_no_rollout_and_training_goes_o
             assert accountant.poll() is None, "\n".join(lines)
             return json.loads(lines[-1]) if lines and lines[-1].endswith("]") else [0, 0, 0, 0]
 
+        def nothing_comes() -> bool:
+            before = account()
+            time.sleep(1)
+            return account() == before
+
         def alive() -> bool:
             assert training.poll() is None, (tmp_path / "training").read_text()
             return True
@@ -251,9 +249,10 @@ def test_a_link_that_is_cut_for_ten_seconds_costs_no_rollout_and_training_goes_o
         wait_until(lambda: account()[0] > 10, "rollouts")
         wait_until(lambda: alive() and len(rows_of_metrics()) >= 2, "training")
         with hosts.cut():
-            time.sleep(1)  # what was on its way has come
+            began = time.monotonic()
+            wait_until(nothing_comes, "what was on its way comes")
             rollouts_when_cut, rows_when_cut = account()[0], len(rows_of_metrics())
-            time.sleep(CUT_SECONDS - 1)
+            time.sleep(max(CUT_SECONDS - (time.monotonic() - began), 1))
             assert account()[0] == rollouts_when_cut, "the link is not cut"
         wait_until(lambda: account()[0] > rollouts_when_cut + 10, "rollouts after the cut")
         wait_until(lambda: alive() and len(rows_of_metrics()) > rows_when_cut + 2, "training after the cut")
@@ -264,7 +263,7 @@ def test_a_link_that_is_cut_for_ten_seconds_costs_no_rollout_and_training_goes_o
             steps - rollouts * 20 * 2 <= 2 * 20 * 2 * 3
         )  # of two streams, at most: under way, waiting, and in a batch
         training.send_signal(signal.SIGTERM)
-        assert training.wait(20) == 0, (tmp_path / "training").read_text()
+        assert training.wait(PATIENCE) == 0, (tmp_path / "training").read_text()
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
-// libFuzzer target for the decoder of what env servers send (csrc/wire.h): bytes from a server must neither crash the
-// learner, nor make it allocate what they only claim to hold, nor touch a rollout's memory unless all of a row is
+// libFuzzer target for the decoder of env servers' messages (csrc/wire.h). Whatever bytes a server sends, the learner
+// must not crash, must not allocate more than the bytes justify, and must not write to a rollout unless a whole row is
 // there.
 //
-// The input is split as a stream of messages would be: a byte for the size of the pieces in which it arrives, then
-// messages, each after its length in two bytes. The first one is read as a hello, the others as rows.
+// The input is split into a stream of messages. Its first byte is the size of the pieces in which the messages arrive.
+// Each message follows its length in two bytes. The first message is read as a hello, the others as rows.
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <google/protobuf/stubs/logging.h>
 
@@ -19,7 +19,7 @@ using google::protobuf::io::ArrayInputStream;
 
 namespace {
 
-constexpr int64_t kMaxRow = 1 << 16;  // what is worth allocating here; beyond that only the hello is of interest
+constexpr int64_t kMaxRow = 1 << 16;  // bytes; with larger rows only the hello is tested, to save time
 constexpr auto kUntouched = std::byte{0xab};
 
 struct Message {
@@ -28,7 +28,7 @@ struct Message {
 };
 
 Message next_message(const uint8_t*& data, size_t& size) {
-  size_t length = size;  // what has no length goes to the end
+  size_t length = size;  // a message without a length extends to the end
   if (size >= 2) {
     length = std::min<size_t>(data[0] | data[1] << 8, size - 2);
     data += 2;
@@ -44,7 +44,7 @@ void require(bool condition) {
   if (!condition) std::abort();
 }
 
-// Whether all of the row's bytes lie one after the other in the message, where a reader would have found them.
+// Whether the message contains the row's bytes in one piece.
 bool holds(const Message& message, const std::vector<std::byte>& row) {
   const auto* begin = reinterpret_cast<const std::byte*>(message.data);
   return std::search(begin, begin + message.size, row.begin(), row.end()) != begin + message.size || row.empty();
@@ -57,7 +57,7 @@ void read_rows(const beast::StreamSpec& spec, const uint8_t* data, size_t size, 
   if (row_bytes > kMaxRow) return;
   while (size > 0) {
     const Message message = next_message(data, size);
-    std::vector<std::vector<std::byte>> fields;  // each in memory of its own, so that a byte too many is seen
+    std::vector<std::vector<std::byte>> fields;  // separate allocations, so that the sanitizer sees an overrun
     std::vector<std::byte*> destinations;
     for (size_t bytes : sizes) fields.emplace_back(bytes, kUntouched);
     for (auto& field : fields) destinations.push_back(field.data());
@@ -79,7 +79,7 @@ void read_rows(const beast::StreamSpec& spec, const uint8_t* data, size_t size, 
 }  // namespace
 
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
-  google::protobuf::SetLogHandler(nullptr);  // it has a line to say about every string that is no UTF-8
+  google::protobuf::SetLogHandler(nullptr);  // it logs every string that is not UTF-8
   return 0;
 }
 

@@ -12,13 +12,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))
 
-from beast import env_server, wire  # noqa: E402
+from beast.envs.rows import ENV_FIELDS  # noqa: E402
+from beast.feeds import wire  # noqa: E402
 
 ACTION = wire.Field(name="action", dtype="int64")
 
 
 def hello(fields, structure, num_envs=1, action=ACTION, **changes):
-    fields = {**fields, **env_server.ROW_FIELDS}
+    fields = {**fields, **{name: ((), dtype) for name, dtype in ENV_FIELDS.items()}}
     return wire.FromServer(
         hello=wire.ServerHello(
             **{

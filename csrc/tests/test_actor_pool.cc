@@ -1,9 +1,10 @@
-// The actor pool over streams that are this process's own threads, for the sanitizers: gRPC is not there to be blamed.
+// The actor pool with streams that are threads of this process, so that the sanitizers see no gRPC.
 #include "actor_pool.h"
 
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <map>
 #include <set>
 #include <thread>
 
@@ -14,7 +15,7 @@ using std::chrono::milliseconds;
 
 const Interrupt kNever;
 
-// K environments that count their steps, and all of them in `steps`. Breaks or hangs in the step that it is told to.
+// K environments that count their steps. Breaks or hangs in step `fault_step`.
 class CountingStream : public EnvStream {
  public:
   enum class Fault { kNone, kBreaks, kHangs, kIsRefused };
@@ -88,7 +89,7 @@ BatchingOptions batches(int64_t minimum, int64_t maximum, std::optional<int64_t>
   return options;
 }
 
-// A pool, the agent that answers it in a thread, and what its run() threw.
+// A pool, a thread that answers it as an agent, and a thread that calls run().
 class Learner {
  public:
   Learner(size_t num_streams, ActorPool::Connect connect, int64_t max_env_restarts = 0)
@@ -112,12 +113,12 @@ class Learner {
 
   void close() {
     if (!closed_.exchange(true)) {
-      queue_->close(Pending::kDrop);
-      batcher_->close(Pending::kDrop);
+      queue_->close();
+      batcher_->close();
     }
   }
 
-  // What run() threw, or "" if it just ended.
+  // Returns the message of what run() threw, or "".
   std::string wait() {
     if (runner_.joinable()) runner_.join();
     return failure_;
@@ -133,13 +134,14 @@ class Learner {
     close();
   }
 
-  void answer() {  // each environment's step as its action
+  void answer() {  // the action is the environment's step
     try {
       for (;;) {
         const std::shared_ptr<Batch> batch = batcher_->next(kNever);
         const Array& x = batch->inputs().tuple()[0].tuple()[0].leaf();
-        Array action = Array::allocate(DType::kInt64, {1, batch->num_rows()});
-        for (int64_t row = 0; row < batch->num_rows(); ++row) {
+        const int64_t num_rows = x.shape()[1];
+        Array action = Array::allocate(DType::kInt64, {1, num_rows});
+        for (int64_t row = 0; row < num_rows; ++row) {
           reinterpret_cast<int64_t*>(action.data())[row] = reinterpret_cast<const int64_t*>(x.data())[2 * row + 1];
         }
         batch->set_outputs(ArrayNest::Tuple{ArrayNest::Tuple{action}, ArrayNest::Tuple{}});
@@ -161,9 +163,24 @@ ActorPool::Connect always(int64_t num_envs, Fault fault = Fault::kNone, int64_t 
   return [=](const std::string&) { return std::make_unique<CountingStream>(num_envs, fault, step); };
 }
 
+// Group and life, leaves 7 and 8 of env_outputs, of one item [row, column] of a rollout.
+std::pair<int32_t, int32_t> origin(const ArrayNest& item, int64_t row, int64_t column) {
+  const ArrayNest::Tuple& env_outputs = item.tuple()[0].tuple()[0].tuple();
+  EXPECT_EQ(env_outputs.size(), 9u);
+  const Array &group = env_outputs[7].leaf(), &life = env_outputs[8].leaf();
+  for (const Array& array : {group, life}) {
+    EXPECT_EQ(array.dtype(), DType::kInt32);
+    EXPECT_EQ(array.shape(), (Shape{4, 4}));
+  }
+  const int64_t index = row * 4 + column;
+  return {reinterpret_cast<const int32_t*>(group.data())[index], reinterpret_cast<const int32_t*>(life.data())[index]};
+}
+
 TEST(ActorPool, ColumnsOfABatchAreRolloutsOfOneEnvironmentEach) {
   Learner learner(8, always(2));
-  std::map<int64_t, int64_t> last;  // step by environment
+  std::map<int64_t, int64_t> last;                                   // step by environment
+  std::map<int64_t, std::set<std::pair<int32_t, int32_t>>> origins;  // by environment
+  std::set<std::pair<int32_t, int32_t>> streams;
   for (int i = 0; i < 400; ++i) {
     const ArrayNest item = learner.next();
     const Array x = item.tuple()[0].tuple()[0].tuple()[0].leaf(), action = item.tuple()[0].tuple()[1].front();
@@ -178,11 +195,16 @@ TEST(ActorPool, ColumnsOfABatchAreRolloutsOfOneEnvironmentEach) {
         EXPECT_EQ(numbers[(row * 4 + column) * 2 + 1], first + row);
         const int64_t led_here = reinterpret_cast<const int64_t*>(action.data())[row * 4 + column];
         EXPECT_EQ(led_here, std::max<int64_t>(first + row - 1, 0));
+        origins[environment].insert(origin(item, row, column));
+        streams.insert(origin(item, row, column));
       }
       seen->second = first + 3;
     }
   }
   EXPECT_EQ(last.size(), 16u);
+  for (const auto& [environment, of_environment] : origins) EXPECT_EQ(of_environment.size(), 1u) << environment;
+  for (int32_t group = 0; group < 8; ++group) EXPECT_EQ(streams.count({group, 0}), 1u) << group;
+  EXPECT_EQ(streams.size(), 8u);
   EXPECT_GE(learner.pool().count(), 400 * 4 * 3);
   EXPECT_EQ(learner.pool().counters().streams_connected, 8);
 }
@@ -214,35 +236,44 @@ TEST(ActorPool, ClosingBothQueuesEndsStreamsThatHang) {
   EXPECT_EQ(learner.wait(), "");
 }
 
-TEST(ActorPool, StoppingEndsItWhateverItsThreadsDo) {
+TEST(ActorPool, StoppingEndsRunWhateverItsThreadsDo) {
   for (int i = 0; i < 10; ++i) {
-    Learner learner(4, always(4));  // nobody takes its rollouts: it gets no further than 4 streams x 3 steps x 4
+    Learner learner(4, always(4));  // nobody takes its rollouts: it stops after 4 streams x 3 steps x 4
     while (learner.pool().count() < 5 * i) std::this_thread::sleep_for(std::chrono::microseconds(10));
     learner.pool().stop();
     EXPECT_EQ(learner.wait(), "");
   }
 }
 
-TEST(ActorPool, APoolThatNeverRanGoesQuietly) {
+TEST(ActorPool, APoolThatNeverRanCanBeStoppedAndDestroyed) {
   ActorPool pool({3}, std::make_shared<BatchingQueue>(batches(4, 4)), std::make_shared<DynamicBatcher>(batches(1, 64)),
                  {"here"}, ArrayNest::Tuple{}, always(1));
   pool.stop();
 }
 
-TEST(ActorPool, NoRolloutIsOfTwoLives) {
-  Learner learner(2, always(4, Fault::kBreaks, 8), 1);  // two rollouts of 3 steps, and 1 step of a third
-  for (int i = 0; i < 6; ++i) {
-    const Array x = learner.next().tuple()[0].tuple()[0].tuple()[0].leaf();
+TEST(ActorPool, ARolloutHasRowsOfOneLifeOnly) {
+  Learner learner(2, always(4, Fault::kBreaks, 8), 100);  // two rollouts of 3 steps, and 1 step of a third
+  std::map<int32_t, std::vector<int64_t>> seeds;          // of each life, by group
+  for (int i = 0; i < 10; ++i) {
+    const ArrayNest rollout = learner.next();  // of one stream: it is as wide as a batch
+    const Array x = rollout.tuple()[0].tuple()[0].tuple()[0].leaf();
     const auto* numbers = reinterpret_cast<const int64_t*>(x.data());
     for (int64_t item = 4; item < 16; ++item) {
       EXPECT_EQ(numbers[2 * item], numbers[2 * (item - 4)]);
       EXPECT_EQ(numbers[2 * item + 1], numbers[2 * (item - 4) + 1] + 1);
+      EXPECT_EQ(origin(rollout, item / 4, item % 4), origin(rollout, 0, 0));
     }
+    const auto [group, life] = origin(rollout, 0, 0);
+    ASSERT_TRUE(group == 0 || group == 1) << group;
+    if (numbers[1] == 0) seeds[group].push_back(numbers[0]);  // step 0 begins a life
+    ASSERT_EQ(life, static_cast<int32_t>(seeds[group].size()) - 1);
+    EXPECT_EQ(numbers[0], seeds[group].back());
   }
+  EXPECT_GE(seeds[0].size() + seeds[1].size(), 5u);
   EXPECT_GE(learner.pool().counters().dropped_rollouts, 1);
 }
 
-TEST(ActorPool, AnInterruptIsWhatRunThrows) {
+TEST(ActorPool, RunThrowsWhatItsInterruptThrows) {
   const auto queue = std::make_shared<BatchingQueue>(batches(4, 4));
   const auto batcher = std::make_shared<DynamicBatcher>(batches(1, 64));
   ActorPool pool({3}, queue, batcher, {"here", "there"}, ArrayNest::Tuple{}, always(1));

@@ -9,7 +9,7 @@
 namespace beast {
 namespace {
 
-// 0, 1, 2, … in this shape.
+// An array of this shape with items 0, 1, 2, …
 Array counting(const Shape& shape) {
   Array array = Array::allocate(DType::kInt32, shape);
   auto* items = reinterpret_cast<int32_t*>(array.data());
@@ -58,7 +58,7 @@ TEST(Array, StridedMemoryIsReadAsItLooks) {
     return Array::from_strided(DType::kInt32, std::move(shape), strides, whole.data() + offset, whole.owner());
   };
   EXPECT_EQ(strided({2, 3}, {12, 4}).data(), whole.data());
-  EXPECT_EQ(strided({1, 3}, {999, 4}).data(), whole.data());  // the stride of a dimension of size 1 means nothing
+  EXPECT_EQ(strided({1, 3}, {999, 4}).data(), whole.data());  // the stride of a dimension of size 1 is irrelevant
   EXPECT_EQ(strided({}, {}).data(), whole.data());
   EXPECT_EQ(items(strided({3, 2}, {4, 12})), (Items{0, 3, 1, 4, 2, 5}));
   EXPECT_EQ(items(strided({2, 3}, {-12, 4}, 12)), (Items{3, 4, 5, 0, 1, 2}));
@@ -96,21 +96,27 @@ TEST(Array, WhatIsNotThereCannotBeSliced) {
   EXPECT_THROW(counting({}).slice_first(0, 1), std::invalid_argument);
 }
 
+Array joined(const std::vector<Array>& wholes, int64_t dim) {
+  std::vector<Columns> parts;
+  for (const Array& whole : wholes) parts.push_back({whole, 0, whole.shape()[dim]});
+  return concatenate(parts, dim);
+}
+
 TEST(Array, ConcatenationPutsColumnsSideBySideInEveryDimension) {
   const Array a = counting({2, 1, 2});
   const Array b = slice(counting({2, 3, 2}), 1, 1, 2);
-  EXPECT_EQ(items(concatenate({a, b}, 1)), (Items{0, 1, 2, 3, 4, 5, 2, 3, 8, 9, 10, 11}));
-  EXPECT_EQ(concatenate({a, a, a}, 0).shape(), (Shape{6, 1, 2}));
-  EXPECT_EQ(items(concatenate({a, a}, 2)), (Items{0, 1, 0, 1, 2, 3, 2, 3}));
-  EXPECT_EQ(concatenate({a}, 1).data(), a.data());
-  EXPECT_EQ(items(concatenate_columns({{b, 1, 1}, {a, 0, 1}, {b, 0, 0}}, 1)), (Items{4, 5, 0, 1, 10, 11, 2, 3}));
+  EXPECT_EQ(items(joined({a, b}, 1)), (Items{0, 1, 2, 3, 4, 5, 2, 3, 8, 9, 10, 11}));
+  EXPECT_EQ(joined({a, a, a}, 0).shape(), (Shape{6, 1, 2}));
+  EXPECT_EQ(items(joined({a, a}, 2)), (Items{0, 1, 0, 1, 2, 3, 2, 3}));
+  EXPECT_EQ(joined({a}, 1).data(), a.data());
+  EXPECT_EQ(items(concatenate({{b, 1, 1}, {a, 0, 1}, {b, 0, 0}}, 1)), (Items{4, 5, 0, 1, 10, 11, 2, 3}));
 }
 
 TEST(Array, WhatDiffersElsewhereCannotBeConcatenated) {
   const Array a = counting({2, 3});
   const auto message = [&](const Array& other, int64_t dim) -> std::string {
     try {
-      concatenate({a, other}, dim);
+      concatenate({{a, 0, 1}, {other, 0, 1}}, dim);
       return "no error";
     } catch (const std::invalid_argument& error) {
       return error.what();

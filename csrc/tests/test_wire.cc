@@ -1,4 +1,4 @@
-// The decoder on bytes at rest; csrc/fuzz has it read arbitrary ones. What users see of it is tested from Python.
+// The encoder and the decoder. csrc/fuzz feeds the decoder arbitrary bytes; the Python tests cover its error messages.
 #include "wire.h"
 
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>

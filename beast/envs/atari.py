@@ -1,0 +1,88 @@
+"""Atari games on ale-py's vector env."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import numpy as np
+from gymnasium.vector import VectorEnv, VectorWrapper
+
+from beast.errors import MissingFile, MissingPackage
+
+ATARI_ID = re.compile(r"(?:ale_py:)?(?:(?P<deepmind>\w+)NoFrameskip-v4|ALE/(?P<machado>\w+)-v5)")
+ATARI_FRAMES_PER_STEP = 4
+ATARI_FRAMES_PER_EPISODE = 108_000  # 30 minutes at 60 Hz; ale-py counts from the end of the no-ops and then truncates
+
+
+def make_atari(env_id: str, match: re.Match, num_envs: int, num_threads: int, episodic_life, kwargs) -> VectorEnv:
+    """See `beast.envs.make`; `match` is that of ATARI_ID. Raises KeyError for an unknown game."""
+    game = atari_games()[match["deepmind"] or match["machado"]]
+    from ale_py.vector_env import AtariVectorEnv
+
+    if match["deepmind"]:
+        protocol = {"repeat_action_probability": 0.0, "noop_max": 30, "use_fire_reset": True}
+    else:
+        protocol = {"repeat_action_probability": 0.25, "noop_max": 0, "use_fire_reset": False}
+    try:
+        env = AtariVectorEnv(
+            game,
+            num_envs,
+            num_threads=num_threads,
+            frameskip=ATARI_FRAMES_PER_STEP,
+            # The library would clip rewards by default. Its own `episodic_life` resets the whole game at every lost
+            # life (0.12.1), so that no life but the first is ever played: `LifeEpisodes` does it instead.
+            reward_clipping=False,
+            episodic_life=False,
+            **{"max_num_frames_per_episode": ATARI_FRAMES_PER_EPISODE, **protocol, **kwargs},
+        )
+    except OSError as error:
+        directory = os.environ.get("ALE_ROMS_DIR")
+        remedy = (
+            f"put {game}.bin into ALE_ROMS_DIR={directory}, or unset ALE_ROMS_DIR to use the ROMs that ale-py brings"
+            if directory
+            else "ale-py brings its ROMs, so install it again: pip install --force-reinstall ale-py"
+        )
+        raise MissingFile(f"{env_id}: its ROM cannot be read ({error}); {remedy}") from error
+    if episodic_life or (episodic_life is None and match["deepmind"]):
+        return LifeEpisodes(env)
+    return env
+
+
+def atari_games() -> dict[str, str]:
+    """Name in ids -> name of the ROM, of all games for one player. Raises MissingPackage without ale-py."""
+    try:
+        from ale_py.roms import get_all_rom_ids
+    except ImportError as error:
+        raise MissingPackage(f"Atari needs ale-py ({error}): pip install ale-py") from error
+    games = set(get_all_rom_ids()) - {"combat", "joust", "maze_craze", "warlords"}
+    return {rom.title().replace("_", ""): rom for rom in sorted(games)}
+
+
+class LifeEpisodes(VectorWrapper):
+    """Ends an episode at every lost life of an Atari vector env (NEXT_STEP); `info["life_over"]` says where one ended.
+
+    The step after it, whose action is void under NEXT_STEP, presses FIRE where the game has it: the next life begins as
+    a game does.
+    """
+
+    def __init__(self, env: VectorEnv):
+        super().__init__(env)
+        names = [action.name for action in env.unwrapped.ale.get_action_set()]
+        self._first_action = names.index("FIRE") if "FIRE" in names else 0
+
+    def reset(self, *, seed=None, options=None):
+        observations, info = self.env.reset(seed=seed, options=options)
+        self._lives = info["lives"].copy()
+        self._life_over = np.zeros(self.num_envs, bool)
+        return observations, info
+
+    def step(self, actions: np.ndarray):
+        actions = np.where(self._life_over, self._first_action, actions)
+        observations, rewards, terminated, truncated, info = self.env.step(actions)
+        # A game whose lives are at 0 may run on for some frames (Qbert); its end is then the end of the last life.
+        lost = (info["lives"] < self._lives) & (info["lives"] > 0)
+        self._life_over = lost & ~terminated & ~truncated
+        self._lives = info["lives"].copy()
+        info["life_over"] = self._life_over
+        return observations, rewards, terminated | self._life_over, truncated, info

@@ -1,0 +1,1 @@
+"""Feeds: how rows of observations reach the agent, and rollouts the learner."""

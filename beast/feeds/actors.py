@@ -1,0 +1,275 @@
+"""Starts, watches, restarts and stops the actor processes."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import os
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from beast.errors import WorkerFailure
+from beast.feeds.actor import ACTOR_ARGUMENT, GO, READY, Actor
+from beast.feeds.memory import RolloutMemory
+from beast.feeds.processes import Child, cpu_seconds_of, cpu_seconds_of_children
+
+IMPORT_SECONDS = 60.0  # more than the timeout, for an actor's imports
+PROGRESS_SECONDS = 5.0  # between two log lines while environments are made
+# While an actor makes and first resets environments, CPU time counts as a sign of life: on a busy machine it takes
+# long, and neither ale-py's constructor nor its reset reports how far it is. But so many timeouts are the limit.
+MAX_SILENT_TIMEOUTS = 10
+MIN_CPU_SHARE = 0.01  # of a core: less is no sign of life
+
+
+class ActorProcess(Child):
+    """One actor process, or the wait for its successor. Times are of time.monotonic()."""
+
+    connection: Any = None  # a socket, or None between two lives
+    ever_ready = False  # in any of its lives: environments that never worked are not tried again
+    lives = 0
+    restart_at = 0.0  # between two lives
+    alive_at = 0.0  # its last sign of life: a message, or CPU time while it makes environments
+    heard_at = 0.0  # its last message
+    cpu_seconds = 0.0  # of this life, when last looked at
+
+    def __init__(self, index: int, groups: range, max_restarts: int):
+        super().__init__(f"actor {index}", max_restarts)
+        self.groups = list(groups)
+        self.answers: collections.Counter = collections.Counter()  # of each group, in this life
+        self.waiting_since: dict[int, float] = {}  # group -> its unanswered message
+        self.reported = dict.fromkeys(("start", "wait", "step"), 0.0)  # seconds by stage, of all its lives together
+        self.enter("start", self.reported)
+
+    def enter(self, stage: str, seconds: dict[str, float]) -> None:
+        """Begin a stage after so many seconds by stage. The start lasts until the first row is asked for."""
+        self.stage, self._times = stage, (seconds, stage, time.monotonic())  # which other threads read as a whole
+
+    def seconds_so_far(self) -> dict[str, float]:
+        """What the actor has reported, and what it must be doing since then: an environment may hang."""
+        seconds, stage, since = self._times
+        return {**seconds, stage: seconds[stage] + time.monotonic() - since}
+
+
+class ActorProcesses:
+    """Starts, watches, restarts and stops the actor processes. Used by one thread, but for `wake` and `close`."""
+
+    def __init__(
+        self, script: str, flags, memory: RolloutMemory, num_actors: int, groups_per_actor: int, seed: Callable, *,
+        max_restarts: int, timeout: float, niceness: int = 0, pin: bool = False, log: Callable = print,
+    ):  # fmt: skip
+        """`seed(group, life)` gives the seed of a group's environments in its nth life (0 at first).
+
+        An actor that is silent for `timeout` seconds counts as dead. `log` gets a line at every restart, and every few
+        seconds while environments are made.
+        """
+        self.script, self.flags, self.memory, self.seed = script, flags, memory, seed
+        self.groups_per_actor, self.timeout = groups_per_actor, timeout
+        self.niceness, self.pin, self.log = niceness, pin, log
+        self.total_restarts = 0
+        self._selector = selectors.DefaultSelector()
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        for end in (self._wake_receiver, self._wake_sender):
+            end.setblocking(False)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ, None)
+        self._processes = [
+            ActorProcess(index, range(index * groups_per_actor, (index + 1) * groups_per_actor), max_restarts)
+            for index in range(num_actors)
+        ]
+        self._looked_at = self._next_progress = time.monotonic()
+        try:
+            for process in self._processes:
+                self._start(process)
+        except BaseException:
+            self.close()
+            raise
+
+    def pids(self) -> list[int]:
+        return [popen.pid for process in self._processes if (popen := process.popen)]
+
+    def cpu_seconds(self) -> float:
+        """CPU time of all actors, those that have ended included."""
+        return cpu_seconds_of_children(self.pids())
+
+    def workers(self) -> dict:
+        """Each actor's name, and a function that gives its seconds by stage (see `profile.Profile`)."""
+        return {process.name: process.seconds_so_far for process in self._processes}
+
+    def go(self, group: int, slot: int, row: int) -> None:
+        """Have the group write this row of this slot. Ignores an actor that has died: `wait` reports it."""
+        process = self._processes[group // self.groups_per_actor]
+        if process.connection is None:
+            return
+        process.waiting_since[group] = time.monotonic()
+        if process.stage != "step":
+            seconds = process.seconds_so_far()
+            if process.stage == "start":  # which the actor does not report, as it does its waiting
+                process.reported = seconds
+            process.enter("step", seconds)
+        with contextlib.suppress(OSError):
+            process.connection.sendall(GO.pack(group, slot, row))
+
+    def wait(self, timeout: float) -> tuple[list[int], list[int]]:
+        """Groups that are ready and groups that were lost since the last call; waits up to `timeout` seconds.
+
+        A lost group is ready again, with new environments that were never reset, once its actor is restarted.
+        Raises WorkerFailure with the actor's traceback when it has been restarted too often, or never got to work.
+        """
+        ready, lost = [], []
+        for key, _ in self._selector.select(timeout):
+            process = key.data
+            if process is None:
+                self._wake_receiver.recv(4096)
+                continue
+            try:
+                data = process.connection.recv(256 * READY.size)  # messages are sent whole, and so they arrive
+            except OSError:
+                data = b""
+            if not data:
+                lost += self._handle_death(process)
+                continue
+            process.heard_at = process.alive_at = time.monotonic()
+            spent = dict(process.reported)
+            for group, waited, stepped in READY.iter_unpack(data):
+                process.waiting_since.pop(group, None)
+                process.answers[group] += 1
+                spent["wait"] += waited
+                spent["step"] += stepped
+                if process.answers[group] > 1:
+                    ready.append(group)
+                elif len(process.answers) == self.groups_per_actor:  # the last of its groups is made
+                    process.ever_ready = True
+                    ready += process.groups
+            process.reported = spent
+            if process.stage != "start":
+                process.enter("step" if process.waiting_since else "wait", spent)
+        now = time.monotonic()
+        self._watch_starting(now)
+        for process in self._processes:
+            if process.popen is None:
+                if now >= process.restart_at:
+                    self._start(process)
+            elif process.waiting_since:
+                asked_at = min(process.waiting_since.values())
+                limits = (process.alive_at, self.timeout), (process.heard_at, MAX_SILENT_TIMEOUTS * self.timeout)
+                passed = [limit for seen_at, limit in limits if now - max(seen_at, asked_at) > limit]
+                if passed:
+                    lost += self._handle_death(process, f"did not answer for {passed[0]:g} s (--env_timeout)")
+        return [group for group in ready if group not in lost], lost
+
+    def wake(self) -> None:
+        """Make `wait` return now. May be called from any thread."""
+        with contextlib.suppress(OSError):  # a full socket wakes it too, and a closed one needs no waking
+            self._wake_sender.send(b"\0")
+
+    def close(self) -> None:
+        """Stop all actors and wait for their end. Takes no longer than half a second, whatever an env does."""
+        running = [process for process in self._processes if process.popen]
+        for process in running:
+            process.connection.close()
+        deadline = time.monotonic() + 0.3
+        for process in running:
+            process.end(max(deadline - time.monotonic(), 0.01))
+        self._selector.close()
+        self._wake_receiver.close()
+        self._wake_sender.close()
+
+    def _watch_starting(self, now: float) -> None:
+        """Look for signs of life of actors that make or first reset environments, and log how far they are."""
+        since_last, width = now - self._looked_at, self.memory.group_width
+        if since_last < min(1.0, self.timeout / 4):
+            return
+        self._looked_at = now
+        made = reset = 0
+        for process in self._processes:
+            num_reset = sum(count > 1 for count in process.answers.values())
+            if process.popen and num_reset < self.groups_per_actor:
+                seconds = cpu_seconds_of(process.popen.pid)
+                if seconds - process.cpu_seconds > MIN_CPU_SHARE * since_last:
+                    process.alive_at = max(process.alive_at, now)
+                process.cpu_seconds = seconds
+            made, reset = made + len(process.answers) * width, reset + num_reset * width
+        total = len(self._processes) * self.groups_per_actor * width
+        if reset < total and now >= self._next_progress:
+            self._next_progress = now + PROGRESS_SECONDS
+            stage, count = ("making", made) if made < total else ("resetting", reset)
+            self.log(f"{stage} environments: {count} of {total}")
+
+    def _start(self, process: ActorProcess) -> None:
+        process.connection, theirs = socket.socketpair()
+        paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]
+        environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        with theirs:
+            process.start(
+                [sys.executable, self.script, ACTOR_ARGUMENT, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(), self.memory.fd),
+                env=os.environ | environment,
+            )
+        cpus = sorted(os.sched_getaffinity(0)) if self.pin and hasattr(os, "sched_getaffinity") else []
+        task = {
+            "flags": dataclasses.asdict(self.flags),
+            "memory": self.memory.description(),
+            "memory_fd": self.memory.fd,
+            "groups": {group: self.seed(group, process.lives) for group in process.groups},
+            "niceness": self.niceness,
+            "cpu": cpus[self._processes.index(process) % len(cpus)] if cpus else None,
+        }
+        process.connection.sendall(json.dumps(task).encode() + b"\n")
+        process.lives += 1
+        process.alive_at = process.heard_at = process.started_at + IMPORT_SECONDS
+        process.cpu_seconds = 0.0
+        process.answers.clear()
+        process.waiting_since = dict.fromkeys(process.groups, process.started_at)
+        self._next_progress = process.started_at + PROGRESS_SECONDS  # a quick start needs no line
+        self._selector.register(process.connection, selectors.EVENT_READ, process)
+
+    def _handle_death(self, process: ActorProcess, hangs: str = "") -> list[int]:
+        """Reap a dead or hanging actor and plan its restart. Returns the groups that are lost with it."""
+        self._selector.unregister(process.connection)
+        process.connection.close()
+        process.connection = None
+        process.reported = process.seconds_so_far()
+        process.enter("start", process.reported)
+        end = process.end(0 if hangs else 0.2, hangs)
+        if not process.ever_ready:
+            raise WorkerFailure(f"{end}\nIts environments never worked, so it is not restarted.")
+        self.log(process.count_restart(end))
+        process.restart_at = time.monotonic() + min(0.05 * 2**process.restarts, 10.0)
+        self.total_restarts += 1
+        return process.groups
+
+
+class LocalActors:
+    """The same calls as ActorProcesses, with all groups in this process and in one fixed order (`--deterministic`)."""
+
+    total_restarts = 0
+
+    def __init__(self, create_env, flags, memory: RolloutMemory, num_groups: int, seed: Callable):
+        self._actor = Actor(create_env, flags, memory, {group: seed(group, 0) for group in range(num_groups)})
+        self._ready = collections.deque(range(num_groups))
+
+    def cpu_seconds(self) -> float:
+        return 0.0  # `go` takes it, in the thread that calls it
+
+    def workers(self) -> dict:
+        return {}
+
+    def go(self, group: int, slot: int, row: int) -> None:
+        self._actor.write_row(group, slot, row)
+        self._ready.append(group)
+
+    def wait(self, timeout: float) -> tuple[list[int], list[int]]:
+        return ([self._ready.popleft()] if self._ready else []), []
+
+    def wake(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._actor.close()

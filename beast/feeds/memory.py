@@ -1,0 +1,114 @@
+"""Rollout memory: the slots that actors, inference and learner all work in.
+
+A slot holds T+1 rows of K columns (one group's rollout). The memory is an anonymous file: it has no name that could
+collide with another run's or be left behind, and the kernel frees it with its last process, whatever kills that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import re
+import tempfile
+import weakref
+from pathlib import Path
+
+import numpy as np
+
+from beast.errors import OutOfMemory
+
+ALIGNMENT = 4096  # bytes: every field starts on a page, so that it can be pinned for a GPU
+Fields = dict[str, tuple[tuple[int, ...], str]]  # name -> shape and dtype
+
+
+class RolloutMemory:
+    """The arrays of all slots in one anonymous file that other processes map by its descriptor.
+
+    `fields` maps a name to (shape, dtype) of one column of one row, as `rollout_fields` does. Each field is one array
+    `[num_slots, T+1, K, *shape]` in `arrays`. Raises OutOfMemory when the machine has not so much memory.
+    """
+
+    def __init__(self, fields: Fields, num_slots: int, unroll_length: int, group_width: int, fd: int | None = None):
+        self.fields = {name: (tuple(shape), str(np.dtype(dtype))) for name, (shape, dtype) in fields.items()}
+        self.num_slots, self.unroll_length, self.group_width = num_slots, unroll_length, group_width
+        places, self.num_bytes = {}, 0
+        for name, (shape, dtype) in self.fields.items():
+            shape = (num_slots, unroll_length + 1, group_width, *shape)
+            places[name] = shape, dtype, self.num_bytes
+            self.num_bytes += -(-math.prod(shape) * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT
+        self.fd = _anonymous_file(self.num_bytes) if fd is None else fd
+        weakref.finalize(self, os.close, self.fd)
+        self.buffer = np.frombuffer(mmap.mmap(self.fd, self.num_bytes), np.uint8)  # all arrays
+        self.arrays = {
+            name: np.ndarray(shape, dtype, self.buffer, offset) for name, (shape, dtype, offset) in places.items()
+        }
+        self._rows: dict[tuple[int, int], dict] = {}
+        if fd is None:
+            # A read of a row that nobody wrote shows at once, and missing memory is noticed now, not later.
+            for name, array in self.arrays.items():
+                kind = array.dtype.kind
+                poison = np.nan if kind == "f" else np.iinfo(array.dtype).max if kind in "iu" else 1
+                # The net sees the final observations of all columns, and few of them are ever written.
+                array.fill(0 if name.startswith("final_obs/") else poison)
+
+    def description(self) -> dict:
+        """What another process needs, beside the file descriptor, to map the same arrays: JSON-compatible."""
+        return {name: getattr(self, name) for name in ("fields", "num_slots", "unroll_length", "group_width")}
+
+    def row(self, slot: int, row: int) -> dict:
+        """One row as views `[K, *shape]`; observations under `row["obs"][name]`."""
+        if (slot, row) not in self._rows:
+            self._rows[slot, row] = nest_observations({name: array[slot, row] for name, array in self.arrays.items()})
+        return self._rows[slot, row]
+
+    def rollout(self, slot: int) -> dict:
+        """One whole slot as views `[T+1, K, *shape]`; observations under `rollout["obs"][name]`."""
+        return nest_observations({name: array[slot] for name, array in self.arrays.items()})
+
+    def repeat_last_row(self, previous: int, slot: int) -> None:
+        """Copy row T of slot `previous` to row 0 of `slot`: consecutive rollouts of a group overlap by one row."""
+        for array in self.arrays.values():
+            array[slot, 0] = array[previous, -1]
+
+
+def nest_observations(arrays: dict) -> dict:
+    """{"obs/image": a, "reward": r} -> {"obs": {"image": a}, "reward": r}; `final_obs/image` likewise."""
+    nested: dict = {"obs": {}}
+    for name, array in arrays.items():
+        kind, slash, part = name.partition("/")
+        if slash and kind in ("obs", "final_obs"):
+            nested.setdefault(kind, {})[part] = array
+        else:
+            nested[name] = array
+    return nested
+
+
+def _anonymous_file(size: int) -> int:
+    """A descriptor of `size` bytes of memory without a name. Raises OutOfMemory when there is not so much."""
+    hint = "use a smaller --num_slots, a narrower --group_width, fewer --num_actors or a shorter --unroll_length"
+    available = _available_memory()
+    if size > available:
+        raise OutOfMemory(f"the rollout slots need {size / 1e6:.0f} MB and {available / 1e6:.0f} MB are free: {hint}")
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("beast-rollouts")
+    else:  # macOS
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        os.truncate(fd, size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        os.close(fd)
+        raise OutOfMemory(f"the rollout slots need {size / 1e6:.0f} MB of shared memory ({error}): {hint}") from error
+    return fd
+
+
+def _available_memory() -> float:
+    """Bytes that can still be allocated (Linux), or infinity where that is not known."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text()):
+            return int(found[1]) * 1024
+    return math.inf

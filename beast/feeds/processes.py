@@ -1,0 +1,102 @@
+"""Child processes out of the reach of Ctrl-C: their restarts, their CPU time, and the end of what they started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from beast.errors import WorkerFailure
+
+FORGIVEN_AFTER = 600.0  # seconds of work after which a child's earlier deaths no longer count
+
+
+def start_child(command: list[str], **options) -> subprocess.Popen:
+    """Start a process that leads a process group of its own: Ctrl-C reaches its parent alone, which then ends it.
+
+    The child calls `lead_group` as early as it can. `options` are those of subprocess.Popen.
+    """
+    # A group in the parent's session: Linux may share the cores among sessions first, whatever their niceness.
+    if sys.version_info >= (3, 11):
+        options["process_group"] = 0
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
+
+
+def lead_group() -> None:
+    """In a child: lead a process group of its own, in case that Python (3.10) could not start it as such a leader."""
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
+
+
+def kill_group(popen: subprocess.Popen) -> None:
+    """End what a child's environments have started themselves and not ended with it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
+        os.killpg(popen.pid, signal.SIGKILL)
+
+
+class Child:
+    """A process and its successors, started by `start_child`."""
+
+    popen: Any = None  # subprocess.Popen, or None between two lives
+
+    def __init__(self, name: str, max_restarts: int):
+        self.name, self.max_restarts = name, max_restarts
+        self.restarts = 0  # in a row, each soon after the last
+
+    def start(self, command: list[str], **options) -> None:
+        self.errors = tempfile.TemporaryFile()  # its stderr
+        self.started_at = time.monotonic()
+        self.popen = start_child(command, stderr=self.errors, **options)
+
+    def end(self, patience: float, hangs: str = "") -> str:
+        """Wait `patience` seconds for its end, then kill it, and what it has started.
+
+        Returns how it ended (or `hangs`) and the last that it printed.
+        """
+        popen, self.popen = self.popen, None
+        try:
+            code = popen.wait(patience)
+        except subprocess.TimeoutExpired:
+            popen.kill()
+            code = popen.wait()
+        kill_group(popen)
+        with self.errors as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 8000))
+            printed = file.read().decode(errors="replace").strip()
+        how = f"exited with code {code}"
+        if code < 0:
+            how = f"was killed by signal {-code} ({signal.Signals(-code).name}), exit code {code}"
+        return f"{self.name} {hangs or how}; what it printed last:\n{printed or '(nothing)'}"
+
+    def count_restart(self, why: str) -> str:
+        """A line about a restart, for the log. Raises WorkerFailure after `max_restarts` of them in a row."""
+        if time.monotonic() - self.started_at > FORGIVEN_AFTER:
+            self.restarts = 0
+        if self.restarts >= self.max_restarts:
+            raise WorkerFailure(
+                f"{why}\nIt was restarted {self.restarts} times (--max_env_restarts {self.max_restarts})."
+            )
+        self.restarts += 1
+        return f"{why}\nRestarting it ({self.restarts} of --max_env_restarts {self.max_restarts})."
+
+
+def cpu_seconds_of(pid: int) -> float:
+    """CPU time of a running process (Linux; elsewhere, and of one that has ended, 0)."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            user, system = file.read().rpartition(")")[2].split()[11:13]  # the name before may hold anything
+    except OSError:
+        return 0.0
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds_of_children(pids: list[int]) -> float:
+    """CPU time of child processes that run and of all that have ended (Linux; elsewhere of the latter only)."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended.ru_utime + ended.ru_stime + sum(cpu_seconds_of(pid) for pid in pids)

@@ -1,0 +1,196 @@
+"""The feed of env servers: libbeast's batcher, queue and streams with the face of a feed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from gymnasium import Space
+from torch import Tensor
+
+import libbeast
+from beast.envs.groups import finished_episodes
+from beast.envs.rows import AGENT_FIELDS
+from beast.envs.spaces import action_shape_dtype
+from beast.feeds.feed import Rows
+from beast.feeds.local_servers import LocalServers
+from beast.feeds.memory import nest_observations
+from beast.learn.learner import Learner
+from beast.learn.nests import map_tensors
+from beast.run.hardware import Fence
+from beast.run.profile import Laps
+
+ENV_OUTPUTS = "obs reward done episode_step episode_return terminated truncated group life".split()  # libbeast's order
+AGENT_OUTPUTS = [*AGENT_FIELDS, "number"]
+
+
+class RemoteFeed:
+    """Rows from streams of env servers, answered in batches, and their rollouts in the order in which they arrive.
+
+    A batch whose oldest action is more than `max_policy_lag` updates old is dropped and counted; 0 drops none.
+    """
+
+    def __init__(
+        self, learner: Learner, action_space: Space, addresses: list[str], *,
+        unroll_length: int, group_width: int, batch_width: int, queue_width: int, inference_width: int,
+        max_policy_lag: int, servers: LocalServers | None, **stream_options,
+    ):  # fmt: skip
+        """`addresses` has one entry for each stream, `stream_options` are those of libbeast.ActorPool.
+
+        `queue_width` columns may wait for the learner. Inference answers `inference_width` rows at once, at most; 0
+        takes one group on a CPU, whose rows fit the cache and need no gathering, and all groups on a GPU. `servers`
+        are those on this machine, whose CPU time is told.
+        """
+        self.learner, self.max_policy_lag, self.num_streams = learner, max_policy_lag, len(addresses)
+        self._servers = servers
+        self.device = device = next(learner.net.parameters()).device
+        self._to_device = partial(Tensor.to, device=device, non_blocking=True)
+        self.laps = Laps()
+        self.closed = threading.Event()
+        self.dropped_rollouts = 0
+        num_rows = group_width * len(addresses)
+        self.queue = libbeast.BatchingQueue(
+            batch_dim=1, minimum_batch_size=batch_width, maximum_batch_size=batch_width, maximum_queue_size=queue_width
+        )
+        inference_width = inference_width or (group_width if device.type == "cpu" else num_rows)
+        self.batcher = libbeast.DynamicBatcher(batch_dim=1, maximum_batch_size=inference_width)
+        shape, dtype = action_shape_dtype(action_space)
+        no_action = torch.from_numpy(np.zeros((1, 1, *shape), dtype))
+        # What a group carries from row to row: the core's state and its last action, which the net sees, too.
+        state = learner.net.initial_state(1), no_action
+        self.pool = libbeast.ActorPool(unroll_length, self.queue, self.batcher, addresses, state, **stream_options)
+        # As many as streams, queue and learner hold, twice, as a stream may be slower than the others.
+        self._seen = SeenObservations(2 * (num_rows + queue_width + batch_width) * unroll_length, device)
+        self._waiting: list[int] = []  # columns in the queue, at each update since the last row of metrics
+
+    def close(self) -> None:
+        for queue in (self.queue, self.batcher):
+            with contextlib.suppress(RuntimeError):  # another thread was the first to close it
+                queue.close()
+        self.pool.stop()
+        self.closed.set()
+
+    def workers(self) -> dict:
+        def streams() -> dict[str, float]:
+            counters: dict = {**self.pool.counters()}
+            waits = ("environment", "inference", "enqueue")  # of a stream, in turn
+            return {stage: counters[f"seconds_{stage}"] / self.num_streams for stage in waits}
+
+        return {"streams": streams}
+
+    def cores(self) -> dict:
+        return {"envs": self._servers.cpu_seconds} if self._servers else {}
+
+    def measure(self, seconds: float, shares: dict[str, float]) -> dict[str, float]:
+        waiting, self._waiting = self._waiting, []
+        return {
+            "stats/actor_wait": shares["time/streams_enqueue"],
+            "stats/queue_waiting_columns": sum(waiting) / max(len(waiting), 1),
+            **({"stats/policy_lag_bound": self.max_policy_lag} if self.max_policy_lag else {}),
+            "stats/env_restarts": self.pool.counters()["restarts"],
+            "stats/dropped_rollouts": self.dropped_rollouts,
+        }
+
+    def acting(self) -> Iterator[Rows]:
+        for batch in self.batcher:
+            self.laps.lap("wait")
+            env_outputs, (core_state, action) = batch.get_inputs()
+            row = dict(zip(ENV_OUTPUTS, env_outputs))
+            inputs = {name: row[name] for name in ("reward", "done", "group", "life")}
+            inputs |= {"obs": split_observations(row["obs"])["obs"], "action": action}
+            inputs, core_state = map_tensors(self._to_device, (inputs, core_state))
+            self.laps.lap("gather")
+            yield Rows(inputs, core_state, partial(self._answer, batch, inputs["obs"]))
+
+    def _answer(
+        self, batch, obs: dict, action: Tensor, policy_logits: Tensor, baseline: Tensor, version: int, core_state
+    ) -> None:
+        self.laps.lap("forward")
+        versions = torch.full(baseline.shape, version, dtype=torch.int32)
+        outputs = (action, policy_logits, baseline, versions, self._seen.keep(obs)), (core_state, action)
+        batch.set_outputs(map_tensors(lambda x: x.cpu(), outputs))  # waits for all of it
+        self.laps.lap("answer")
+
+    def rollouts(self) -> Iterator[tuple[dict, tuple]]:
+        learner, laps = self.learner, self.learner.laps
+        for (env_outputs, agent_outputs), (core_state, _) in self.queue:
+            laps.lap("wait")
+            rollout = dict(zip(ENV_OUTPUTS + AGENT_OUTPUTS, (*env_outputs, *agent_outputs)))  # [T+1, B, …]
+            rollout |= split_observations(rollout["obs"])
+            numbers = rollout.pop("number")
+            with learner.updating:
+                learner.record_episodes(finished_episodes(map_tensors(Tensor.numpy, rollout)))
+            laps.lap("records")
+            lag = learner.updates - int(rollout["policy_version"][1:].min())
+            if self.max_policy_lag and lag > self.max_policy_lag:
+                self.dropped_rollouts += 1
+                continue
+            obs = rollout.pop("obs")
+            batch, core_state = map_tensors(self._to_device, (rollout, core_state))
+            batch["obs"] = self._seen.find(obs, numbers)
+            laps.lap("gather")
+            yield batch, core_state
+            self._waiting.append(self.queue.size())
+
+
+def split_observations(parts: dict) -> dict:
+    """{"image": x, "final_obs/image": y} -> {"obs": {"image": x}, "final_obs": {"image": y}}."""
+    return nest_observations({name if name.startswith("final_obs/") else f"obs/{name}": x for name, x in parts.items()})
+
+
+class SeenObservations:
+    """The latest observations that inference has seen, kept on its GPU, so that the learner need not upload them again.
+
+    `keep` numbers the observations, the numbers travel through the rollouts with the actions, and `find` looks them up.
+    On a CPU there is nothing to save: nothing is kept, and all numbers are 0.
+    """
+
+    def __init__(self, num_observations: int, device: torch.device, is_keeping: bool | None = None):
+        """Finds the last `num_observations`, less at most one batch of inference's; takes memory of the device for
+        twice as many. `is_keeping` is for tests: to keep them on a CPU."""
+        self._half, self._to_device = num_observations, partial(Tensor.to, device=device, non_blocking=True)
+        self._is_keeping = device.type != "cpu" if is_keeping is None else is_keeping
+        self._kept: dict[str, torch.Tensor] = {}
+        self._next = 0  # number n lies at n modulo twice `num_observations`
+        self._lock = threading.Lock()
+        self._found = Fence(device)
+
+    def keep(self, observations: dict) -> torch.Tensor:
+        """Take in what inference has on its device, [1, K, …] by name; the numbers [1, K], on the CPU. They may go to
+        the learner as soon as the host has waited for inference's stream."""
+        count = next(iter(observations.values())).shape[1]
+        if not self._is_keeping:
+            return torch.zeros(1, count, dtype=torch.int64)
+        size = 2 * self._half
+        if not self._kept:
+            self._kept = {name: x.new_empty((size, *x.shape[2:])) for name, x in observations.items()}
+        with self._lock:
+            first = self._next if self._next % size + count <= size else self._next + size - self._next % size
+            if self._next // self._half != (first + count) // self._half:
+                self._found.wait()  # the other half is written over next; the learner's stream may be behind
+            for name, x in observations.items():
+                self._kept[name][first % size : first % size + count] = x[0]
+            self._next = first + count
+        return torch.arange(first, first + count).unsqueeze(0)
+
+    def find(self, observations: dict, numbers: torch.Tensor) -> dict:
+        """A batch's observations [T+1, B, …] on the device, by its own copies of them and `numbers` [T+1, B], both on
+        the CPU. Row t+1 of `numbers` is that of observation t.
+
+        The last row always goes up again, as its number is not known before the next rollout, and so does everything
+        if not all are still kept.
+        """
+        if self._is_keeping:
+            # Outside of the lock: for pageable memory the host may have to wait, and inference shall not.
+            places = self._to_device(numbers[1:] % (2 * self._half))
+            last = map_tensors(lambda x: self._to_device(x[-1:]), observations)
+            with self._lock:
+                if int(numbers[1:].min()) >= self._next - self._half:
+                    found = {name: torch.cat([self._kept[name][places], last[name]]) for name in observations}
+                    self._found.set()
+                    return found
+        return map_tensors(self._to_device, observations)

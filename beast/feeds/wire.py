@@ -1,0 +1,174 @@
+"""What an env server and the learner say to each other: csrc/rpcenv.proto without generated files, spaces as JSON.
+
+The messages are built when this is imported, so that an env host needs neither protoc nor a compiler; a test compares
+them with csrc/rpcenv.proto. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from gymnasium import spaces
+
+from beast.errors import InputError
+
+PROTOCOL = 1  # both sides' must be equal; raise it with every change to the meaning of a message
+PACKAGE = "beast.rpc"
+STREAM = f"/{PACKAGE}.Environments/Stream"
+MAX_BOX_NUMBERS = 2**28  # of a space: a line of JSON must not fill the learner's memory
+DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
+
+# The messages of csrc/rpcenv.proto and their fields, which count from 1.
+MESSAGES = {
+    "FromLearner": "LearnerHello hello, Array actions",
+    "FromServer": "ServerHello hello, bytes row, string error",
+    "LearnerHello": "uint32 protocol, string token, uint64 seed, string env, bool only_hello",
+    "ServerHello": "uint32 protocol, string env, uint32 num_envs, repeated Field fields, Structure observation, "
+    "Field action, string observation_space, string action_space",
+    "Field": "string name, string dtype, repeated int64 shape",
+    "Structure": "uint32 field, Structure.Tuple tuple, Structure.Dict dict",
+    "Structure.Tuple": "repeated Structure parts",
+    "Structure.Dict": "repeated Structure.Dict.PartsEntry parts",
+    "Structure.Dict.PartsEntry": "string key, Structure value",  # what protoc makes of a map
+    "Array": "string dtype, repeated int64 shape, bytes data",
+}
+ONEOFS = ("FromLearner", "FromServer", "Structure")  # messages with one of their fields, a oneof `kind`
+
+
+def file_descriptor() -> descriptor_pb2.FileDescriptorProto:
+    """csrc/rpcenv.proto as protoc describes it."""
+    file = descriptor_pb2.FileDescriptorProto(name="rpcenv.proto", package=PACKAGE, syntax="proto3")
+    messages: dict[str, descriptor_pb2.DescriptorProto] = {}
+    for path, fields in MESSAGES.items():
+        outer, _, name = path.rpartition(".")
+        message = messages[path] = (messages[outer].nested_type if outer else file.message_type).add(name=name)
+        if name.endswith("Entry"):
+            message.options.map_entry = True
+        if path in ONEOFS:
+            message.oneof_decl.add(name="kind")
+        for number, declaration in enumerate(fields.split(", "), 1):
+            *repeated, kind, name = declaration.split()
+            field = message.field.add(name=name, number=number)
+            field.label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL
+            if kind in MESSAGES:
+                field.type, field.type_name = field.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
+            else:
+                field.type = field.Type.Value(f"TYPE_{kind.upper()}")
+            if path in ONEOFS:
+                field.oneof_index = 0
+    stream = file.service.add(name="Environments").method.add(name="Stream")
+    stream.input_type, stream.output_type = f".{PACKAGE}.FromLearner", f".{PACKAGE}.FromServer"
+    stream.client_streaming = stream.server_streaming = True
+    return file
+
+
+_pool = descriptor_pool.DescriptorPool()  # not the default one, in which others may have a rpcenv.proto too
+_pool.Add(file_descriptor())
+FromLearner, FromServer, LearnerHello, ServerHello, Field, Structure, Array = (
+    message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+    for name in ("FromLearner", "FromServer", "LearnerHello", "ServerHello", "Field", "Structure", "Array")
+)
+
+
+def structure_message(nest, field_index: dict[str, int]):
+    """The Structure of a nest (tuples, lists, str-keyed dicts) whose leaves are names of fields."""
+    if isinstance(nest, str):
+        return Structure(field=field_index[nest])
+    if isinstance(nest, dict):
+        parts = {key: structure_message(part, field_index) for key, part in nest.items()}
+        return Structure(dict=Structure.Dict(parts=parts))
+    return Structure(tuple=Structure.Tuple(parts=[structure_message(part, field_index) for part in nest]))
+
+
+def array_from_message(message) -> np.ndarray:
+    """A read-only view of the data of an Array message. Raises ValueError where dtype, shape and data do not fit."""
+    dtype, shape = little_endian(message.dtype), tuple(message.shape)
+    if any(size < 0 for size in shape) or len(message.data) != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{len(message.data)} bytes came for an array {message.dtype} {list(shape)}")
+    return np.frombuffer(message.data, dtype).reshape(shape)
+
+
+def little_endian(dtype) -> np.dtype:
+    """The dtype (or its name) as it lies on the wire. Raises InputError for one that the protocol does not have."""
+    name = dtype.name if isinstance(dtype, np.dtype) else dtype
+    if name not in DTYPES:
+        raise InputError(f"dtype {name!r} is not one that can be sent: {', '.join(DTYPES)}")
+    return np.dtype(name).newbyteorder("<")
+
+
+def space_to_json(space: spaces.Space) -> str:
+    """Box, Discrete, MultiDiscrete, MultiBinary, and Tuple and Dict of these, as JSON that `space_from_json` reads.
+
+    Raises InputError if the space is or holds another one.
+    """
+    return json.dumps(_describe(space), allow_nan=False)
+
+
+def space_from_json(text: str) -> spaces.Space:
+    """The space that `space_to_json` was given; a Dict keeps its order. InputError if the text describes none."""
+    try:
+        return _build(json.loads(text))
+    except (KeyError, TypeError, ValueError, OverflowError, AssertionError, RecursionError) as error:
+        shown = text if len(text) < 200 else f"{text[:200]}…"
+        raise InputError(f"no space is described by {shown!r} ({type(error).__name__}: {error})") from error
+
+
+def _describe(space: spaces.Space) -> dict:
+    if isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete)):
+        dtype = little_endian(np.dtype(space.dtype)).name
+    if isinstance(space, spaces.Box):
+        low, high = _bounds_to_json(space.low), _bounds_to_json(space.high)
+        return {"type": "Box", "shape": list(space.shape), "dtype": dtype, "low": low, "high": high}
+    if isinstance(space, spaces.Discrete):
+        return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": dtype}
+    if isinstance(space, spaces.MultiDiscrete):
+        return {"type": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist(), "dtype": dtype}
+    if isinstance(space, spaces.MultiBinary):
+        return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.shape)}
+    if isinstance(space, spaces.Tuple):
+        return {"type": "Tuple", "spaces": [_describe(part) for part in space]}
+    if isinstance(space, spaces.Dict):
+        return {"type": "Dict", "spaces": [[str(key), _describe(part)] for key, part in space.items()]}
+    raise InputError(
+        f"space {space} cannot be sent to a learner; those that can are Box, Discrete, MultiDiscrete, MultiBinary, and "
+        "Tuple and Dict of these: wrap the environment so that its spaces are of them"
+    )
+
+
+def _build(description: dict) -> spaces.Space:
+    kind = description["type"]
+    if kind in ("Box", "Discrete", "MultiDiscrete"):
+        dtype = np.dtype(little_endian(description["dtype"]).name)
+    if kind == "Box":
+        shape = tuple(description["shape"])
+        if math.prod(shape) > MAX_BOX_NUMBERS:
+            raise ValueError(f"a Box of shape {list(shape)} has more than {MAX_BOX_NUMBERS} numbers")
+        low, high = (_bounds_from_json(description[name], shape, dtype) for name in ("low", "high"))
+        return spaces.Box(low, high, shape, dtype.type)
+    if kind == "Discrete":
+        extra = {} if dtype == np.int64 else {"dtype": dtype.type}  # gymnasium 1.1 knows no other
+        return spaces.Discrete(description["n"], start=description["start"], **extra)
+    if kind == "MultiDiscrete":
+        return spaces.MultiDiscrete(description["nvec"], dtype.type, start=description["start"])
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(description["n"])
+    if kind == "Tuple":
+        return spaces.Tuple([_build(part) for part in description["spaces"]])
+    if kind == "Dict":
+        return spaces.Dict([(key, _build(part)) for key, part in description["spaces"]])
+    raise ValueError(f"{kind!r} is no type of a space")
+
+
+def _bounds_to_json(bounds: np.ndarray):
+    """One number where all are equal, as they are for images, else a flat list; infinity, unknown to JSON, as a str."""
+    numbers = [number if math.isfinite(number) else str(number) for number in bounds.ravel().tolist()]
+    return numbers[0] if len(set(numbers)) == 1 else numbers
+
+
+def _bounds_from_json(numbers, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    if not isinstance(numbers, list):
+        return np.full(shape, float(numbers) if isinstance(numbers, str) else numbers, dtype)
+    return np.array([float(n) if isinstance(n, str) else n for n in numbers], dtype).reshape(shape)

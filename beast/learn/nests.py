@@ -1,0 +1,28 @@
+"""Nested dicts and tuples of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+def map_tensors(function: Callable, *batches):
+    """Apply a function to every leaf of nested dicts and tuples, or to the leaves in one place of several batches."""
+    if isinstance(batches[0], dict):
+        return {key: map_tensors(function, *(batch[key] for batch in batches)) for key in batches[0]}
+    if isinstance(batches[0], tuple):
+        return tuple(map_tensors(function, *parts) for parts in zip(*batches))
+    return function(*batches)
+
+
+def join(batches: list[dict], device: torch.device) -> dict:
+    """Rollouts or rows [T, B_i, …] side by side as [T, B, …] on the device. A single one on a CPU is not copied."""
+    if len(batches) == 1:
+        return map_tensors(lambda x: x.to(device, non_blocking=True), batches[0])
+    return map_tensors(lambda *parts: torch.cat([x.to(device, non_blocking=True) for x in parts], dim=1), *batches)
+
+
+def columns(batch: dict, first: int, count: int) -> dict:
+    """Columns of a batch [T, B, …] as views [T, count, …]; leaves may be tensors or numpy arrays."""
+    return map_tensors(lambda x: x[:, first : first + count], batch)

@@ -1,0 +1,103 @@
+"""A run's directory: its lock, its flags, the history of its starts, and its log."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from beast.errors import InputError
+from beast.run.console import tell
+from beast.run.files import read_json, write_json
+from beast.run.provenance import describe_machine
+
+
+class Run:
+    """The directory `<root>/<name>/`, created or resumed, and locked against other processes until `close`.
+
+    `config.json` holds every flag of the latest start. `meta.json` holds commit, uncommitted changes, versions and
+    hardware of each start, but no environment variables, which may be secret. A run with a checkpoint is resumed; a run
+    without one begins anew.
+
+    Raises InputError, and leaves the files as they are, if another process is training here, if a flag that is not in
+    `resume_free` differs from the run's, or if the directory cannot be written.
+    """
+
+    def __init__(self, root: str | os.PathLike, name: str, config: Mapping, resume_free: Collection[str] = ()):
+        if not name or name in (".", "..") or "/" in name or "\0" in name:
+            raise InputError(f"--name {name!r}: a run's name is that of a single directory; put others into --root")
+        self.path = Path(root) / name
+        self.checkpoint_path, self.best_path = self.path / "checkpoint.pt", self.path / "best.pt"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = lock_directory(self.path)
+        except OSError as error:
+            message = f"{self.path}: cannot be used as a run's directory ({error}); choose another --root"
+            raise InputError(message) from error
+        try:
+            config = json.loads(json.dumps(dict(config)))  # as it will be read again: tuples are lists
+            self.resumed = self.checkpoint_path.exists()
+            starts = []
+            if self.resumed:
+                refuse_contradictions(self.path, config, resume_free)
+                starts = read_json(self.path / "meta.json", missing={"starts": []})["starts"]
+            starts.append({"time": time.strftime("%Y-%m-%d %H:%M:%S %z"), "argv": sys.argv, **describe_machine()})
+            self.num_starts = len(starts)  # this one included
+            write_json(self.path / "config.json", config)
+            write_json(self.path / "meta.json", {"starts": starts})
+        except BaseException:
+            self.close()
+            raise
+
+    def log(self, message: str) -> None:
+        """Append `message` to out.log with the time, and print it on stderr."""
+        with open(self.path / "out.log", "a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
+        tell(message)
+
+    def close(self) -> None:
+        """Release the lock. For a killed process the kernel does it."""
+        self._lock.close()
+
+
+def lock_directory(path: Path) -> io.FileIO:
+    """Lock the directory until the returned file is closed; InputError names the process that holds the lock."""
+    file = open(path / "lock", "a+b", buffering=0)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().decode().strip()
+        file.close()
+        raise InputError(
+            f"{path}: process {holder} is training in this run's directory; stop it first, or choose another --name"
+        ) from None
+    file.truncate(0)
+    file.write(f"{os.getpid()} on {socket.gethostname()}".encode())
+    return file
+
+
+def refuse_contradictions(path: Path, config: Mapping, resume_free: Collection[str]) -> None:
+    """Raise InputError naming every flag whose value differs from that of the run at `path`."""
+    old = read_json(path / "config.json", missing=None)
+    if old is None:
+        raise InputError(
+            f"{path}: there is a checkpoint.pt but no config.json to compare the flags with; "
+            "put it back, move the checkpoint away to begin anew, or choose another --name"
+        )
+    # A flag that the old config lacks was added to the code later, and contradicts nothing.
+    differing = [flag for flag in config if flag in old and flag not in resume_free and config[flag] != old[flag]]
+    if differing:
+        lines = "".join(f"  --{flag} {config[flag]} (the run has {old[flag]})\n" for flag in differing)
+        remedies = " ".join(f"--{flag} {shlex.quote(str(old[flag]))}" for flag in differing)
+        raise InputError(
+            f"{path}: there is a run of this name, and it cannot be resumed with other values for\n{lines}"
+            f"choose another --name for a new run, or resume this one with {remedies}"
+        )

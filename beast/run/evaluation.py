@@ -1,0 +1,83 @@
+"""Whole games with a trained policy, for `--mode test`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+
+from beast.envs.film import Film
+from beast.envs.groups import EnvGroup, finished_episodes
+from beast.envs.rows import EnvSpaces, rollout_fields
+from beast.envs.spaces import spaces_by_name
+from beast.feeds.memory import RolloutMemory
+from beast.learn.distributions import distribution
+from beast.learn.nests import columns, map_tensors
+from beast.run.files import write_json
+
+
+def play(
+    create_env: Callable[[int], VectorEnv], net, env_id: str, episodes: int, seed: int, greedy: bool, video: str = ""
+) -> list[tuple[float, int]]:
+    """Play `episodes` whole games with a net in eval mode on the CPU; the return and the length in steps of each.
+
+    Each environment plays a fixed share of the games, as the first games to end would be the short ones. `video` is a
+    file to film the first game into.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    width = min(episodes, 1 if video else 10)
+    quota = [episodes // width + (index < episodes % width) for index in range(width)]
+    group = EnvGroup(create_env(width))
+    fields = rollout_fields(EnvSpaces(spaces_by_name(group.env.single_observation_space), net.action_space))
+    memory = RolloutMemory(fields, 1, 1, width)
+    film = Film(env_id, group.env, video, seed) if video else None
+    games: list[list[tuple[float, int]]] = [[] for _ in range(width)]
+    before, after = memory.row(0, 0), memory.row(0, 1)
+    before["action"][...] = 0
+    group.reset(seed, before)
+    core_state = net.initial_state(width)
+    while any(len(played) < share for played, share in zip(games, quota)):
+        inputs = map_tensors(lambda x: torch.from_numpy(x[:1]), memory.rollout(0))
+        with torch.no_grad():
+            policy_logits, _, core_state = net(inputs, core_state)
+        policy = distribution(net.action_space, policy_logits)
+        after["action"][...] = (policy.mode() if greedy else policy.sample(generator))[0].numpy()
+        group.step(after["action"], after)
+        if film:
+            film.add(after)
+        for index in range(width):
+            games[index] += finished_episodes(columns(memory.rollout(0), index, 1))
+        memory.repeat_last_row(0, 0)
+    group.close()
+    if film:
+        film.close()
+    return [game for share, column_games in zip(quota, games) for game in column_games[:share]]
+
+
+def report(played: list[tuple[float, int]], flags, path: str, steps: int) -> dict:
+    """Print mean ± standard error of the games played with checkpoint `path`, and write all to test.json beside it."""
+    returns, lengths = (np.array(column) for column in zip(*played))
+    standard_error = float(returns.std(ddof=1) / math.sqrt(len(returns))) if len(returns) > 1 else math.nan
+    result = {
+        "env": flags.env,
+        "checkpoint": path,
+        "steps": steps,
+        "greedy": flags.greedy,
+        "seed": flags.seed,
+        "mean": float(returns.mean()),
+        "standard_error": standard_error if math.isfinite(standard_error) else None,
+        "returns": returns.tolist(),
+        "lengths_in_steps": lengths.tolist(),
+    }
+    print(
+        f"{flags.env}: mean return {returns.mean():.2f} ± {standard_error:.2f} (standard error) over {len(returns)} "
+        f"whole games, {'greedy' if flags.greedy else 'sampled'}, seed {flags.seed}, after {steps:,} steps"
+    )
+    output = Path(path).with_name("test.json")
+    write_json(output, result)
+    print(f"written to {output}" + (f" and {flags.video}" if flags.video else ""))
+    return result

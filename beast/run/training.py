@@ -1,0 +1,243 @@
+"""One start of a run: its threads, signals and their end, checkpoints, metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+
+import numpy as np
+import torch
+
+from beast import envs
+from beast.errors import WorkerFailure
+from beast.feeds.feed import Feed
+from beast.learn.learner import Learner
+from beast.run import checkpoint
+from beast.run.console import Console
+from beast.run.directory import Run
+from beast.run.hardware import stream, wait_for
+from beast.run.metrics import Metrics
+from beast.run.profile import Profile
+
+
+@contextlib.contextmanager
+def noted_interrupts() -> Iterator[list[int]]:
+    """Yields a list that gets the number of a SIGINT or SIGTERM; a second signal does what it did before.
+
+    A handler may run inside any call of the main thread, so it takes no lock. The list is to be polled.
+    """
+    received: list[int] = []
+    before: dict = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def note(number: int, frame) -> None:
+        received.append(number)
+        restore()
+
+    if threading.current_thread() is threading.main_thread():  # only this one may set handlers
+        before |= {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in before:
+            signal.signal(number, note)
+    try:
+        yield received
+    finally:
+        restore()
+
+
+class Training:
+    """A context in which an agent trains: it holds the run's directory, resumes the run, and closes what it was given.
+
+    `cleanup` is an ExitStack of what has to be closed. `resume_free` and errors are those of `Run`.
+    """
+
+    def __init__(self, variant: str, flags, learner: Learner, resume_free: set[str]):
+        self.flags, self.learner = flags, learner
+        self.device = next(learner.net.parameters()).device
+        self.cleanup = contextlib.ExitStack()
+        self._config = {"variant": variant, **asdict(flags)}
+        self.run = Run(flags.root, flags.name, self._config, resume_free)
+        self.cleanup.callback(self.run.close)
+        self.generator = torch.Generator(self.device)  # of action noise
+        self.generator.manual_seed(self.env_seed(2**16, 0))
+        if self.run.resumed:
+            state = checkpoint.load(self.run.checkpoint_path)
+            learner.load_state_dict(state)
+            self.run.log(f"resumed at step {learner.steps:,}")
+            if state["action_rng"].shape == self.generator.get_state().shape:
+                self.generator.set_state(state["action_rng"])
+            else:  # a GPU's generator has another state than a CPU's
+                self.run.log(f"action noise begins anew: the run was on another kind of device than {self.device}")
+        self.frames_per_step = envs.frames_per_step(flags.env)
+        self._began, self._seconds_before = time.monotonic(), learner.seconds
+        self.latest: dict[str, float] = {}  # the last row of metrics
+        self._gathered: list[dict] = []  # statistics of the updates since then
+        self.profile = Profile()
+        self.profile.workers["learner"] = lambda: learner.laps.seconds
+        self.profile.cores |= {"process": time.process_time, "learner": lambda: learner.laps.cpu_seconds}
+
+    def __enter__(self) -> Training:
+        self._interrupts = self.cleanup.enter_context(noted_interrupts())
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.cleanup.close()
+
+    def env_seed(self, group: int, life: int) -> int:
+        """Other episodes for every group, every restart of its environments, and every start of the run."""
+        words = np.random.SeedSequence([self.flags.seed, self.run.num_starts, group, life]).generate_state(1)
+        return int(words[0] >> 2)
+
+    def seconds(self) -> float:
+        """Of training, all starts of the run together."""
+        return self._seconds_before + time.monotonic() - self._began
+
+    def finished(self) -> bool:
+        """Whether all steps or minutes are used up."""
+        out_of_time = self.flags.total_minutes and self.seconds() >= 60 * self.flags.total_minutes
+        return self.learner.steps >= self.flags.total_steps or bool(out_of_time)
+
+    def record(self, stats: dict[str, float]) -> None:
+        """Take in the statistics of an update, and write a row of metrics if one is due. Call it while `updating`."""
+        self._gather(stats)
+        if self._gathered and self.learner.steps // self.flags.log_steps != self._row_steps // self.flags.log_steps:
+            self._write_metrics()
+            self.learner.laps.lap("records")
+
+    def train(
+        self, feed: Feed, infer: Callable, learn: Callable, introduction: str, others: Iterable[Callable[[], None]] = ()
+    ) -> None:
+        """Run `infer`, `learn` and each of `others` in threads of their own, until all steps or minutes are used up, a
+        signal asks for an end or one of them ends. All of them have to end when the feed is closed.
+
+        A checkpoint is left in any case. The first failure is logged with its traceback and raises SystemExit(1).
+        """
+        flags, learner, run = self.flags, self.learner, self.run
+        self._feed = feed
+        self._metrics = Metrics(run.path, learner.steps if run.resumed else None, flags.tensorboard, flags.track)
+        self.cleanup.callback(self._metrics.close)
+        parameters = sum(parameter.numel() for parameter in learner.net.parameters())
+        precision = " in bf16" if getattr(learner.net, "amp", False) else ""
+        run.log(f"{flags.name}: {flags.env}, {parameters:,} parameters on {self.device}{precision}, {introduction}")
+        limits = flags.total_steps, flags.total_minutes
+        console = Console(*limits, self.frames_per_step, learner.steps, learner.seconds / 60)
+        self.cleanup.callback(console.close)
+        stop = threading.Event()
+        ended: list[Future] = []  # in this order
+
+        def end_all(future: Future) -> None:
+            ended.append(future)
+            stop.set()
+            feed.close()
+
+        def act() -> None:
+            torch.set_num_threads(1)
+            with stream(self.device, urgent=True):
+                feed.laps.begin()
+                infer()
+
+        def train() -> None:
+            torch.set_num_threads(flags.learner_threads or max(1, (os.cpu_count() or 1) // 2))
+            with stream(self.device):
+                learner.laps.begin()
+                learn()
+
+        self.profile.workers |= {"inference": lambda: feed.laps.seconds, **feed.workers()}
+        self.profile.cores |= {"inference": lambda: feed.laps.cpu_seconds, **feed.cores()}
+        self._row_steps = learner.steps
+        self._row_began = self._began = time.monotonic()
+        self.profile.begin()
+        works = [act, train, *others]
+        threads = ThreadPoolExecutor(len(works))
+        try:
+            for work in works:
+                threads.submit(work).add_done_callback(end_all)
+            next_save = time.monotonic() + 60 * flags.checkpoint_minutes
+            while not (stop.wait(0.25) or self._interrupts or self.finished()):
+                console.update(learner.steps, self.latest)
+                if time.monotonic() >= next_save:
+                    self.save()
+                    next_save = time.monotonic() + 60 * flags.checkpoint_minutes
+        finally:
+            times = self.profile.table(time.monotonic() - self._began)  # before those that wait for the others' end
+            feed.close()
+            threads.shutdown()
+            failure = next((future.exception() for future in ended if future.exception()), None)
+            if failure:  # logged before anything else can fail
+                has_traceback = isinstance(failure, WorkerFailure)
+                run.log(str(failure) if has_traceback else "".join(traceback.format_exception(failure)))
+            self._gather(learner.settle())
+            if self._gathered:
+                self._write_metrics()
+            self.save()
+        console.update(learner.steps, self.latest, final=True)
+        mean = "no episode has ended yet"
+        if learner.returns:
+            mean = f"mean return of the last {len(learner.returns)} episodes {np.mean(learner.returns):.2f}"
+        run.log(f"stopped at step {learner.steps:,}: {mean}, {learner.seconds / 60:.1f} minutes, {run.checkpoint_path}")
+        run.log(times)
+        if failure:
+            sys.exit(1)
+        if learner.steps >= flags.total_steps:
+            run.log("all of --total_steps are done: raise them to train on, or give another --name")
+
+    def save(self) -> None:
+        """Write checkpoint.pt, and best.pt where the last 100 games are the best yet."""
+        learner = self.learner
+        with learner.updating:
+            self._gather(learner.settle())
+            learner.seconds = self.seconds()
+            is_best = len(learner.returns) == learner.returns.maxlen and np.mean(learner.returns) > learner.best
+            if is_best:
+                learner.best = float(np.mean(learner.returns))
+            wait_for(self.device)  # the learner's thread has a stream of its own
+            state = copy.deepcopy({"config": self._config, **learner.state_dict()})
+            state["action_rng"] = self.generator.get_state()
+            wait_for(self.device)
+        checkpoint.save(self.run.checkpoint_path, state)
+        if is_best:
+            checkpoint.save(self.run.best_path, state)
+
+    def _gather(self, stats: dict[str, float]) -> None:
+        if stats:  # a GPU's come one update late
+            self._gathered.append(stats)
+
+    def _write_metrics(self) -> None:
+        """A row of metrics over all updates since the last one, but for losses those that were not skipped."""
+        learner, now = self.learner, time.monotonic()
+        seconds = now - self._row_began
+        shares = self.profile.shares(seconds)
+        good = [stats for stats in self._gathered if math.isfinite(stats["losses/grad_norm"])] or self._gathered
+        row = {name: float(np.mean([stats[name] for stats in good])) for name in good[0]}
+        row["stats/policy_lag_max"] = max(stats["stats/policy_lag_max"] for stats in self._gathered)
+        row |= {
+            "frames": learner.steps * self.frames_per_step,
+            "hours": self.seconds() / 3600,
+            "charts/SPS": (learner.steps - self._row_steps) / seconds,
+            "charts/learning_rate": learner.optimizer.param_groups[0]["lr"],
+            "stats/bad_updates": learner.bad_updates,
+            "stats/updates": learner.updates,
+            "stats/episodes": learner.episodes,
+            "stats/learner_wait": shares.get("time/learner_wait", 0.0),
+            **shares,
+            **self._feed.measure(seconds, shares),
+        }
+        if learner.returns:
+            row["charts/episodic_return"] = float(np.mean(learner.returns))
+            row["charts/episodic_length"] = float(np.mean(learner.lengths))
+        self._metrics.write(learner.steps, row)
+        self.latest = row
+        self._gathered.clear()
+        self._row_began, self._row_steps = now, learner.steps

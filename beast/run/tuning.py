@@ -1,0 +1,237 @@
+"""Measures each stage of a run alone on this machine, and chooses the settings that follow from it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from beast.envs.rows import EnvSpaces, rollout_fields
+from beast.envs.spaces import policy_width
+from beast.feeds.actor import Actor
+from beast.feeds.memory import RolloutMemory
+from beast.feeds.slots import even_policy_lag
+from beast.learn.distributions import distribution
+from beast.learn.learner import Learner
+from beast.learn.nests import columns, join, map_tensors
+from beast.learn.weights import inference_copy
+from beast.run.files import read_json
+from beast.run.hardware import choose_device, wait_for
+from beast.run.provenance import usable_cores
+
+TUNED = ("num_actors", "group_width", "num_slots", "amp", "learner_threads", "compile")  # the flags that are chosen
+WIDTHS = (8, 16, 32, 64)  # group widths to measure
+SECONDS = 1.0  # of each measurement, after its warm-up
+# Runs on two cores reached 0.83 and more of the steps/s that the cores can do if nothing waits (benchmarks/results).
+WORK_CONSERVATION = 0.8
+TIE_FRACTION = 0.95  # settings that reach this fraction of the best prediction tie; the least policy lag decides
+
+
+class Cost(NamedTuple):
+    """Seconds per agent step: wall time, and CPU time of all threads."""
+
+    wall: float
+    cpu: float
+
+
+class Setting(NamedTuple):
+    """Flags, the costs of the stages "env", "inference" and "learner", and the agent steps/s that follow from them."""
+
+    flags: Any
+    costs: dict[str, Cost]
+    steps_per_second: float
+    bottleneck: str
+
+
+class Stages:
+    """The stages of a run, each measured alone for `seconds`: stepping environments, choosing actions, learning."""
+
+    def __init__(self, flags, create_env: Callable, spaces: EnvSpaces, seconds: float):
+        self.flags, self._seconds, self._action_space = flags, seconds, spaces.action
+        K, num_slots = flags.group_width, max(flags.batch_width // flags.group_width, 1)
+        memory = RolloutMemory(rollout_fields(spaces), num_slots, flags.unroll_length, K)
+        self._actor = Actor(create_env, flags, memory, {0: flags.seed})
+        self._rollouts = [map_tensors(torch.from_numpy, memory.rollout(slot)) for slot in range(num_slots)]
+        uniform = torch.zeros(flags.unroll_length, K, policy_width(self._action_space))
+        self._actions = distribution(self._action_space, uniform).sample()
+        for slot, rollout in enumerate(self._rollouts):
+            for name in ("action", "policy_logits", "baseline", "policy_version"):
+                rollout[name][...] = 0
+            self._actor.write_row(0, slot, 0)
+            self._simulate(slot)
+
+    def env(self) -> Cost:
+        """Stepping one group with random actions."""
+        return self._measure(lambda: self._simulate(0))
+
+    def inference(self, net: nn.Module) -> Cost:
+        """Choosing one group's actions, row by row."""
+        net = inference_copy(net)
+        if self.flags.compile:
+            net.forward = torch.compile(net.forward)
+        device = next(net.parameters()).device
+        rollout = {name: self._rollouts[0][name] for name in ("obs", "reward", "done", "action")}
+        state = map_tensors(lambda x: x.to(device), net.initial_state(self.flags.group_width))
+
+        @torch.no_grad()
+        def infer() -> None:
+            for row in range(1, self.flags.unroll_length + 1):
+                inputs = join([map_tensors(lambda x: x[row : row + 1], rollout)], device)
+                distribution(self._action_space, net(inputs, state)[0]).sample()
+            wait_for(device)
+
+        return self._measure(infer)
+
+    def learning(self, learner: Learner, update: Callable, num_threads: int = 1) -> Cost:
+        """Updates on one group's rollout, or on as many rollouts as a batch needs.
+
+        With the flag `compile` the learner's net stays compiled, and cannot be copied any more.
+        """
+        if self.flags.compile:
+            learner.net.forward = torch.compile(learner.net.forward)
+        B, device = self.flags.batch_width, next(learner.net.parameters()).device
+        state = map_tensors(lambda x: x.to(device), learner.net.initial_state(B))
+
+        def learn() -> None:
+            rollout = join(self._rollouts, device)
+            for first in range(0, rollout["done"].shape[1], B):
+                batch = columns(rollout, first, B)
+                learner.count(learner.measure(batch) | update(self.flags, learner, batch, state))
+            wait_for(device)
+
+        return self._measure(learn, len(self._rollouts), num_threads)
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._actor.close()
+
+    def _simulate(self, slot: int) -> None:
+        for row in range(1, self.flags.unroll_length + 1):
+            self._rollouts[slot]["action"][row] = self._actions[row - 1]
+            self._actor.write_row(0, slot, row)
+
+    def _measure(self, stage: Callable, num_rollouts: int = 1, num_threads: int = 1) -> Cost:
+        """Medians over calls of `stage`, each of which handles `num_rollouts` rollouts of a group."""
+        torch.set_num_threads(num_threads)
+        stage()  # warm-up
+        times = [(time.perf_counter(), time.process_time())]
+        while len(times) == 1 or times[-1][0] < times[0][0] + self._seconds:
+            stage()
+            times.append((time.perf_counter(), time.process_time()))
+        steps = num_rollouts * self.flags.group_width * self.flags.unroll_length
+        return Cost(*(np.median(np.diff(times, axis=0), axis=0) / steps).tolist())
+
+
+def settings_of_existing_run(flags):
+    """The flags with the TUNED ones of the run of this name; None if it has no checkpoint to resume from."""
+    directory = Path(flags.root) / flags.name
+    if not (directory / "checkpoint.pt").exists():
+        return None
+    config = read_json(directory / "config.json", missing={})
+    return replace(flags, **{name: config[name] for name in TUNED if name in config})
+
+
+def choose(flags, create_env, spaces, make_learner: Callable, update: Callable, validate: Callable) -> tuple[Any, str]:
+    """The flags with the fastest TUNED for this environment, model and machine, and a report of the measurements.
+
+    `make_learner(flags)` makes a new Learner, `update` is the agent's, and `validate(flags)` fills in `num_slots`. If
+    the flags ask for `compile`, the chosen setting is measured with it, too, and compiles if that is clearly faster.
+    The batch width is not tuned, as it changes what is learned.
+    """
+    device, has_bf16 = choose_device(flags.device, flags.amp)
+    cores, is_gpu, B = usable_cores(), device.type == "cuda", flags.batch_width
+    precisions = ["auto", "off"] if flags.amp == "auto" and has_bf16 else [flags.amp]
+    threads = [1] if is_gpu else [1 << n for n in range(max(cores // 2, 1).bit_length())]
+    widths = [K for K in sorted({*WIDTHS, flags.group_width}) if K % B == 0 or B % K == 0]
+    plain = replace(flags, compile=False, num_slots=0)
+    learners = {amp: make_learner(replace(plain, amp=amp)) for amp in precisions}
+    learning: dict[tuple[str, int], Cost] = {}
+    settings = []
+    for K in widths:
+        with contextlib.closing(Stages(replace(plain, group_width=K), create_env, spaces, SECONDS)) as stages:
+            env = stages.env()
+            for amp, learner in learners.items():
+                inference = stages.inference(learner.net)
+                for n in threads:
+                    if (amp, n) not in learning:  # once: it does not depend on the group width
+                        learning[amp, n] = stages.learning(learner, update, n)
+                    costs = {"env": env, "inference": inference, "learner": learning[amp, n]}
+                    settings.append(predict(replace(stages.flags, amp=amp, learner_threads=n), costs, cores, is_gpu))
+    enough = TIE_FRACTION * max(setting.steps_per_second for setting in settings)
+    tied = [setting for setting in settings if setting.steps_per_second >= enough]
+    best = min(tied, key=lambda setting: (even_lag(validate(setting.flags)), -setting.steps_per_second))
+    if flags.compile:
+        compiled = replace(best.flags, compile=True)
+        learner = make_learner(compiled)
+        with contextlib.closing(Stages(compiled, create_env, spaces, SECONDS)) as stages:
+            inference = stages.inference(learner.net)
+            learner_cost = stages.learning(learner, update, compiled.learner_threads)
+        costs = best.costs | {"inference": inference, "learner": learner_cost}
+        settings.append(predict(compiled, costs, cores, is_gpu))
+        if TIE_FRACTION * settings[-1].steps_per_second > best.steps_per_second:
+            best = settings[-1]
+    chosen = validate(best.flags)
+    return chosen, report(chosen, best, settings)
+
+
+def predict(flags, costs: dict[str, Cost], cores: int, one_gpu: bool = False) -> Setting:
+    """The flags with as many actors as they need, and the speed and bottleneck that follow from the costs."""
+    env, inference, learner = (costs[stage] for stage in ("env", "inference", "learner"))
+    limits = {  # agent steps/s
+        "inference": 1 / inference.wall,
+        "learner": 1 / learner.wall,
+        "all cores together": cores / (env.cpu + inference.cpu + learner.cpu),
+    }
+    if one_gpu:  # inference and learner share it; a conservative guess, as inference joins groups there
+        limits["the GPU"] = 1 / (inference.wall + learner.wall)
+    # A quarter more actors than needed, so that nobody waits for them, but no more than keep the cores busy. Where
+    # environments themselves wait for something, that is more than one actor a core.
+    needed = math.ceil(1.25 * WORK_CONSERVATION * min(limits.values()) * env.wall)
+    num_actors = min(needed, math.ceil(cores * max(1.0, env.wall / max(env.cpu, 1e-9))), 1024)
+    limits["actors"] = num_actors / env.wall
+    bottleneck = min(limits, key=limits.__getitem__)
+    return Setting(replace(flags, num_actors=num_actors), costs, WORK_CONSERVATION * limits[bottleneck], bottleneck)
+
+
+def even_lag(flags) -> int:
+    """The highest policy lag, in updates, where all groups are equally fast."""
+    return even_policy_lag(flags.num_slots, flags.group_width, flags.batch_width)
+
+
+def report(chosen, best: Setting, settings: list[Setting]) -> str:
+    """A table of all settings, and what the chosen flags, those of the best one, promise."""
+    lines = [" group   amp  threads  compile |    env  inference  learning  ms a step |  steps/s  bottleneck"]
+    for setting in settings:
+        flags, (env, inference, learner) = setting.flags, (1e3 * cost.wall for cost in setting.costs.values())
+        lines.append(
+            f"{flags.group_width:6} {flags.amp:>5} {flags.learner_threads:8} {'yes' if flags.compile else 'no':>8} | "
+            f"{env:6.3f} {inference:10.3f} {learner:9.3f}            | "
+            f"{setting.steps_per_second:8,.0f}  {setting.bottleneck}{'  <-' if setting is best else ''}"
+        )
+    # How long a group waits for its actions while one group of each actor waits, in an environment's steps.
+    K = chosen.group_width
+    waits = math.ceil(chosen.num_actors * K * best.costs["inference"].wall / best.costs["env"].wall)
+    holds = "holds" if K > waits else "does not hold: actors wait for their actions"
+    lines += [
+        f"choose {as_arguments(chosen)}",
+        f"predicted {best.steps_per_second:,.0f} steps/s; the bottleneck is: {best.bottleneck}",
+        f"Sample Factory's rule, environments of an actor / 2 > ceil(t_inference / t_env): {K} > {waits} {holds}",
+        f"policy lag where all groups are equally fast: up to {even_lag(chosen)} updates",
+    ]
+    if not settings[-1].flags.compile:
+        lines.append("--compile was not measured: give it to have it measured, which takes a minute or two")
+    return "\n".join(lines)
+
+
+def as_arguments(flags) -> str:
+    """The flags of TUNED as they are given on a command line."""
+    values = [f"--{name} {getattr(flags, name)}" for name in TUNED if name != "compile"]
+    return " ".join([*values, "--compile" if flags.compile else "--no_compile"])

@@ -1,0 +1,297 @@
+"""Does a test notice when the agent is wrong? `make test-mutants` breaks monobeast.py in one place after the other.
+
+    python tests/mutants.py                      # all of them, in about two minutes
+    python tests/mutants.py entropy "core state" # those whose names contain one of these
+
+Each mutant is a copy of the agent with one piece of text replaced, and the tests run on it until the first one fails.
+Prints which test that was. The exit status is 1 if a mutant survives, and if a text does not occur exactly once, which
+means that the agent has changed: then change the mutant with it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+os.environ["OMP_NUM_THREADS"] = "1"
+sys.path.pop(0)  # this folder, which a mutant has its own of
+
+import gymnasium  # noqa: E402, F401  what every mutant imports, once
+import torch._dynamo  # noqa: E402, F401
+
+ROOT = Path(__file__).resolve().parent.parent
+AGENT = "monobeast.py"
+TESTS = ["tests/test_update.py", "tests/test_net.py", "tests/test_loss.py"]  # the quickest first
+
+
+class Mutant(NamedTuple):
+    name: str
+    old: str
+    new: str
+
+
+MUTANTS = [
+    # V-trace's inputs
+    Mutant(
+        "end of unroll not bootstrapped in the targets",
+        "bootstrap_value=values[-1].detach(),",
+        "bootstrap_value=torch.zeros_like(values[-1]),",
+    ),
+    Mutant(
+        "end of unroll not bootstrapped in the advantages",
+        "torch.cat([vs[1:], values[-1:].detach()])",
+        "torch.cat([vs[1:], torch.zeros_like(values[-1:])])",
+    ),
+    Mutant(
+        "end of unroll bootstraps from the row before it",
+        "bootstrap_value=values[-1].detach(),",
+        "bootstrap_value=values[-2].detach(),",
+    ),
+    Mutant(
+        "no off-policy correction of the targets", "log_rhos=log_rhos.detach()", "log_rhos=torch.zeros_like(log_rhos)"
+    ),
+    Mutant("--clip_rho ignored", "clip_rho_threshold=flags.clip_rho,", ""),
+    Mutant("--vtrace_lambda ignored", "lambda_=flags.vtrace_lambda,", ""),
+    Mutant("--discount ignored", 'batch["truncated"], flags.discount)', 'batch["truncated"], 0.99)'),
+    Mutant(
+        "truncation treated as termination",
+        'transition_masks(batch["done"], batch["terminated"],',
+        'transition_masks(batch["done"], batch["terminated"] | batch["truncated"],',
+    ),
+    Mutant(
+        "termination bootstraps",
+        'transition_masks(batch["done"], batch["terminated"], batch["truncated"],',
+        'transition_masks(batch["done"], batch["done"] & False, batch["terminated"] | batch["truncated"],',
+    ),
+    Mutant(
+        "values leak from one episode into the one before",
+        "discounts=discounts,",
+        "discounts=torch.full_like(discounts, flags.discount),",
+    ),
+    Mutant("void transitions in the targets", ".masked_fill(~mask, -torch.inf),", ","),
+    Mutant("action of row t", 'batch["action"][1:],', 'batch["action"][:-1],'),
+    Mutant("reward of row t", 'flags, batch["reward"][1:])', 'flags, batch["reward"][:-1])'),
+    Mutant("behaviour logits of row t", 'batch["policy_logits"][1:]', 'batch["policy_logits"][:-1]'),
+    Mutant(
+        "net's logits of row t+1",
+        "distribution(net.action_space, policy_logits[:-1])",
+        "distribution(net.action_space, policy_logits[1:])",
+    ),
+    Mutant(
+        "reward not clipped", 'scale_rewards(flags, batch["reward"][1:])', 'flags.reward_scale * batch["reward"][1:]'
+    ),
+    Mutant(
+        "reward scaled and clipped twice",
+        'scale_rewards(flags, batch["reward"][1:])',
+        'scale_rewards(flags, scale_rewards(flags, batch["reward"][1:]))',
+    ),
+    Mutant(
+        "reward clipped on one side",
+        "rewards.clamp(-clip, clip)",
+        "rewards.clamp(max=clip)",
+    ),
+    # final observations of same-step resets
+    Mutant(
+        "value of a final observation not discounted",
+        "rewards + flags.discount * final_values(",
+        "rewards + final_values(",
+    ),
+    Mutant(
+        "termination bootstraps from its final observation",
+        'batch["truncated"] & ~batch["terminated"])[1:]',
+        'batch["truncated"])[1:]',
+    ),
+    Mutant(
+        "final observation valued with the core state of the wrong row",
+        "x[begin : t + 1]",
+        "x[begin : max(t, begin + 1)]",
+    ),
+    Mutant(
+        "final observation valued with the first core state", "_, _, core_state = net(map_tensors(", "net(map_tensors("
+    ),
+    Mutant("final observation taken for the first of an episode", ', "done": torch.zeros_like(last["done"])}', "}"),
+    # the loss
+    Mutant("void transitions trained", "weight = mask.float()", "weight = torch.ones_like(discounts)"),
+    Mutant("count over all steps", "count = weight.sum().clamp(min=1)", "count = torch.ones_like(weight).sum()"),
+    Mutant("count of a batch of void steps is 0", "count = weight.sum().clamp(min=1)", "count = weight.sum()"),
+    Mutant("ratio of void steps is infinite", "torch.where(mask, log_rhos, 0).exp()", "log_rhos.exp()"),
+    Mutant(
+        "advantage statistics over void steps",
+        "(advantages - mean(advantages)) / variance(advantages).sqrt()",
+        "(advantages - advantages.mean()) / advantages.var(correction=0).sqrt()",
+    ),
+    Mutant("advantages divided by their variance", "variance(advantages).sqrt().clamp", "variance(advantages).clamp"),
+    Mutant("--normalize_advantages ignored", "if flags.normalize_advantages:", "if True:"),
+    Mutant("advantage not detached", " - values[:-1].detach()\n    weight", " - values[:-1]\n    weight"),
+    Mutant(
+        "bootstrap of the advantage not detached",
+        "torch.cat([vs[1:], values[-1:].detach()])",
+        "torch.cat([vs[1:], values[-1:]])",
+    ),
+    Mutant(
+        "targets not detached",
+        "value_loss = 0.5 * ((vs - values[:-1])",
+        "value_loss = 0.5 * ((vs + discounts * (values[1:] - values[1:].detach()) - values[:-1])",
+    ),
+    Mutant(
+        "ratio detached",
+        "policy_gains = torch.minimum(ratio * advantages, clipped * advantages)",
+        "policy_gains = torch.minimum(ratio * advantages, clipped * advantages).detach()",
+    ),
+    Mutant(
+        "PPO clips on one side",
+        "ratio.clamp(1 / (1 + flags.ppo_clip), 1 + flags.ppo_clip)",
+        "ratio.clamp(max=1 + flags.ppo_clip)",
+    ),
+    Mutant("PPO clips at 1 - x", "ratio.clamp(1 / (1 + flags.ppo_clip), ", "ratio.clamp(1 - flags.ppo_clip, "),
+    Mutant("PPO takes the larger surrogate", "torch.minimum(ratio * advantages", "torch.maximum(ratio * advantages"),
+    Mutant("--clip_pg_rho ignored", "clamp(max=flags.clip_pg_rho)", "clamp(max=1.0)"),
+    Mutant(
+        "gradient through V-trace's weight",
+        "ratio.detach().clamp(max=flags.clip_pg_rho)",
+        "ratio.clamp(max=flags.clip_pg_rho)",
+    ),
+    Mutant(
+        "policy gradient without V-trace's weight",
+        "ratio.detach().clamp(max=flags.clip_pg_rho) * advantages",
+        "advantages",
+    ),
+    Mutant("value loss without its half", "value_loss = 0.5 *", "value_loss ="),
+    Mutant("value cost dropped", "flags.baseline_cost * value_loss", "value_loss"),
+    Mutant("entropy's sign", "- flags.entropy_cost * entropy", "+ flags.entropy_cost * entropy"),
+    Mutant("policy loss's sign", "policy_loss = -(policy_gains", "policy_loss = (policy_gains"),
+    Mutant("sum instead of mean", 'if flags.reduction == "mean":', "if False:"),
+    Mutant("mean instead of sum", 'if flags.reduction == "mean":', "if True:"),
+    Mutant(
+        "rollouts begin with an empty core state",
+        "policy_logits, values, _ = net(batch, core_state)",
+        "policy_logits, values, _ = net(batch, tuple(torch.zeros_like(x) for x in core_state))",
+    ),
+    # the net
+    Mutant(
+        "core state not zeroed where an episode begins",
+        "self.core(x, begins,",
+        "self.core(x, begins & False,",
+    ),
+    Mutant("last reward not zeroed where an episode begins", "unsqueeze(-1).masked_fill(begins, 0)", "unsqueeze(-1)"),
+    Mutant(
+        "last action not zeroed where an episode begins",
+        'inputs["action"]).masked_fill(begins, 0)',
+        'inputs["action"])',
+    ),
+    Mutant(
+        "image statistics updated in eval mode",
+        "if self.training and torch.is_grad_enabled():",
+        "if torch.is_grad_enabled():",
+    ),
+    Mutant(
+        "image statistics updated without gradients",
+        "if self.training and torch.is_grad_enabled():",
+        "if self.training:",
+    ),
+    Mutant(
+        "image statistics updated before the output",
+        "        output = torch.addcmul(",
+        "        self.observe(x[-1]) if self.training and torch.is_grad_enabled() else None\n"
+        "        output = torch.addcmul(",
+    ),
+    Mutant("image statistics of the first row", "self.observe(x[-1])", "self.observe(x[0])"),
+    Mutant("image statistics forget", "share = len(x) / (self.count + len(x))", "share = 1.0"),
+    # the update and its loops
+    Mutant("gradient not clipped", "flags.grad_clip or math.inf)", "math.inf)"),
+    Mutant("--grad_clip 0 stops learning", "flags.grad_clip or math.inf)", "flags.grad_clip)"),
+    Mutant("bad update not skipped", "step_unless(optimizer, is_bad)", "optimizer.step()"),
+    Mutant("loss not looked at", "~(loss.detach().isfinite() & norm.isfinite())", "~norm.isfinite()"),
+    Mutant("gradient not looked at", "~(loss.detach().isfinite() & norm.isfinite())", "~loss.detach().isfinite()"),
+    Mutant(
+        "learning rate not decayed",
+        'group["lr"] = learning_rate(flags, learner.steps)',
+        'group["lr"] = flags.learning_rate',
+    ),
+    Mutant("learning rate below 0", "max(1 - steps / flags.total_steps, 0.0)", "1 - steps / flags.total_steps"),
+    Mutant("--lr_decay none decays", 'if flags.lr_decay == "linear" else 1.0', ""),
+    Mutant("gradients of all updates added up", "optimizer.zero_grad(set_to_none=True)", "pass"),
+    Mutant(
+        "core state of the wrong row",
+        "rows.answer(action, policy_logits, baseline, version, core_state)",
+        "rows.answer(action, policy_logits, baseline, version, rows.core_state)",
+    ),
+    Mutant("most probable action always", ".sample(training.generator)", ".mode()"),
+    Mutant(
+        "weights published under an old version",
+        "weights.publish(learner.net, learner.updates)",
+        "weights.publish(learner.net, learner.updates - 1)",
+    ),
+    Mutant("run never finished", "if training.finished():", "if False:"),
+]
+
+
+class Run:
+    """The tests on a mutant, or on the agent as it is, in a child process that finds torch already imported."""
+
+    def __init__(self, mutant: Mutant | None):
+        self.mutant, self.began = mutant, time.monotonic()
+        self.place = tempfile.TemporaryDirectory()
+        place = Path(self.place.name)
+        shutil.copytree(ROOT / "beast", place / "beast", ignore=shutil.ignore_patterns("__pycache__"))
+        (place / "tests").mkdir()
+        for name in (*TESTS, "pyproject.toml"):
+            shutil.copy(ROOT / name, place / name)
+        source = (ROOT / AGENT).read_text()
+        (place / AGENT).write_text(source.replace(mutant.old, mutant.new) if mutant else source)
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.chdir(place)
+            output = os.open("output", os.O_WRONLY | os.O_CREAT)
+            os.dup2(output, 1), os.dup2(output, 2)
+            code = pytest.main(["-x", "-q", "--tb=short", "-p", "no:cacheprovider", *TESTS])
+            sys.stdout.flush()
+            os._exit(code)
+
+    def end(self, status: int) -> tuple[str, float]:
+        """The first test that failed, "" if none did, and the seconds that it took."""
+        output = Path(self.place.name, "output").read_text()
+        self.place.cleanup()
+        failed = re.search(r"^FAILED tests/([\w.]+::\w+)", output, re.MULTILINE)
+        if status != 0 and not failed:  # what cannot even be imported says nothing about the tests
+            raise RuntimeError(f"{self.mutant or AGENT}: no test has failed, but pytest:\n{output}")
+        return failed[1] if failed else "", time.monotonic() - self.began
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.name for word in words)]
+    source = (ROOT / AGENT).read_text()
+    stale = [f"{m.name} ({source.count(m.old)} times): {m.old}" for m in chosen if source.count(m.old) != 1]
+    if stale:
+        problem = f"These texts do not occur exactly once in {AGENT}, which has changed; change {__file__} with it:"
+        sys.exit("\n".join([problem, *stale]))
+    as_it_is = Run(None)
+    failed, _ = as_it_is.end(os.waitpid(as_it_is.pid, 0)[1])
+    if failed:
+        sys.exit(f"{failed} fails on {AGENT} as it is: mend that first.")
+    print("| mutant | killed by | seconds |\n|---|---|---|", flush=True)
+    waiting, running, survivors = chosen[::-1], {}, 0
+    while waiting or running:
+        while waiting and len(running) < len(os.sched_getaffinity(0)):
+            started = Run(waiting.pop())
+            running[started.pid] = started
+        pid, status = os.wait()
+        ended = running.pop(pid)
+        killer, seconds = ended.end(status)
+        survivors += not killer
+        print(f"| {ended.mutant.name} | {killer or '**nothing**'} | {seconds:.1f} |", flush=True)
+    print(f"{len(chosen)} mutants, {survivors} survived")
+    sys.exit(survivors > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""Actor processes: how they start, how long they may be silent, and how they end."""
+
+import dataclasses
+import os
+import signal
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from beast.envs.rows import EnvSpaces, rollout_fields
+from beast.errors import WorkerFailure
+from beast.feeds import actors
+from beast.feeds.actor import GO, MAX_GROUPS, MAX_ROWS, MAX_SLOTS, READY
+from beast.feeds.actors import ActorProcesses
+from beast.feeds.memory import RolloutMemory
+from beast.feeds.processes import cpu_seconds_of, kill_group, start_child
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads CPU times from /proc")
+SCRIPT = """
+import time
+from dataclasses import dataclass
+import gymnasium, numpy as np
+from beast.feeds.actor import run_if_actor
+
+@dataclass
+class Flags:
+    pass
+
+def compute(seconds):
+    begin = time.process_time()
+    while time.process_time() - begin < seconds:
+        pass
+
+class Toy(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        {make}
+
+    def reset(self, *, seed=None, options=None):
+        {reset}
+        return np.zeros(1, np.float32), {{}}
+
+    def step(self, action):
+        {step}
+        return np.zeros(1, np.float32), 1.0, False, False, {{}}
+
+def create_env(flags, num_envs):
+    return gymnasium.vector.SyncVectorEnv([Toy] * num_envs)
+
+run_if_actor(Flags, create_env)
+"""
+
+
+@dataclasses.dataclass
+class Flags:
+    pass
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts actors, each with two groups of two environments, whose methods run the given code."""
+    started = []
+
+    def start(num_actors=1, timeout=60.0, max_restarts=0, log=print, make="pass", reset="pass", step="pass"):
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT.format(make=make, reset=reset, step=step))
+        space = spaces.Box(0, 1, (1,), np.float32)
+        fields = rollout_fields(EnvSpaces({"obs": space}, spaces.Discrete(2)))
+        memory = RolloutMemory(fields, num_slots=2 * num_actors, unroll_length=3, group_width=2)
+        memory.arrays["action"][...] = 0
+        started.append(
+            ActorProcesses(
+                str(script),
+                Flags(),
+                memory,
+                num_actors,
+                2,
+                lambda group, life: 10 * life + group,
+                max_restarts=max_restarts,
+                timeout=timeout,
+                log=log,
+            )  # fmt: skip
+        )
+        return started[-1]
+
+    yield start
+    for pool in started:
+        pool.close()
+
+
+def wait_for(pool: ActorProcesses, count: int) -> tuple[list[int], list[int]]:
+    """Groups that are ready and groups that were lost, once there are `count` of them."""
+    all_ready, all_lost, deadline = [], [], time.monotonic() + 60
+    while len(all_ready) + len(all_lost) < count:
+        assert time.monotonic() < deadline, (all_ready, all_lost)
+        ready, lost = pool.wait(0.1)
+        all_ready += ready
+        all_lost += lost
+    return all_ready, all_lost
+
+
+def test_the_groups_of_an_actor_are_ready_together_and_their_rows_one_by_one(start):
+    pool = start(make="time.sleep(0.2)")
+    assert wait_for(pool, 1) == ([0, 1], [])
+    for group in (1, 0):
+        pool.go(group, group, 0)
+        assert wait_for(pool, 1) == ([group], [])
+        assert pool.memory.row(group, 0)["done"].all()
+
+
+@linux_only
+def test_actors_that_compute_while_they_make_and_reset_environments_are_not_given_up(start, monkeypatch):
+    """Each of 4 environments takes half a second of CPU time to make, and to reset; the timeout is 0.4 seconds."""
+    monkeypatch.setattr(actors, "IMPORT_SECONDS", 1.0)
+    monkeypatch.setattr(actors, "MAX_SILENT_TIMEOUTS", 1000)
+    pool = start(timeout=0.4, make="compute(0.5)", reset="compute(0.5)")
+    wait_for(pool, 2)
+    for group in range(2):
+        pool.go(group, group, 0)
+    ready, lost = wait_for(pool, 2)
+    assert (sorted(ready), lost, pool.total_restarts) == ([0, 1], [], 0)
+
+
+@pytest.mark.parametrize("how", ["time.sleep(1000)", "compute(1000)"])
+@pytest.mark.parametrize("where", ["make", "reset", "step"])
+def test_an_actor_that_hangs_is_given_up_wherever_it_does(start, monkeypatch, how, where):
+    monkeypatch.setattr(actors, "IMPORT_SECONDS", 10.0 if where != "make" else 2.0)
+    monkeypatch.setattr(actors, "MAX_SILENT_TIMEOUTS", 3)
+    pool = start(timeout=1.0, **{where: how})
+    with pytest.raises(WorkerFailure, match=r"actor 0 did not answer for [13] s \(--env_timeout\)"):
+        wait_for(pool, 2)
+        pool.go(1, 1, 0)
+        wait_for(pool, 1)
+        pool.go(1, 1, 1)
+        wait_for(pool, 1)
+    assert pool.pids() == []
+
+
+def test_an_actor_that_answers_is_alive_however_long_a_message_waits_for_its_turn(start, monkeypatch):
+    """Each row of two environments takes half of the timeout, and four messages wait."""
+    monkeypatch.setattr(actors, "IMPORT_SECONDS", 1.0)
+    pool = start(timeout=2.0, step="time.sleep(0.5)")
+    wait_for(pool, 2)
+    for group in range(2):
+        pool.go(group, group, 0)
+    wait_for(pool, 2)
+    for row in (1, 2, 3):
+        pool.go(0, 0, row)
+    pool.go(1, 1, 1)
+    assert wait_for(pool, 4) == ([0, 0, 0, 1], [])
+
+
+def test_log_lines_tell_how_many_environments_are_made_and_reset(start, monkeypatch):
+    monkeypatch.setattr(actors, "PROGRESS_SECONDS", 0.2)
+    lines = []
+    pool = start(timeout=1.0, log=lines.append, make="compute(0.3)", reset="compute(0.3)")
+    wait_for(pool, 2)
+    for group in range(2):
+        pool.go(group, group, 0)
+    wait_for(pool, 2)
+    count = len(lines)
+    for _ in range(5):
+        pool.wait(0.1)
+    assert len(lines) == count, "nothing more once all are reset"
+    assert "making environments: 0 of 4" in lines and "making environments: 2 of 4" in lines
+    assert "resetting environments: 0 of 4" in lines and "resetting environments: 2 of 4" in lines
+
+
+def test_the_failure_of_an_actor_holds_its_traceback(start):
+    pool = start(reset='raise RuntimeError("no such level")')
+    wait_for(pool, 2)
+    pool.go(0, 0, 0)
+    with pytest.raises(WorkerFailure, match="(?s)Traceback.*no such level.*restarted 0 times"):
+        wait_for(pool, 1)
+
+
+def test_an_actor_whose_second_group_cannot_be_made_is_not_restarted(start):
+    pool = start(max_restarts=5, make="Toy.made = getattr(Toy, 'made', 0) + 1; assert Toy.made < 4, 'too many'")
+    with pytest.raises(WorkerFailure, match="(?s)too many.*Its environments never worked, so it is not restarted"):
+        wait_for(pool, 1)
+
+
+def test_every_life_of_a_group_has_a_seed_of_its_own(start):
+    pool = start(max_restarts=1, log=lambda line: None, reset="print(seed, flush=True, file=__import__('sys').stderr)")
+    seeds = []
+    for life in range(2):
+        wait_for(pool, 2)
+        for group in range(2):
+            pool.go(group, group, 0)
+        wait_for(pool, 2)
+        errors = pool._processes[0].errors
+        errors.seek(0)
+        seeds.append(sorted(int(seed) for seed in errors.read().split()))
+        os.kill(pool.pids()[0], signal.SIGKILL)
+        if life == 0:
+            assert wait_for(pool, 2) == ([], [0, 1])
+    assert seeds == [[0, 1, 1, 2], [10, 11, 11, 12]]
+
+
+def test_the_numbers_of_a_message_are_as_large_as_their_limits_say():
+    assert GO.unpack(GO.pack(MAX_GROUPS - 1, MAX_SLOTS - 1, MAX_ROWS - 1)) == (65535, 65535, 65535)
+    for numbers in ((MAX_GROUPS, 0, 0), (0, MAX_SLOTS, 0), (0, 0, MAX_ROWS)):
+        with pytest.raises(struct.error):
+            GO.pack(*numbers)
+    with pytest.raises(struct.error):
+        READY.pack(MAX_GROUPS, 0.0, 0.0)
+
+
+# -------------------------------------------------------------------------------------------- child processes
+
+PARENT = """
+import sys, time
+from beast.feeds.processes import start_child
+print(start_child([sys.executable, "-c", sys.argv[1]]).pid, flush=True)
+time.sleep(1000)
+"""
+CHILD = (
+    "from beast.feeds.processes import lead_group; lead_group(); print('ready', flush=True); import time; time.sleep(9)"
+)
+
+
+@linux_only
+def test_ctrl_c_reaches_the_parent_alone_and_niceness_counts_between_it_and_its_children():
+    """A terminal sends SIGINT to a whole process group; Linux may share the cores among sessions first."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    child = int(parent.stdout.readline())
+    try:
+        assert parent.stdout.readline() == "ready\n"
+        assert os.getpgid(child) == child and os.getsid(child) == parent.pid
+        os.killpg(parent.pid, signal.SIGINT)
+        assert parent.wait(30) != 0
+        time.sleep(0.2)
+        os.kill(child, 0)  # it is there
+    finally:
+        os.kill(child, signal.SIGKILL)
+        parent.stdout.close()
+
+
+@linux_only
+def test_what_a_child_started_is_killed_with_its_group_and_cpu_time_is_that_of_the_process():
+    code = textwrap.dedent("""
+        import subprocess, time
+        from beast.feeds.processes import lead_group
+        lead_group()
+        print(subprocess.Popen(["sleep", "1000"]).pid, flush=True)
+        while time.process_time() < 0.5:
+            pass
+        print("done", flush=True)
+        time.sleep(1000)
+    """)
+    child = start_child([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    grandchild = int(child.stdout.readline())
+    assert child.stdout.readline() == "done\n"
+    assert 0.4 <= cpu_seconds_of(child.pid) < 2
+    child.kill()
+    child.wait()
+    child.stdout.close()
+    assert cpu_seconds_of(child.pid) == 0
+    kill_group(child)
+    deadline = time.monotonic() + 20
+    while os.path.exists(f"/proc/{grandchild}") and "Z" not in open(f"/proc/{grandchild}/stat").read().split()[2]:
+        assert time.monotonic() < deadline, "it goes on"
+        time.sleep(0.02)
+    kill_group(child)  # nobody is left, and that is no error

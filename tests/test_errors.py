@@ -1,0 +1,38 @@
+"""Which errors end a program with one line, and which keep their traceback."""
+
+import pytest
+
+from beast.errors import (
+    InputError,
+    MissingFile,
+    MissingPackage,
+    OutOfMemory,
+    Unreachable,
+    WorkerFailure,
+    exit_with_message,
+)
+
+
+@pytest.mark.parametrize(
+    "error, builtin",
+    [
+        (InputError, ValueError),
+        (MissingPackage, ImportError),
+        (MissingFile, FileNotFoundError),
+        (OutOfMemory, MemoryError),
+        (Unreachable, ConnectionError),
+    ],
+)
+def test_the_users_errors_end_with_their_message_alone_and_the_builtin_ones_keep_their_traceback(error, builtin):
+    assert issubclass(error, builtin)
+    with pytest.raises(SystemExit) as ended, exit_with_message():
+        raise error("--width 3: give 1, 2 or 4")
+    assert ended.value.code == "error: --width 3: give 1, 2 or 4"
+    with pytest.raises(builtin), exit_with_message():
+        raise builtin("a fault in the code")
+
+
+def test_a_worker_that_fails_at_the_start_brings_its_own_traceback_and_no_other():
+    with pytest.raises(SystemExit) as ended, exit_with_message():
+        raise WorkerFailure("env server ended:\nTraceback of the server")
+    assert ended.value.code == "error: env server ended:\nTraceback of the server"

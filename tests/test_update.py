@@ -1,0 +1,156 @@
+"""One update of the weights, and the two loops around it: what `infer` answers and what `learn` publishes."""
+
+from __future__ import annotations
+
+import copy
+import types
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import monobeast
+from beast.learn.distributions import distribution
+from beast.learn.learner import Learner
+from beast.learn.weights import PublishedWeights
+
+OBSERVATIONS, ACTIONS = {"obs": spaces.Box(-1.0, 1.0, (3,), np.float32)}, spaces.Discrete(2)
+
+
+def new_flags(**changes) -> monobeast.Flags:
+    defaults = {"hidden_size": 32, "core_size": 5, "learning_rate": 0.1, "total_steps": 1000, "reward_clip": 1.0}
+    return monobeast.Flags(**{**defaults, **changes})
+
+
+def new_net(flags: monobeast.Flags) -> monobeast.Net:
+    torch.manual_seed(1)
+    return monobeast.Net(OBSERVATIONS, ACTIONS, flags)
+
+
+def rows(seed: int, T: int = 6, B: int = 4) -> dict:
+    """Random rows [T, B, …] of episodes that do not end."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "obs": {"obs": torch.randn(T, B, 3, generator=generator)},
+        "reward": torch.randn(T, B, generator=generator),
+        "action": torch.randint(2, (T, B), generator=generator),
+        "policy_logits": torch.randn(T, B, 2, generator=generator),
+        "policy_version": torch.zeros(T, B, dtype=torch.int32),
+        **{name: torch.zeros(T, B, dtype=torch.bool) for name in ("done", "terminated", "truncated")},
+    }
+
+
+@pytest.mark.parametrize("grad_clip, is_clipped", [(0.0, False), (0.01, True), (1e6, False)])
+def test_each_update_is_a_step_along_the_clipped_gradient_of_its_own_batch(grad_clip, is_clipped):
+    flags = new_flags(grad_clip=grad_clip)
+    net = new_net(flags)
+    learner = Learner(net, torch.optim.SGD(net.parameters(), lr=777.0), max_bad_updates=1)
+    learner.steps = 250  # of 1000: three quarters of the learning rate are left
+    for seed in range(3):
+        loss, _ = monobeast.compute_loss(flags, net, rows(seed), ())
+        gradients = torch.autograd.grad(loss, list(net.parameters()))
+        norm = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
+        assert norm > 0.02
+        before = [parameter.detach().clone() for parameter in net.parameters()]
+        stats = monobeast.update(flags, learner, rows(seed), ())
+        scale = 0.75 * flags.learning_rate * (grad_clip / norm if is_clipped else 1.0)
+        for parameter, old, gradient in zip(net.parameters(), before, gradients):
+            torch.testing.assert_close(old - parameter, scale * gradient, rtol=1e-3, atol=1e-3 * scale * norm)
+        assert stats["losses/grad_norm"].item() == pytest.approx(norm, rel=1e-5), "before the clip"
+        assert stats["losses/total_loss"].item() == pytest.approx(loss.item()) and not stats["is_bad"]
+
+
+@pytest.mark.parametrize(
+    "lr_decay, steps, left",
+    [("linear", 0, 1.0), ("linear", 100, 0.9), ("linear", 1000, 0.0), ("linear", 1100, 0.0), ("none", 900, 1.0)],
+)
+def test_the_learning_rate_decays_to_0_at_the_total_steps_or_stays(lr_decay, steps, left):
+    flags = new_flags(lr_decay=lr_decay)
+    net = new_net(flags)
+    learner = Learner(net, monobeast.make_optimizer(flags, net), max_bad_updates=1)
+    learner.steps = steps
+    monobeast.update(flags, learner, rows(0), ())
+    assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(left * flags.learning_rate)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+@pytest.mark.parametrize("fault", ["reward", "loss", "gradient"])
+def test_what_is_not_finite_in_loss_or_gradients_changes_neither_weights_nor_moments(monkeypatch, optimizer, fault):
+    flags = new_flags(optimizer=optimizer)
+    net = new_net(flags)
+    learner = Learner(net, monobeast.make_optimizer(flags, net), max_bad_updates=1)
+    monobeast.update(flags, learner, rows(0), ())
+
+    def state():
+        return copy.deepcopy([*net.parameters()]), copy.deepcopy(learner.optimizer.state_dict()["state"])
+
+    def faulty(flags, net, batch, core_state, original=monobeast.compute_loss):
+        loss, stats = original(flags, net, batch, core_state)
+        if fault == "loss":
+            return loss + torch.inf, stats  # and its gradient is what it was
+        bias = net.baseline.bias
+        return loss + (bias - bias.detach()).sqrt().sum(), stats  # the loss is what it was, its gradient is infinite
+
+    before, batch = state(), rows(1)
+    with monkeypatch.context() as patched:
+        if fault == "reward":
+            batch["reward"][2, 3] = torch.nan
+        else:
+            patched.setattr(monobeast, "compute_loss", faulty)
+        stats = monobeast.update(flags, learner, batch, ())
+    assert stats["is_bad"]
+    assert stats["losses/total_loss"].isfinite() == (fault == "gradient")
+    assert stats["losses/grad_norm"].isfinite() == (fault == "loss")
+    torch.testing.assert_close(state(), before, rtol=0, atol=0)
+
+    assert not monobeast.update(flags, learner, rows(2), ())["is_bad"]
+    assert any(not torch.equal(old, parameter) for old, parameter in zip(before[0], net.parameters()))
+    assert all(parameter.isfinite().all() for parameter in net.parameters())
+
+
+def test_infer_answers_rows_with_what_the_newest_weights_say_and_the_core_state_after_them():
+    flags = new_flags(core="gru")
+    net = new_net(flags)
+    answers = []
+    waiting = [
+        types.SimpleNamespace(
+            inputs=rows(seed, T=1), core_state=(torch.randn(1, 4, 5),), answer=lambda *answer: answers.append(answer)
+        )
+        for seed in range(2)
+    ]
+    training = types.SimpleNamespace(generator=torch.Generator().manual_seed(3))
+    feed = types.SimpleNamespace(acting=lambda: iter(waiting))
+    monobeast.infer(training, feed, PublishedWeights(net, 7))
+    noise = torch.Generator().manual_seed(3)
+    for asked, (action, policy_logits, baseline, version, core_state) in zip(waiting, answers, strict=True):
+        with torch.no_grad():
+            expected = net(asked.inputs, asked.core_state)
+        torch.testing.assert_close((policy_logits, baseline, core_state), expected)
+        assert torch.equal(action, distribution(ACTIONS, expected[0]).sample(noise))
+        assert version == 7 and not policy_logits.requires_grad
+
+
+def test_learn_updates_on_each_rollout_and_publishes_the_weights_after_it_until_the_run_is_finished():
+    flags = new_flags(core="gru")
+    batches = [(rows(seed), (torch.randn(1, 4, 5),)) for seed in range(3)]
+    straight = new_net(flags)
+    learner = Learner(straight, monobeast.make_optimizer(flags, straight), max_bad_updates=1)
+    expected = []
+    for batch, core_state in batches[:2]:
+        learner.count(learner.measure(batch) | monobeast.update(flags, learner, batch, core_state))
+        expected.append((learner.updates, copy.deepcopy(straight.state_dict())))
+
+    net = new_net(flags)
+    learner = Learner(net, monobeast.make_optimizer(flags, net), max_bad_updates=1)
+    recorded, published = [], []
+    training = types.SimpleNamespace(
+        flags=flags, learner=learner, record=recorded.append, finished=lambda: len(recorded) == 2
+    )
+    weights = types.SimpleNamespace(
+        publish=lambda net, version: published.append((version, copy.deepcopy(net.state_dict())))
+    )
+    monobeast.learn(training, types.SimpleNamespace(rollouts=lambda: iter(batches)), weights)
+    torch.testing.assert_close(published, expected, rtol=0, atol=0)
+    assert [version for version, _ in published] == [1, 2] and learner.steps == 2 * 5 * 4
+    assert all(isinstance(stats["losses/total_loss"], float) for stats in recorded)
