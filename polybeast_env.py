@@ -22,7 +22,6 @@ import gymnasium  # noqa: E402
 from beast import envs  # noqa: E402
 from beast.errors import exit_with_message  # noqa: E402
 from beast.feeds import env_server  # noqa: E402
-from beast.feeds.processes import lead_group  # noqa: E402
 from beast.run.flags import check_limits  # noqa: E402
 
 
@@ -90,8 +89,6 @@ def log(line: str) -> None:
 
 def main() -> None:
     flags = parse_flags()
-    if flags.parent_pid:
-        lead_group()
     with exit_with_message():
         check_limits(flags, {"group_width": (1, 2**15), "max_streams": (1, 256), "niceness": (0, 19)})
         token, tls = env_server.security(flags.address, flags.token_file, flags.tls_cert, flags.tls_key, flags.insecure)

@@ -22,7 +22,6 @@ import numpy as np
 from beast.envs.groups import EnvGroup
 from beast.errors import InputError
 from beast.feeds.memory import RolloutMemory
-from beast.feeds.processes import lead_group
 
 GO = struct.Struct("<HHH")  # to an actor: group, slot, row to write; row 0 means reset
 MAX_GROUPS = MAX_SLOTS = MAX_ROWS = 2**16  # what the three numbers can count; a slot has unroll_length + 1 rows
@@ -69,7 +68,6 @@ def run_if_actor(flags_class, create_env) -> None:
     """
     if len(sys.argv) != 3 or sys.argv[1] != ACTOR_ARGUMENT:
         return
-    lead_group()
     if sys.platform == "linux":  # end with the parent even while an environment hangs and no socket is read
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     try:

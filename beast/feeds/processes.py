@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from typing import Any
@@ -18,20 +17,13 @@ FORGIVEN_AFTER = 600.0  # seconds of work after which a child's earlier deaths n
 
 
 def start_child(command: list[str], **options) -> subprocess.Popen:
-    """Start a process that leads a process group of its own: Ctrl-C reaches its parent alone, which then ends it.
+    """Start a process in a session of its own: Ctrl-C reaches its parent alone, which then ends it.
 
-    The child calls `lead_group` as early as it can. `options` are those of subprocess.Popen.
+    `options` are those of subprocess.Popen.
     """
-    # A group in the parent's session: Linux may share the cores among sessions first, whatever their niceness.
-    if sys.version_info >= (3, 11):
-        options["process_group"] = 0
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
-
-
-def lead_group() -> None:
-    """In a child: lead a process group of its own, in case that Python (3.10) could not start it as such a leader."""
-    if os.getpgrp() != os.getpid():
-        os.setpgid(0, 0)
+    # Linux may share the cores among sessions first. Niceness then counts only within a session, but a run gets more of
+    # a busy machine than one session would (benchmarks/LEDGER.md).
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, **options)
 
 
 def kill_group(popen: subprocess.Popen) -> None:

@@ -189,14 +189,20 @@ class SharedMemoryFeed:
             states = zip(*(self._initial_states[slot] for slot in taken))
             core_state = tuple(torch.cat(parts, dim=1) for parts in states)
             laps.lap("gather")
+            is_copy = len(taken) > 1
+            if is_copy:
+                self._release(taken)
             for first in range(0, len(taken) * self.memory.group_width, width):
                 yield columns(rollout, first, width), tuple(state[:, first : first + width] for state in core_state)
-            for written in rollouts:
-                self.tensors.check_unwritten(written)
-            for slot in taken:
-                self.tensors.free[slot].set()
-            self.slots.release(taken)
-            self.actors.wake()
+            if not is_copy:
+                self.tensors.check_unwritten(rollout)
+                self._release(taken)
+
+    def _release(self, slots: list[int]) -> None:
+        for slot in slots:
+            self.tensors.free[slot].set()
+        self.slots.release(slots)
+        self.actors.wake()
 
     def _take(self, count: int) -> list[int]:
         """The next `count` full slots that are not too old; none when closed."""
