@@ -167,7 +167,7 @@ def test_where_all_groups_are_equally_fast_the_policy_lag_stays_within_what_is_p
     for num_slots, K, B in ((4, 16, 16), (5, 16, 4), (6, 8, 16), (5, 8, 16)):
         rng, slots, updates, worst = random.Random(0), Slots(num_slots), 0, 0
         filling: deque[int] = deque()
-        versions, num_full, per_batch = {}, 0, max(B // K, 1)
+        versions, num_full, per_batch, is_training = {}, 0, max(B // K, 1), False
         for _ in range(20_000):
             if rng.random() < 0.5 and (slot := slots.acquire(0, set())) is not None:
                 filling.append(slot)
@@ -175,10 +175,13 @@ def test_where_all_groups_are_equally_fast_the_policy_lag_stays_within_what_is_p
             elif filling and rng.random() < 0.7:
                 slots.fill(filling.popleft())
                 num_full += 1
+            elif is_training:
+                updates, is_training = updates + 1, False
             elif num_full >= per_batch:
                 taken, num_full = slots.take(per_batch), num_full - per_batch
                 for _ in range(max(K // B, 1)):
                     worst = max(worst, *(updates - versions[slot] for slot in taken))
-                    updates += 1
-                slots.release(taken)
+                    updates += per_batch == 1
+                slots.release(taken)  # joined slots are a copy, and free before they are trained
+                is_training = per_batch > 1
         assert even_policy_lag(num_slots, K, B) - 1 <= worst <= even_policy_lag(num_slots, K, B)

@@ -89,6 +89,8 @@ def even_policy_lag(num_slots: int, group_width: int, batch_width: int) -> int:
     """The highest policy lag, in updates, where all groups are equally fast.
 
     Between the first row of a slot and the last update on it, each slot is trained at most once, this one included; the
-    last of these updates is the one whose lag is counted.
+    last of these updates is the one whose lag is counted. Where slots are joined to a batch, this one is free again
+    before the update on its last rollout ends.
     """
-    return max(-(-num_slots * group_width // batch_width), 1) - 1
+    updates = -(-num_slots * group_width // batch_width)
+    return updates if batch_width > group_width else updates - 1
