@@ -1,4 +1,4 @@
-"""Weights that the learner hands to inference, and what a net must have for that."""
+"""Weights that the learner hands to inference."""
 
 from __future__ import annotations
 
@@ -6,30 +6,11 @@ import contextlib
 import copy
 import threading
 from collections.abc import Iterator
-from typing import Any, Protocol
 
 import torch
-from gymnasium import Space
 from torch import nn
 
 from beast.run.hardware import Fence
-
-
-class ActorCritic(Protocol):
-    """What Beast asks of an agent's net, which is a torch.nn.Module.
-
-    `net(inputs, core_state)` takes rows `inputs["obs"][name]` [T, B, *shape], `inputs["done"]` [T, B], the last action
-    `inputs["action"]` [T, B, …], its reward `inputs["reward"]` [T, B], and the core's state before row 0, a tuple of
-    tensors [layers, B, …]. It returns the policy's parameters [T, B, policy_width], the values [T, B] and the core's
-    state after row T-1. A method `inference_copy()` is optional, see `inference_copy` below.
-    """
-
-    action_space: Space
-
-    def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
-        """The core's state before an episode, on the CPU; an empty tuple without a core."""
-
-    def __call__(self, inputs: dict[str, Any], core_state: tuple) -> tuple[torch.Tensor, torch.Tensor, tuple]: ...
 
 
 def inference_copy(net: nn.Module) -> nn.Module:
