@@ -145,7 +145,7 @@ from torch import nn
 
 from beast.envs.groups import EnvGroup
 from beast.envs.rows import EnvSpaces, rollout_fields
-from beast.envs.spaces import action_shape_dtype, encoded_action_width, policy_width, spaces_by_name
+from beast.envs.spaces import encoded_action_width, policy_width
 from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import ActorProcesses, LocalActors
 from beast.feeds.feed import Feed
@@ -559,9 +559,7 @@ def test(flags: AgentFlags, create_env: Callable = create_env) -> dict:
 def probe_env(create_env: Callable, flags: AgentFlags) -> EnvSpaces:
     """The spaces of the environments that `create_env(flags, num_envs)` makes."""
     with closing(create_env(flags, 1)) as env:
-        action_shape_dtype(env.single_action_space)
-        observations = spaces_by_name(env.single_observation_space)
-        return EnvSpaces(observations, env.single_action_space, EnvGroup(env).final_observations)
+        return EnvGroup(env).spaces
 
 
 def describe_updates(flags: AgentFlags) -> str:

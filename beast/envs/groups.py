@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import getitem
-
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from beast.envs.rows import is_final
-from beast.envs.spaces import env_actions, observation_fields, observation_leaves
+from beast.envs.rows import ENV_FIELDS, EnvSpaces, is_final, rollout_fields
+from beast.envs.spaces import env_actions, parts_by_name
 from beast.errors import InputError
 
 
@@ -39,10 +36,10 @@ class EnvGroup:
                 f"autoreset mode of {env} is {mode}, expected AutoresetMode.NEXT_STEP or SAME_STEP: "
                 'set metadata["autoreset_mode"] of the vector env to what it does, and let it reset itself'
             )
-        self.env, self.num_envs, self.single_action_space = env, env.num_envs, env.single_action_space
-        self.final_observations = mode == AutoresetMode.SAME_STEP
-        self.observation_fields = observation_fields(env.single_observation_space)
-        self._keys = {name: keys for name, (keys, _) in observation_leaves(env.single_observation_space).items()}
+        self.env, self.num_envs, space = env, env.num_envs, env.single_observation_space
+        observations, is_same_step = parts_by_name(space, space), mode == AutoresetMode.SAME_STEP
+        self.spaces = EnvSpaces(observations, env.single_action_space, is_same_step)
+        self.fields = rollout_fields(self.spaces)
 
     def reset(self, seed: int, row: dict) -> None:
         """Begin new episodes with seeds `seed`, `seed + 1`, … (below 2³¹) and write their first row."""
@@ -53,18 +50,17 @@ class EnvGroup:
         # NEXT_STEP: whether the row before was the last of its episode, and of its game.
         self._was_final = self._was_game_over = np.zeros(self.num_envs, bool)
         self._return, self._step = np.zeros(self.num_envs), np.zeros(self.num_envs, np.int32)
-        row["done"][...] = True
-        for name in ("reward", "terminated", "truncated", "episode_return", "episode_step"):
-            row[name][...] = 0
+        for name in ENV_FIELDS:
+            row[name][...] = name == "done"
 
     def step(self, actions: np.ndarray, row: dict) -> None:
         """Step all with `actions` [K, *action_shape] as a rollout stores them and write the row that came of it."""
-        actions = env_actions(self.single_action_space, actions)
+        actions = env_actions(self.spaces.action, actions)
         observations, reward, terminated, truncated, info = self.env.step(actions)
         self._write_observations(observations, row["obs"])
         ended = terminated | truncated
         game_over = ended & ~info.get("life_over", np.False_)
-        if self.final_observations:
+        if self.spaces.final_observations:
             done, new_game = ended, game_over
         else:
             # A life may end in the very step that began it (a frame limit). Both rows are final then: a row that is
@@ -87,17 +83,20 @@ class EnvGroup:
         self.env.close()
 
     def _write_observations(self, observations, fields: dict[str, np.ndarray]) -> None:
-        for name, keys in self._keys.items():
-            fields[name][...] = reduce(getitem, keys, observations)
+        for name, part in parts_by_name(self.env.single_observation_space, observations).items():
+            fields[name][...] = part
 
     def _write_final_observations(self, info: dict, truncated: np.ndarray, fields: dict[str, np.ndarray]) -> np.ndarray:
         """Copy the last observations of truncated episodes; returns which of them there were, bool [K]."""
-        final = info.get("final_obs")  # arrays [K, …], or (gymnasium's own vector envs) an array of K observations
+        final, space = info.get("final_obs"), self.env.single_observation_space
         found = truncated & info.get("_final_obs", final is not None)
-        for name, keys in self._keys.items():
-            for k in np.flatnonzero(found):
-                path = (*keys, k) if isinstance(final, dict) else (k, *keys)
-                fields[name][k] = reduce(getitem, path, final)  # type: ignore[arg-type]
+        for k in np.flatnonzero(found):
+            if isinstance(final, dict):  # arrays [K, …]
+                last = {name: part[k] for name, part in parts_by_name(space, final).items()}
+            else:  # K observations, as gymnasium's own vector envs give them
+                last = parts_by_name(space, final[k])
+            for name, part in last.items():
+                fields[name][k] = part
         return found
 
 
@@ -108,14 +107,11 @@ def finished_episodes(rows: dict) -> list[tuple[float, int]]:
     one before, so consecutive rollouts count each game once, under both autoreset conventions. A game that
     `EnvGroup.reset` cut off is not counted.
     """
-    done, returns, steps = rows["done"], rows["episode_return"], rows["episode_step"]
     ended = rows["terminated"] | rows["truncated"]
-    begins = steps[1:] == 0
-    next_step = is_final(done, rows["terminated"], rows["truncated"])[:-1] & begins  # [T, K]: row t ends its game
-    same_step = (ended & done)[1:] & begins  # row t+1 is both the last of this game and the first of the next
-    return [
-        (float(returns[t, k] + rows["reward"][t + 1, k]), int(steps[t, k]) + 1)
-        if same_step[t, k]
-        else (float(returns[t, k]), int(steps[t, k]))
-        for t, k in zip(*np.nonzero(next_step | same_step))
-    ]
+    begins = rows["episode_step"][1:] == 0
+    next_step = is_final(rows["done"], rows["terminated"], rows["truncated"])[:-1] & begins  # [T, K]: t ends its game
+    same_step = (ended & rows["done"])[1:] & begins  # row t+1 is both the last of this game and the first of the next
+    returns = rows["episode_return"][:-1] + np.where(same_step, rows["reward"][1:], 0)
+    lengths = rows["episode_step"][:-1] + same_step
+    over = next_step | same_step
+    return list(zip(returns[over].tolist(), lengths[over].tolist()))

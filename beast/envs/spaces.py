@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -10,30 +11,21 @@ from gymnasium import spaces
 from beast.errors import InputError
 
 
-def observation_fields(space: spaces.Space) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Name -> (shape, dtype) of each part of an observation; InputError if one is not supported."""
-    return {name: observation_field(leaf) for name, (_, leaf) in observation_leaves(space).items()}
-
-
-def spaces_by_name(space: spaces.Space) -> dict[str, spaces.Space]:
-    """Name -> space of each part of an observation."""
-    return {name: leaf for name, (_, leaf) in observation_leaves(space).items()}
-
-
-def observation_leaves(space: spaces.Space, keys: tuple[str, ...] = ()) -> dict[str, tuple]:
-    """Name -> (keys that lead to it, space) of each part of an observation space that lies under `keys`.
+def parts_by_name(space: spaces.Space, nest: Any) -> dict[str, Any]:
+    """Name -> part of `nest`, which is nested as the observation space `space`: an observation, a batch, `space` itself.
 
     The name is `obs`, or a Dict's own (nested ones joined by '.'). Raises InputError if two parts get one name.
     """
     if not isinstance(space, spaces.Dict):
-        return {".".join(keys) or "obs": (keys, space)}
-    leaves: dict[str, tuple] = {}
-    for key, part in space.items():
-        for name, leaf in observation_leaves(part, (*keys, key)).items():
-            if name in leaves:
+        return {"obs": nest}
+    parts: dict[str, Any] = {}
+    for key, inner in space.items():
+        for name, part in parts_by_name(inner, nest[key]).items():
+            name = f"{key}.{name}" if isinstance(inner, spaces.Dict) else key
+            if name in parts:
                 raise InputError(f"two parts of the observation space are called {name!r}: rename one")
-            leaves[name] = leaf
-    return leaves
+            parts[name] = part
+    return parts
 
 
 def observation_field(space: spaces.Space) -> tuple[tuple[int, ...], str]:
