@@ -144,8 +144,7 @@ import torch
 from torch import nn
 
 from beast.envs.groups import EnvGroup
-from beast.envs.rows import EnvSpaces, rollout_fields
-from beast.envs.spaces import encoded_action_width, policy_width
+from beast.envs.rows import EnvSpaces, encoded_action_width, policy_width, rollout_fields
 from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import ActorProcesses, LocalActors
 from beast.feeds.feed import Feed
@@ -530,9 +529,7 @@ def tune(flags: Flags) -> Flags:
     """Print what each stage costs here and the fastest setting that follows from it; returns the flags with it."""
     keep_freed_memory()
     spaces = probe_env(create_env, flags)
-    tuned, report = tuning.choose(
-        validate(flags), create_env, spaces, lambda flags: make_learner(flags, spaces), update, validate
-    )
+    tuned, report = tuning.choose(validate(flags), create_env, spaces, make_learner, update, validate)
     print(report)
     return tuned
 

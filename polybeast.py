@@ -24,8 +24,7 @@ try:
 except ModuleNotFoundError:
     sys.exit("PolyBeast needs its C++ part, libbeast: `pip install .` builds it (README.md, PolyBeast)")
 
-from beast.envs.rows import EnvSpaces
-from beast.envs.spaces import parts_by_name
+from beast.envs.rows import EnvSpaces, parts_by_name
 from beast.errors import InputError, MissingFile, Unreachable, exit_with_message
 from beast.feeds import wire
 from beast.feeds.env_server import MAKING_SECONDS

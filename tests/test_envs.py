@@ -20,7 +20,7 @@ from gymnasium.vector.utils import create_empty_array
 from beast import envs
 from beast.envs.atari import ATARI_FRAMES_PER_EPISODE, LifeEpisodes
 from beast.envs.groups import EnvGroup, finished_episodes
-from beast.envs.spaces import env_actions
+from beast.envs.rows import env_actions
 from beast.errors import InputError, MissingFile, MissingPackage
 from beast.run.evaluation import Film
 

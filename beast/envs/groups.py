@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from beast.envs.rows import ENV_FIELDS, EnvSpaces, is_final, rollout_fields
-from beast.envs.spaces import env_actions, parts_by_name
+from beast.envs.rows import ENV_FIELDS, EnvSpaces, env_actions, is_final, parts_by_name, rollout_fields
 from beast.errors import InputError
 
 

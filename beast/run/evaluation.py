@@ -13,7 +13,7 @@ from gymnasium.vector import VectorEnv
 from beast.envs import is_atari, make
 from beast.envs.atari import ATARI_FRAMES_PER_STEP
 from beast.envs.groups import EnvGroup, finished_episodes
-from beast.envs.spaces import env_actions
+from beast.envs.rows import env_actions
 from beast.errors import MissingPackage
 from beast.feeds.memory import RolloutMemory
 from beast.learn.distributions import distribution
