@@ -27,7 +27,7 @@ from beast.run.console import Console
 from beast.run.directory import Run
 from beast.run.hardware import stream, wait_for
 from beast.run.metrics import Metrics
-from beast.run.profile import Profile
+from beast.run.profile import Laps, Profile
 
 
 @contextlib.contextmanager
@@ -37,24 +37,17 @@ def noted_interrupts() -> Iterator[list[int]]:
     A handler may run inside any call of the main thread, so it takes no lock. The list is to be polled.
     """
     received: list[int] = []
-    before: dict = {}
+    with contextlib.ExitStack() as handlers_before:
 
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        def note(number: int, frame) -> None:
+            received.append(number)
+            handlers_before.close()
 
-    def note(number: int, frame) -> None:
-        received.append(number)
-        restore()
-
-    if threading.current_thread() is threading.main_thread():  # only this one may set handlers
-        before |= {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        for number in before:
-            signal.signal(number, note)
-    try:
+        if threading.current_thread() is threading.main_thread():  # only this one may set handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                handlers_before.callback(signal.signal, number, signal.getsignal(number))
+                signal.signal(number, note)
         yield received
-    finally:
-        restore()
 
 
 class Training:
@@ -142,24 +135,23 @@ class Training:
             stop.set()
             feed.close()
 
-        def act() -> None:
-            torch.set_num_threads(1)
-            with stream(self.device, urgent=True):
-                feed.laps.begin()
-                infer()
+        def compute(loop: Callable, laps: Laps, num_threads: int, urgent: bool) -> None:
+            torch.set_num_threads(num_threads)
+            with stream(self.device, urgent):
+                laps.begin()
+                loop()
 
-        def train() -> None:
-            torch.set_num_threads(flags.learner_threads or max(1, (os.cpu_count() or 1) // 2))
-            with stream(self.device):
-                learner.laps.begin()
-                learn()
-
+        learner_threads = flags.learner_threads or max(1, (os.cpu_count() or 1) // 2)
+        works = [
+            lambda: compute(infer, feed.laps, 1, True),
+            lambda: compute(learn, learner.laps, learner_threads, False),
+            *others,
+        ]
         self.profile.workers |= {"inference": lambda: feed.laps.seconds, **feed.workers()}
         self.profile.cores |= {"inference": lambda: feed.laps.cpu_seconds, **feed.cores()}
         self._row_steps = learner.steps
         self._row_began = self._began = time.monotonic()
         self.profile.begin()
-        works = [act, train, *others]
         threads = ThreadPoolExecutor(len(works))
         try:
             for work in works:

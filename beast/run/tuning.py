@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from beast.envs.rows import EnvSpaces, rollout_fields
-from beast.envs.spaces import policy_width
+from beast.envs.rows import AGENT_FIELDS, EnvSpaces, rollout_fields
 from beast.feeds.actor import Actor
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.slots import even_policy_lag
@@ -55,16 +54,16 @@ class Stages:
     """The stages of a run, each measured alone for `seconds`: stepping environments, choosing actions, learning."""
 
     def __init__(self, flags, create_env: Callable, spaces: EnvSpaces, seconds: float):
-        self.flags, self._seconds, self._action_space = flags, seconds, spaces.action
-        K, num_slots = flags.group_width, max(flags.batch_width // flags.group_width, 1)
-        memory = RolloutMemory(rollout_fields(spaces), num_slots, flags.unroll_length, K)
+        self.flags, self._seconds = flags, seconds
+        num_slots = max(flags.batch_width // flags.group_width, 1)
+        memory = RolloutMemory(rollout_fields(spaces), num_slots, flags.unroll_length, flags.group_width)
         self._actor = Actor(create_env, flags, memory, {0: flags.seed})
         self._rollouts = [map_tensors(torch.from_numpy, memory.rollout(slot)) for slot in range(num_slots)]
-        uniform = torch.zeros(flags.unroll_length, K, policy_width(self._action_space))
-        self._actions = distribution(self._action_space, uniform).sample()
-        for slot, rollout in enumerate(self._rollouts):
-            for name in ("action", "policy_logits", "baseline", "policy_version"):
-                rollout[name][...] = 0
+        for name in AGENT_FIELDS:
+            memory.arrays[name][...] = 0
+        uniform = torch.from_numpy(memory.arrays["policy_logits"][0, 1:])
+        self._actions = distribution(spaces.action, uniform).sample()
+        for slot in range(num_slots):
             self._actor.write_row(0, slot, 0)
             self._simulate(slot)
 
@@ -85,7 +84,7 @@ class Stages:
         def infer() -> None:
             for row in range(1, self.flags.unroll_length + 1):
                 inputs = join([map_tensors(lambda x: x[row : row + 1], rollout)], device)
-                distribution(self._action_space, net(inputs, state)[0]).sample()
+                distribution(net.action_space, net(inputs, state)[0]).sample()
             wait_for(device)
 
         return self._measure(infer)
@@ -142,9 +141,9 @@ def settings_of_existing_run(flags):
 def choose(flags, create_env, spaces, make_learner: Callable, update: Callable, validate: Callable) -> tuple[Any, str]:
     """The flags with the fastest TUNED for this environment, model and machine, and a report of the measurements.
 
-    `make_learner(flags)` makes a new Learner, `update` is the agent's, and `validate(flags)` fills in `num_slots`. If
-    the flags ask for `compile`, the chosen setting is measured with it, too, and compiles if that is clearly faster.
-    The batch width is not tuned, as it changes what is learned.
+    The functions are the agent's; `validate(flags)` fills in `num_slots`. If the flags ask for `compile`, the chosen
+    setting is measured with it, too, and compiles if that is clearly faster. The batch width is not tuned, as it
+    changes what is learned.
     """
     device, has_bf16 = choose_device(flags.device, flags.amp)
     cores, is_gpu, B = usable_cores(), device.type == "cuda", flags.batch_width
@@ -152,7 +151,7 @@ def choose(flags, create_env, spaces, make_learner: Callable, update: Callable, 
     threads = [1] if is_gpu else [1 << n for n in range(max(cores // 2, 1).bit_length())]
     widths = [K for K in sorted({*WIDTHS, flags.group_width}) if K % B == 0 or B % K == 0]
     plain = replace(flags, compile=False, num_slots=0)
-    learners = {amp: make_learner(replace(plain, amp=amp)) for amp in precisions}
+    learners = {amp: make_learner(replace(plain, amp=amp), spaces) for amp in precisions}
     learning: dict[tuple[str, int], Cost] = {}
     settings = []
     for K in widths:
@@ -170,11 +169,10 @@ def choose(flags, create_env, spaces, make_learner: Callable, update: Callable, 
     best = min(tied, key=lambda setting: (even_lag(validate(setting.flags)), -setting.steps_per_second))
     if flags.compile:
         compiled = replace(best.flags, compile=True)
-        learner = make_learner(compiled)
+        learner, costs = make_learner(compiled, spaces), dict(best.costs)
         with contextlib.closing(Stages(compiled, create_env, spaces, SECONDS)) as stages:
-            inference = stages.inference(learner.net)
-            learner_cost = stages.learning(learner, update, compiled.learner_threads)
-        costs = best.costs | {"inference": inference, "learner": learner_cost}
+            costs["inference"] = stages.inference(learner.net)
+            costs["learner"] = stages.learning(learner, update, compiled.learner_threads)
         settings.append(predict(compiled, costs, cores, is_gpu))
         if TIE_FRACTION * settings[-1].steps_per_second > best.steps_per_second:
             best = settings[-1]
@@ -184,7 +182,7 @@ def choose(flags, create_env, spaces, make_learner: Callable, update: Callable, 
 
 def predict(flags, costs: dict[str, Cost], cores: int, one_gpu: bool = False) -> Setting:
     """The flags with as many actors as they need, and the speed and bottleneck that follow from the costs."""
-    env, inference, learner = (costs[stage] for stage in ("env", "inference", "learner"))
+    env, inference, learner = costs["env"], costs["inference"], costs["learner"]
     limits = {  # agent steps/s
         "inference": 1 / inference.wall,
         "learner": 1 / learner.wall,
