@@ -1,4 +1,4 @@
-"""A run's directory: its lock, its flags, the history of its starts, and its log."""
+"""A run's directory: its lock, its flags, the history of its starts, its log, and how its files are written."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any, BinaryIO
 
-from beast.errors import InputError
+from beast.errors import InputError, first_line
 from beast.run.console import tell
-from beast.run.files import read_json, write_json
 from beast.run.provenance import describe_machine
 
 
@@ -101,3 +101,44 @@ def refuse_contradictions(path: Path, config: Mapping, resume_free: Collection[s
             f"{path}: there is a run of this name, and it cannot be resumed with other values for\n{lines}"
             f"choose another --name for a new run, or resume this one with {remedies}"
         )
+
+
+def replace_file(path: str | os.PathLike, write: Callable[[BinaryIO], object]) -> None:
+    """Replace the file at `path` at once by what `write(file)` writes, synced to the disk. It has one writer at a time.
+
+    Whatever happens meanwhile, the file holds its old content or the new one. Raises InputError if it cannot be written.
+    """
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.tmp")  # beside it, as a rename is atomic only within a file system
+    try:
+        try:
+            with open(temporary, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        directory = os.open(path.parent, os.O_RDONLY)
+        os.fsync(directory)  # otherwise a power cut can undo the rename
+        os.close(directory)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+        raise InputError(
+            f"{path}: cannot be written ({first_line(error)}); an older file there is untouched. "
+            "Check the free space and the permissions of its directory"
+        ) from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace the file by `value` as JSON."""
+    replace_file(path, lambda file: file.write((json.dumps(value, indent=2) + "\n").encode()))
+
+
+def read_json(path: Path, missing: Any) -> Any:
+    """The content of a JSON file, or `missing` if there is none. Raises InputError naming a damaged file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return missing
+    except ValueError as error:
+        raise InputError(f"{path}: damaged ({error}); repair it, or choose another --name") from error

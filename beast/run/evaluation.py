@@ -18,7 +18,7 @@ from beast.errors import MissingPackage
 from beast.feeds.memory import RolloutMemory
 from beast.learn.distributions import distribution
 from beast.learn.nests import columns, map_tensors
-from beast.run.files import write_json
+from beast.run.directory import write_json
 
 
 def play(

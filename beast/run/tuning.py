@@ -22,7 +22,7 @@ from beast.learn.distributions import distribution
 from beast.learn.learner import Learner
 from beast.learn.nests import columns, join, map_tensors
 from beast.learn.weights import inference_copy
-from beast.run.files import read_json
+from beast.run.directory import read_json
 from beast.run.hardware import choose_device, wait_for
 from beast.run.provenance import usable_cores
 
