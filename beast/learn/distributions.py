@@ -66,9 +66,8 @@ class Categoricals:
         return [part.log_softmax(dim=-1) for part in self.logits.split(self.sizes, dim=-1)]
 
     def _best(self, scores: Tensor) -> Tensor:
-        if self.action_shape == ():
-            return scores.argmax(dim=-1)
-        return torch.stack([part.argmax(dim=-1) for part in scores.split(self.sizes, dim=-1)], dim=-1)
+        best = [part.argmax(dim=-1) for part in scores.split(self.sizes, dim=-1)]
+        return torch.stack(best, dim=-1) if self.action_shape else best[0]
 
 
 class Gaussian:
@@ -145,11 +144,9 @@ def encode_action(space: spaces.Space, action: Tensor) -> Tensor:
     _check_action(action, leading + shape)
     if not sizes:
         return action.float().clamp(-1.0, 1.0)
-    places = action.long().reshape(leading + (len(sizes),))
-    if len(sizes) > 1:
-        starts = [sum(sizes[:part]) for part in range(len(sizes))]  # a tensor of them would make a GPU's host wait
-        places = torch.stack([place + start for place, start in zip(places.unbind(-1), starts)], dim=-1)
-    return torch.zeros(leading + (sum(sizes),), device=action.device).scatter_(-1, places, 1.0)
+    choices = action.long().reshape(leading + (len(sizes),)).split(1, dim=-1)
+    zeros = [torch.zeros(leading + (size,), device=action.device) for size in sizes]
+    return torch.cat([part.scatter_(-1, choice, 1.0) for part, choice in zip(zeros, choices)], dim=-1)
 
 
 @torch.compiler.assume_constant_result  # numpy's integers would break the graph

@@ -1,22 +1,25 @@
-"""A run's directory: its lock, its flags, the history of its starts, its log, and how its files are written."""
+"""A run's directory: its lock, its log, its files, and the flags, code, versions and hardware of its starts."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import json
 import os
+import platform
 import shlex
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from beast.errors import InputError, first_line
 from beast.run.console import tell
-from beast.run.provenance import describe_machine
 
 
 class Run:
@@ -142,3 +145,48 @@ def read_json(path: Path, missing: Any) -> Any:
         return missing
     except ValueError as error:
         raise InputError(f"{path}: damaged ({error}); repair it, or choose another --name") from error
+
+
+def describe_machine() -> dict[str, Any]:
+    """What a result depends on besides its flags: commit, uncommitted changes, versions and hardware."""
+    import torch  # only here: plot.py and the programs that ask for a processor's name need no torch
+
+    code = Path(__file__).resolve().parents[2]
+    versions = {"python": platform.python_version()}
+    for package in ("beast", "torch", "numpy", "gymnasium", "ale-py"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return {
+        "commit": git(code, "rev-parse", "HEAD"),
+        "diff": git(code, "diff", "--no-ext-diff", "--no-textconv", "HEAD"),
+        "versions": versions,
+        "platform": platform.platform(),
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "usable_cores": usable_cores(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def git(directory: Path, *command: str) -> str | None:
+    """The output of a git command, or None where there is no git, no checkout or no commit."""
+    command = ("git", "--no-optional-locks", *command)  # a training run must not block the user's own git commands
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        output = subprocess.check_output(command, cwd=directory, stderr=subprocess.DEVNULL, timeout=30)
+        return output.decode(errors="replace").strip()
+    return None
+
+
+def usable_cores() -> int:
+    """The number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_model() -> str:
+    """The name of the processor."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

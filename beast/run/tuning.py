@@ -22,9 +22,8 @@ from beast.learn.distributions import distribution
 from beast.learn.learner import Learner
 from beast.learn.nests import columns, join, map_tensors
 from beast.learn.weights import inference_copy
-from beast.run.directory import read_json
+from beast.run.directory import read_json, usable_cores
 from beast.run.hardware import choose_device, wait_for
-from beast.run.provenance import usable_cores
 
 TUNED = ("num_actors", "group_width", "num_slots", "amp", "learner_threads", "compile")  # the flags that are chosen
 WIDTHS = (8, 16, 32, 64)  # group widths to measure
