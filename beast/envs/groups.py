@@ -10,16 +10,14 @@ from beast.errors import InputError
 
 
 class EnvGroup:
-    """Environments stepped together, each result written into one row of a rollout.
+    """A vector env whose every result is written into one row of a rollout; `spaces` and `fields` say what that holds.
 
     A row is a dict of arrays: `row["obs"][name]` [K, *shape], and [K] of each of rows.ENV_FIELDS. Each observation is
     copied once, from the vector env's array.
 
-    Under SAME_STEP autoreset (`final_observations`) a row may have `row["final_obs"][name]` [K, *shape], too. It holds
-    the last observation of the episodes that this row truncates, from the vector env's `info["final_obs"]`. Its other
-    columns are zero at a reset and then keep what they hold. An episode that is truncated without a final observation
-    is marked as terminated, too, so that nothing is bootstrapped from an observation that is not there.
-    docs/rollout.md compares both autoreset conventions.
+    Under SAME_STEP autoreset a row may have `row["final_obs"][name]` [K, *shape], too (docs/rollout.md). Columns whose
+    episode this row does not truncate are zero at a reset and then keep what they hold. An episode that is truncated
+    without `info["final_obs"]` is marked as terminated, too, so that nothing is bootstrapped from what is not there.
 
     `episode_return` and `episode_step` are of whole games: a vector env whose episode may end within a game says so in
     `info["life_over"]` (bool [K], see `LifeEpisodes`).

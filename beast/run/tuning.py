@@ -108,7 +108,6 @@ class Stages:
         return self._measure(learn, len(self._rollouts), num_threads)
 
     def close(self) -> None:
-        """Close the environments."""
         self._actor.close()
 
     def _simulate(self, slot: int) -> None:
@@ -156,13 +155,12 @@ def choose(flags, create_env, spaces, make_learner: Callable, update: Callable, 
     for K in widths:
         with contextlib.closing(Stages(replace(plain, group_width=K), create_env, spaces, SECONDS)) as stages:
             env = stages.env()
-            for amp, learner in learners.items():
-                inference = stages.inference(learner.net)
-                for n in threads:
-                    if (amp, n) not in learning:  # once: it does not depend on the group width
-                        learning[amp, n] = stages.learning(learner, update, n)
-                    costs = {"env": env, "inference": inference, "learner": learning[amp, n]}
-                    settings.append(predict(replace(stages.flags, amp=amp, learner_threads=n), costs, cores, is_gpu))
+            inference = {amp: stages.inference(learner.net) for amp, learner in learners.items()}
+            if not learning:  # once: it does not depend on the group width
+                learning = {(amp, n): stages.learning(learners[amp], update, n) for amp in precisions for n in threads}
+        for (amp, n), cost in learning.items():
+            costs = {"env": env, "inference": inference[amp], "learner": cost}
+            settings.append(predict(replace(stages.flags, amp=amp, learner_threads=n), costs, cores, is_gpu))
     enough = TIE_FRACTION * max(setting.steps_per_second for setting in settings)
     tied = [setting for setting in settings if setting.steps_per_second >= enough]
     best = min(tied, key=lambda setting: (even_lag(validate(setting.flags)), -setting.steps_per_second))
