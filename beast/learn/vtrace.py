@@ -44,15 +44,9 @@ def transition_masks(done: Tensor, terminated: Tensor, truncated: Tensor, gamma:
 
 @torch.no_grad()
 def from_importance_weights(
-    log_rhos: Tensor,
-    discounts: Tensor,
-    rewards: Tensor,
-    values: Tensor,
-    bootstrap_value: Tensor,
-    clip_rho_threshold: float | None = 1.0,
-    clip_pg_rho_threshold: float | None = 1.0,
-    lambda_: float = 1.0,
-) -> VTraceReturns:
+    log_rhos: Tensor, discounts: Tensor, rewards: Tensor, values: Tensor, bootstrap_value: Tensor,
+    clip_rho_threshold: float | None = 1.0, clip_pg_rho_threshold: float | None = 1.0, lambda_: float = 1.0,
+) -> VTraceReturns:  # fmt: skip
     """V-trace targets and policy gradient advantages, without a gradient.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import io
 import json
 import os
 import platform
@@ -40,11 +39,22 @@ class Run:
         self.checkpoint_path, self.best_path = self.path / "checkpoint.pt", self.path / "best.pt"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = lock_directory(self.path)
+            self._lock = open(self.path / "lock", "a+b", buffering=0)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.seek(0)
+            holder = self._lock.read().decode().strip()
+            self.close()
+            raise InputError(
+                f"{self.path}: process {holder} is training in this run's directory; stop it first, or choose another "
+                "--name"
+            ) from None
         except OSError as error:
             message = f"{self.path}: cannot be used as a run's directory ({error}); choose another --root"
             raise InputError(message) from error
         try:
+            self._lock.truncate(0)
+            self._lock.write(f"{os.getpid()} on {socket.gethostname()}".encode())
             config = json.loads(json.dumps(dict(config)))  # as it will be read again: tuples are lists
             self.resumed = self.checkpoint_path.exists()
             starts = []
@@ -68,23 +78,6 @@ class Run:
     def close(self) -> None:
         """Release the lock. For a killed process the kernel does it."""
         self._lock.close()
-
-
-def lock_directory(path: Path) -> io.FileIO:
-    """Lock the directory until the returned file is closed; InputError names the process that holds the lock."""
-    file = open(path / "lock", "a+b", buffering=0)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().decode().strip()
-        file.close()
-        raise InputError(
-            f"{path}: process {holder} is training in this run's directory; stop it first, or choose another --name"
-        ) from None
-    file.truncate(0)
-    file.write(f"{os.getpid()} on {socket.gethostname()}".encode())
-    return file
 
 
 def refuse_contradictions(path: Path, config: Mapping, resume_free: Collection[str]) -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 
@@ -28,26 +28,6 @@ from beast.run.directory import Run
 from beast.run.hardware import stream, wait_for
 from beast.run.metrics import Metrics
 from beast.run.profile import Laps, Profile
-
-
-@contextlib.contextmanager
-def noted_interrupts() -> Iterator[list[int]]:
-    """Yields a list that gets the number of a SIGINT or SIGTERM; a second signal does what it did before.
-
-    A handler may run inside any call of the main thread, so it takes no lock. The list is to be polled.
-    """
-    received: list[int] = []
-    with contextlib.ExitStack() as handlers_before:
-
-        def note(number: int, frame) -> None:
-            received.append(number)
-            handlers_before.close()
-
-        if threading.current_thread() is threading.main_thread():  # only this one may set handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
-                handlers_before.callback(signal.signal, number, signal.getsignal(number))
-                signal.signal(number, note)
-        yield received
 
 
 class Training:
@@ -75,6 +55,7 @@ class Training:
                 self.run.log(f"action noise begins anew: the run was on another kind of device than {self.device}")
         self.frames_per_step = envs.frames_per_step(flags.env)
         self._began, self._seconds_before = time.monotonic(), learner.seconds
+        self._is_interrupted = False
         self.latest: dict[str, float] = {}  # the last row of metrics
         self._gathered: list[dict] = []  # statistics of the updates since then
         self.profile = Profile()
@@ -82,7 +63,17 @@ class Training:
         self.profile.cores |= {"process": time.process_time, "learner": lambda: learner.laps.cpu_seconds}
 
     def __enter__(self) -> Training:
-        self._interrupts = self.cleanup.enter_context(noted_interrupts())
+        """From here on a SIGINT or SIGTERM is noted; a second one does what it did before."""
+        handlers_before = self.cleanup.enter_context(contextlib.ExitStack())
+
+        def note(number: int, frame) -> None:  # may run inside any call of the main thread, so it takes no lock
+            self._is_interrupted = True
+            handlers_before.close()
+
+        if threading.current_thread() is threading.main_thread():  # only this one may set handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                handlers_before.callback(signal.signal, number, signal.getsignal(number))
+                signal.signal(number, note)
         return self
 
     def __exit__(self, *exception) -> None:
@@ -157,7 +148,7 @@ class Training:
             for work in works:
                 threads.submit(work).add_done_callback(end_all)
             next_save = time.monotonic() + 60 * flags.checkpoint_minutes
-            while not (stop.wait(0.25) or self._interrupts or self.finished()):
+            while not (stop.wait(0.25) or self._is_interrupted or self.finished()):
                 console.update(learner.steps, self.latest)
                 if time.monotonic() >= next_save:
                     self.save()
