@@ -144,7 +144,7 @@ import torch
 from torch import nn
 
 from beast.envs.groups import EnvGroup
-from beast.envs.rows import EnvSpaces, encoded_action_width, policy_width, rollout_fields
+from beast.envs.rows import EnvSpaces, policy_width, rollout_fields
 from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import ActorProcesses, LocalActors
 from beast.feeds.feed import Feed
@@ -239,7 +239,7 @@ class Encoder(nn.Module):
         self.is_image = len(shape) == 3 and flags.net != "mlp" and self.categories is None
         if not self.is_image:
             width = flags.hidden_size // 4
-            inputs = encoded_action_width(space) if self.categories is not None else math.prod(shape)
+            inputs = spaces.flatdim(space) if self.categories is not None else math.prod(shape)
             sizes = [inputs, width, width]
             layers = [orthogonal(nn.Linear(i, o), gain) for i, o in zip(sizes, sizes[1:])]
             self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
@@ -300,7 +300,7 @@ class Net(nn.Module):
         self.action_space, self.flags, self.amp = action_space, flags, amp
         self.names = list(observation_spaces)
         self.encoders = nn.ModuleList([Encoder(space, flags, amp) for space in observation_spaces.values()])
-        size = sum(encoder.size for encoder in self.encoders) + 1 + encoded_action_width(action_space)
+        size = sum(encoder.size for encoder in self.encoders) + 1 + spaces.flatdim(action_space)
         self.core = None
         if flags.core != "none":
             self.core, size = Core(flags.core, size, flags.core_size, amp), flags.core_size

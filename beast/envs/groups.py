@@ -69,12 +69,9 @@ class EnvGroup:
         self._step = np.where(new_game, 0, self._step + 1)
         if "final_obs" in row and truncated.any():
             terminated = terminated | (truncated & ~self._write_final_observations(info, truncated, row["final_obs"]))
-        row["reward"][...] = reward
-        row["done"][...] = done
-        row["terminated"][...] = terminated
-        row["truncated"][...] = truncated
-        row["episode_return"][...] = self._return
-        row["episode_step"][...] = self._step
+        written = reward, done, terminated, truncated, self._return, self._step  # in the order of ENV_FIELDS
+        for name, values in zip(ENV_FIELDS, written):
+            row[name][...] = values
 
     def close(self) -> None:
         self.env.close()

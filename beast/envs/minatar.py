@@ -28,8 +28,12 @@ class MinAtar(gymnasium.Env):
     def __init__(
         self, game: str, minimal_actions: bool, sticky_action_prob: float = 0.1, ramping: bool = True, render_mode=None
     ):
-        self._game = _minatar_module(game).Env(ramping=ramping)
-        self._random = self._game.random
+        package = importlib.util.find_spec("minatar")  # finds it without importing it
+        assert package and package.origin
+        path = os.path.join(os.path.dirname(package.origin), "environments", f"{game}.py")
+        module = types.ModuleType(f"minatar_{game}")
+        SourceFileLoader(module.__name__, path).exec_module(module)
+        self._game = module.Env(ramping=ramping)
         self._actions = self._game.minimal_action_set() if minimal_actions else list(range(6))
         self._sticky_action_prob, self._last_action = sticky_action_prob, 0
         self.render_mode = render_mode
@@ -38,12 +42,12 @@ class MinAtar(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
-            self._random = self._game.random = np.random.RandomState(seed)
+            self._game.random = np.random.RandomState(seed)
         self._game.reset()
         return self._game.state(), {}
 
     def step(self, action):
-        if self._random.rand() >= self._sticky_action_prob:
+        if self._game.random.rand() >= self._sticky_action_prob:
             self._last_action = self._actions[action]
         reward, terminated = self._game.act(self._last_action)
         return self._game.state(), reward, terminated, False, {}
@@ -54,15 +58,6 @@ class MinAtar(gymnasium.Env):
         channels = state.shape[-1]
         shades = (state * np.arange(1, channels + 1)).max(-1) * (255 // channels)
         return np.repeat(shades[..., None], 3, axis=-1).astype(np.uint8)
-
-
-def _minatar_module(game: str):
-    package = importlib.util.find_spec("minatar")  # finds it without importing it
-    assert package and package.origin
-    path = os.path.join(os.path.dirname(package.origin), "environments", f"{game}.py")
-    module = types.ModuleType(f"minatar_{game}")
-    SourceFileLoader(module.__name__, path).exec_module(module)
-    return module
 
 
 def register_minatar(env_id: str) -> None:

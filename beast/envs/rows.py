@@ -107,14 +107,9 @@ def category_sizes(space: Space) -> list[int]:
     )
 
 
-def encoded_action_width(space: Space) -> int:
-    """Length of what `encode_action` returns; InputError for a space that is not supported."""
-    return action_shape_dtype(space)[0][0] if isinstance(space, spaces.Box) else sum(category_sizes(space))
-
-
 def policy_width(space: Space) -> int:
     """Length of the flat parameter vector; InputError for a space that is not supported."""
-    return encoded_action_width(space) * (2 if isinstance(space, spaces.Box) else 1)
+    return 2 * action_shape_dtype(space)[0][0] if isinstance(space, spaces.Box) else sum(category_sizes(space))
 
 
 def env_actions(space: Space, actions: np.ndarray):

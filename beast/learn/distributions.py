@@ -134,7 +134,7 @@ def distribution(space: spaces.Space, parameters: Tensor) -> Categoricals | Gaus
 
 
 def encode_action(space: spaces.Space, action: Tensor) -> Tensor:
-    """An action [..., *action_shape] as input of a model, float32 [..., encoded_action_width(space)].
+    """An action [..., *action_shape] as input of a model, float32 [..., gymnasium.spaces.flatdim(space)].
 
     One-hot for each categorical part; the numbers of a Box clamped to [-1, 1], its bounds where it has them. Raises
     ValueError if the space is not supported or the action has another shape.

@@ -38,7 +38,6 @@ class Console:
         terminal = Terminal(stderr=True)
         is_live = sys.stderr.isatty() and not terminal.is_dumb_terminal
         self._live = Live(console=terminal, auto_refresh=False) if is_live else None
-        self._seconds_between = 0.25 if is_live else 10.0
         self._shown = -math.inf if is_live else time.monotonic()  # so the first plain line has a speed
 
     def update(self, step: int, values: Mapping[str, float], final: bool = False) -> None:
@@ -50,7 +49,7 @@ class Console:
         if step > self._start_step and (not self._samples or now - self._samples[-1][0] >= 1):
             self._samples.append((now, step))
             self._first = self._first or (now, step)
-        if not final and now - self._shown < self._seconds_between:
+        if not final and now - self._shown < (0.25 if self._live else 10):
             return
         self._shown, seconds = now, now - self._began
         since, since_step = (self._first if final else self._samples and self._samples[0]) or (now, step)
