@@ -153,10 +153,9 @@ from beast.feeds.shared_memory import SharedMemoryFeed
 from beast.feeds.slots import even_policy_lag
 from beast.learn import vtrace
 from beast.learn.distributions import distribution, encode_action
-from beast.learn.learner import Learner, step_unless
+from beast.learn.learner import Learner, PublishedWeights, step_unless
 from beast.learn.nests import map_tensors
 from beast.learn.recurrent import Core
-from beast.learn.weights import PublishedWeights
 from beast.run import checkpoint, evaluation, tuning
 from beast.run.flags import FREE_ON_RESUME, check_limits, check_widths, run_name
 from beast.run.hardware import choose_device, keep_freed_memory, pin_memory

@@ -30,7 +30,7 @@ from beast.feeds import wire
 from beast.feeds.env_server import MAKING_SECONDS
 from beast.feeds.local_servers import LocalServers
 from beast.feeds.remote import RemoteFeed
-from beast.learn.weights import PublishedWeights
+from beast.learn.learner import PublishedWeights
 from beast.run.flags import FREE_ON_RESUME, check_limits, check_widths, run_name
 from beast.run.hardware import choose_device, keep_freed_memory
 from beast.run.training import Training

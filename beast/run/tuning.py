@@ -19,9 +19,8 @@ from beast.feeds.actor import Actor
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.slots import even_policy_lag
 from beast.learn.distributions import distribution
-from beast.learn.learner import Learner
+from beast.learn.learner import Learner, inference_copy
 from beast.learn.nests import columns, join, map_tensors
-from beast.learn.weights import inference_copy
 from beast.run.directory import read_json, usable_cores
 from beast.run.hardware import choose_device, wait_for
 
