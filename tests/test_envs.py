@@ -18,7 +18,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import create_empty_array
 
 from beast import envs
-from beast.envs.atari import ATARI_FRAMES_PER_EPISODE, LifeEpisodes
+from beast.envs.games import ATARI_FRAMES_PER_EPISODE, LifeEpisodes
 from beast.envs.groups import EnvGroup, finished_episodes
 from beast.envs.rows import env_actions
 from beast.errors import InputError, MissingFile, MissingPackage

@@ -10,8 +10,7 @@ import re
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from beast.envs.atari import ATARI_FRAMES_PER_STEP, ATARI_ID, atari_games, make_atari
-from beast.envs.minatar import MINATAR_GAMES, register_minatar
+from beast.envs.games import ATARI_FRAMES_PER_STEP, ATARI_ID, MINATAR_GAMES, atari_games, make_atari, register_minatar
 from beast.errors import InputError, MissingPackage
 
 

@@ -71,10 +71,9 @@ class Categoricals:
 
 
 class Gaussian:
-    """A normal distribution over [..., d] with diagonal covariance; log standard deviations are clamped to [-5, 2].
+    """A normal distribution over [..., d] with diagonal covariance.
 
-    `parameters` is [..., 2 d]: the means, then the log standard deviations. A loss that would move a clamped one back
-    inside still has a gradient; one that would move it further out has none.
+    `parameters` is [..., 2 d]: the means, then the log standard deviations, which `_ClampLogStd` clamps to [-5, 2].
     """
 
     def __init__(self, parameters: Tensor):

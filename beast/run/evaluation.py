@@ -11,7 +11,7 @@ import torch
 from gymnasium.vector import VectorEnv
 
 from beast.envs import is_atari, make
-from beast.envs.atari import ATARI_FRAMES_PER_STEP
+from beast.envs.games import ATARI_FRAMES_PER_STEP
 from beast.envs.groups import EnvGroup, finished_episodes
 from beast.envs.rows import env_actions
 from beast.errors import MissingPackage

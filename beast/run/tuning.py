@@ -59,8 +59,8 @@ class Stages:
         self._rollouts = [map_tensors(torch.from_numpy, memory.rollout(slot)) for slot in range(num_slots)]
         for name in AGENT_FIELDS:
             memory.arrays[name][...] = 0
-        uniform = torch.from_numpy(memory.arrays["policy_logits"][0, 1:])
-        self._actions = distribution(spaces.action, uniform).sample()
+        uniform = torch.from_numpy(memory.arrays["policy_logits"])
+        memory.arrays["action"][...] = distribution(spaces.action, uniform).sample()
         for slot in range(num_slots):
             self._actor.write_row(0, slot, 0)
             self._simulate(slot)
@@ -111,7 +111,6 @@ class Stages:
 
     def _simulate(self, slot: int) -> None:
         for row in range(1, self.flags.unroll_length + 1):
-            self._rollouts[slot]["action"][row] = self._actions[row - 1]
             self._actor.write_row(0, slot, row)
 
     def _measure(self, stage: Callable, num_rollouts: int = 1, num_threads: int = 1) -> Cost:
