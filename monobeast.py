@@ -514,10 +514,10 @@ def train(flags: Flags) -> None:
         feed = SharedMemoryFeed(
             memory, learner, actors, num_groups, flags.batch_width, flags.max_policy_lag, flags.deterministic
         )
-        lag = even_policy_lag(flags.num_slots, flags.group_width, flags.batch_width)
         introduction = (
             f"{num_groups} groups of {flags.group_width} environments, {memory.num_bytes / 1e6:.0f} MB of slots, "
-            f"{describe_updates(flags)}, policy lag up to {lag} updates where all groups are equally fast"
+            f"{describe_updates(flags)}, policy lag up to {even_policy_lag(flags)} updates where all groups are equally "
+            "fast"
         )
         training.train(
             feed, lambda: infer(training, feed, weights), lambda: learn(training, feed, weights), introduction

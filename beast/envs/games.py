@@ -22,7 +22,7 @@ MINATAR_MODULES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders
 MINATAR_GAMES = {module.title().replace("_", ""): module for module in MINATAR_MODULES}  # name in ids -> module
 
 
-def make_atari(env_id: str, match: re.Match, num_envs: int, num_threads: int, episodic_life, kwargs) -> VectorEnv:
+def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool | None, kwargs) -> VectorEnv:
     """See `beast.envs.make`; `match` is that of ATARI_ID. Raises KeyError for an unknown game."""
     game = atari_games()[match["deepmind"] or match["machado"]]
     from ale_py.vector_env import AtariVectorEnv
@@ -35,13 +35,12 @@ def make_atari(env_id: str, match: re.Match, num_envs: int, num_threads: int, ep
         env = AtariVectorEnv(
             game,
             num_envs,
-            num_threads=num_threads,
             frameskip=ATARI_FRAMES_PER_STEP,
             # The library would clip rewards by default. Its own `episodic_life` resets the whole game at every lost
             # life (0.12.1), so that no life but the first is ever played: `LifeEpisodes` does it instead.
             reward_clipping=False,
             episodic_life=False,
-            **{"max_num_frames_per_episode": ATARI_FRAMES_PER_EPISODE, **protocol, **kwargs},
+            **{"num_threads": 1, "max_num_frames_per_episode": ATARI_FRAMES_PER_EPISODE, **protocol, **kwargs},
         )
     except OSError as error:
         directory = os.environ.get("ALE_ROMS_DIR")

@@ -85,10 +85,10 @@ class Slots:
             self._condition.notify_all()
 
 
-def even_policy_lag(num_slots: int, group_width: int, batch_width: int) -> int:
+def even_policy_lag(flags) -> int:
     """The highest policy lag, in updates, where all groups are equally fast.
 
     Between the first row of a slot and the last update on it, each slot is trained at most once, this one included; the
     last of these updates is the one whose lag is counted.
     """
-    return max(-(-num_slots * group_width // batch_width), 1) - 1
+    return max(-(-flags.num_slots * flags.group_width // flags.batch_width), 1) - 1

@@ -122,20 +122,20 @@ def step_unless(optimizer: torch.optim.Optimizer, is_bad: torch.Tensor) -> None:
         optimizer.step()
 
 
-def inference_copy(net: nn.Module) -> nn.Module:
+def inference_copy(net: nn.Module, is_compiled: bool = False) -> nn.Module:
     """A copy of a net to act with: by its own `inference_copy()`, where it has one, or a plain one."""
     own = getattr(net, "inference_copy", None)
-    return own() if own else copy.deepcopy(net).eval().requires_grad_(False)
+    acting = own() if own else copy.deepcopy(net).eval().requires_grad_(False)
+    if is_compiled:
+        acting.forward = torch.compile(acting.forward)
+    return acting
 
 
 class PublishedWeights:
     """Two copies of a net for inference: the learner writes the one that is not in use, then they swap roles."""
 
     def __init__(self, net: nn.Module, version: int, is_compiled: bool = False):
-        self._copies = [inference_copy(net) for _ in range(2)]
-        if is_compiled:
-            for mine in self._copies:
-                mine.forward = torch.compile(mine.forward)
+        self._copies = [inference_copy(net, is_compiled) for _ in range(2)]
         self._locks = [threading.Lock() for _ in range(2)]
         device = next(net.parameters()).device
         self._written = [Fence(device) for _ in range(2)]

@@ -90,8 +90,7 @@ class Training:
 
     def finished(self) -> bool:
         """Whether all steps or minutes are used up."""
-        out_of_time = self.flags.total_minutes and self.seconds() >= 60 * self.flags.total_minutes
-        return self.learner.steps >= self.flags.total_steps or bool(out_of_time)
+        return self.learner.steps >= self.flags.total_steps or 0 < 60 * self.flags.total_minutes <= self.seconds()
 
     def record(self, stats: dict[str, float]) -> None:
         """Take in the statistics of an update, and write a row of metrics if one is due. Call it while `updating`."""

@@ -71,9 +71,7 @@ class Stages:
 
     def inference(self, net: nn.Module) -> Cost:
         """Choosing one group's actions, row by row."""
-        net = inference_copy(net)
-        if self.flags.compile:
-            net.forward = torch.compile(net.forward)
+        net = inference_copy(net, self.flags.compile)
         device = next(net.parameters()).device
         rollout = {name: self._rollouts[0][name] for name in ("obs", "reward", "done", "action")}
         state = map_tensors(lambda x: x.to(device), net.initial_state(self.flags.group_width))
@@ -161,7 +159,7 @@ def choose(flags, create_env, spaces, make_learner: Callable, update: Callable, 
             settings.append(predict(replace(stages.flags, amp=amp, learner_threads=n), costs, cores, is_gpu))
     enough = TIE_FRACTION * max(setting.steps_per_second for setting in settings)
     tied = [setting for setting in settings if setting.steps_per_second >= enough]
-    best = min(tied, key=lambda setting: (even_lag(validate(setting.flags)), -setting.steps_per_second))
+    best = min(tied, key=lambda setting: (even_policy_lag(validate(setting.flags)), -setting.steps_per_second))
     if flags.compile:
         compiled = replace(best.flags, compile=True)
         learner, costs = make_learner(compiled, spaces), dict(best.costs)
@@ -194,11 +192,6 @@ def predict(flags, costs: dict[str, Cost], cores: int, one_gpu: bool = False) ->
     return Setting(replace(flags, num_actors=num_actors), costs, WORK_CONSERVATION * limits[bottleneck], bottleneck)
 
 
-def even_lag(flags) -> int:
-    """The highest policy lag, in updates, where all groups are equally fast."""
-    return even_policy_lag(flags.num_slots, flags.group_width, flags.batch_width)
-
-
 def report(chosen, best: Setting, settings: list[Setting]) -> str:
     """A table of all settings, and what the chosen flags, those of the best one, promise."""
     lines = [" group   amp  threads  compile |    env  inference  learning  ms a step |  steps/s  bottleneck"]
@@ -217,7 +210,7 @@ def report(chosen, best: Setting, settings: list[Setting]) -> str:
         f"choose {as_arguments(chosen)}",
         f"predicted {best.steps_per_second:,.0f} steps/s; the bottleneck is: {best.bottleneck}",
         f"Sample Factory's rule, environments of an actor / 2 > ceil(t_inference / t_env): {K} > {waits} {holds}",
-        f"policy lag where all groups are equally fast: up to {even_lag(chosen)} updates",
+        f"policy lag where all groups are equally fast: up to {even_policy_lag(chosen)} updates",
     ]
     if not settings[-1].flags.compile:
         lines.append("--compile was not measured: give it to have it measured, which takes a minute or two")
