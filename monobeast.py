@@ -516,8 +516,8 @@ def train(flags: Flags) -> None:
         )
         introduction = (
             f"{num_groups} groups of {flags.group_width} environments, {memory.num_bytes / 1e6:.0f} MB of slots, "
-            f"{describe_updates(flags)}, policy lag up to {even_policy_lag(flags)} updates where all groups are equally "
-            "fast"
+            f"{describe_updates(flags)}, "
+            f"policy lag up to {even_policy_lag(flags)} updates where all groups are equally fast"
         )
         training.train(
             feed, lambda: infer(training, feed, weights), lambda: learn(training, feed, weights), introduction

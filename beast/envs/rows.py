@@ -57,7 +57,7 @@ def is_final(done, terminated, truncated):
 
 
 def parts_by_name(space: Space, nest: Any) -> dict[str, Any]:
-    """Name -> part of `nest`, which is nested as the observation space `space`: an observation, a batch, `space` itself.
+    """Name -> part of `nest`, which is nested as the observation space is: an observation, a batch, or `space` itself.
 
     The name is `obs`, or a Dict's own (nested ones joined by '.'). Raises InputError if two parts get one name.
     """

@@ -102,7 +102,7 @@ def refuse_contradictions(path: Path, config: Mapping, resume_free: Collection[s
 def replace_file(path: str | os.PathLike, write: Callable[[BinaryIO], object]) -> None:
     """Replace the file at `path` at once by what `write(file)` writes, synced to the disk. It has one writer at a time.
 
-    Whatever happens meanwhile, the file holds its old content or the new one. Raises InputError if it cannot be written.
+    Whatever happens, the file holds its old content or the new one. Raises InputError if it cannot be written.
     """
     path = Path(path)
     temporary = path.with_name(f"{path.name}.tmp")  # beside it, as a rename is atomic only within a file system
