@@ -41,6 +41,8 @@ class Run:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.path / "lock", "a+b", buffering=0)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock.truncate(0)
+            self._lock.write(f"{os.getpid()} on {socket.gethostname()}".encode())
         except BlockingIOError:
             self._lock.seek(0)
             holder = self._lock.read().decode().strip()
@@ -53,8 +55,6 @@ class Run:
             message = f"{self.path}: cannot be used as a run's directory ({error}); choose another --root"
             raise InputError(message) from error
         try:
-            self._lock.truncate(0)
-            self._lock.write(f"{os.getpid()} on {socket.gethostname()}".encode())
             config = json.loads(json.dumps(dict(config)))  # as it will be read again: tuples are lists
             self.resumed = self.checkpoint_path.exists()
             starts = []
