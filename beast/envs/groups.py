@@ -82,8 +82,8 @@ class EnvGroup:
 
     def _write_final_observations(self, info: dict, truncated: np.ndarray, fields: dict[str, np.ndarray]) -> np.ndarray:
         """Copy the last observations of truncated episodes; returns which of them there were, bool [K]."""
-        final, space = info.get("final_obs"), self.env.single_observation_space
-        found = truncated & info.get("_final_obs", final is not None)
+        final, space = info.get("final_obs", {}), self.env.single_observation_space
+        found = truncated & info.get("_final_obs", "final_obs" in info)
         for k in np.flatnonzero(found):
             if isinstance(final, dict):  # arrays [K, …]
                 last = {name: part[k] for name, part in parts_by_name(space, final).items()}
