@@ -34,8 +34,7 @@ class EnvGroup:
                 'set metadata["autoreset_mode"] of the vector env to what it does, and let it reset itself'
             )
         self.env, self.num_envs, space = env, env.num_envs, env.single_observation_space
-        observations, is_same_step = parts_by_name(space, space), mode == AutoresetMode.SAME_STEP
-        self.spaces = EnvSpaces(observations, env.single_action_space, is_same_step)
+        self.spaces = EnvSpaces(parts_by_name(space, space), env.single_action_space, mode == AutoresetMode.SAME_STEP)
         self.fields = rollout_fields(self.spaces)
 
     def reset(self, seed: int, row: dict) -> None:

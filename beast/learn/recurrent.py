@@ -41,9 +41,13 @@ class Core(nn.Module):
             x, cell = _LSTM.apply(x, begins, hidden, cell, self.weight_ih_l0, self.weight_hh_l0, bias, dtype)
             return x, (x[-1:], cell.unsqueeze(0))
         hidden, outputs = state[0][0], []
-        weights = self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0
-        for row, begin in zip(x, begins):
-            hidden = torch.gru_cell(row, hidden.masked_fill(begin, 0), *weights)
+        for from_input, begin in zip(nn.functional.linear(x, self.weight_ih_l0, self.bias_ih_l0), begins):
+            hidden = hidden.masked_fill(begin, 0)
+            r, z, n = from_input.chunk(3, dim=1)
+            from_hidden = nn.functional.linear(hidden, self.weight_hh_l0, self.bias_hh_l0)
+            r_hidden, z_hidden, n_hidden = from_hidden.chunk(3, dim=1)
+            z = (z + z_hidden).sigmoid()
+            hidden = (1 - z) * (n + (r + r_hidden).sigmoid() * n_hidden).tanh() + z * hidden
             outputs.append(hidden)
         return torch.stack(outputs), (hidden.unsqueeze(0),)
 

@@ -24,9 +24,8 @@ from beast.run.console import tell
 class Run:
     """The directory `<root>/<name>/`, created or resumed, and locked against other processes until `close`.
 
-    `config.json` holds every flag of the latest start. `meta.json` holds commit, uncommitted changes, versions and
-    hardware of each start, but no environment variables, which may be secret. A run with a checkpoint is resumed; a run
-    without one begins anew.
+    `config.json` holds every flag of the latest start. `meta.json` holds what `describe_machine` tells of each, but no
+    environment variables, which may be secret. A run with a checkpoint is resumed; a run without one begins anew.
 
     Raises InputError, and leaves the files as they are, if another process is training here, if a flag that is not in
     `resume_free` differs from the run's, or if the directory cannot be written.
@@ -35,7 +34,7 @@ class Run:
     def __init__(self, root: str | os.PathLike, name: str, config: Mapping, resume_free: Collection[str] = ()):
         if not name or name in (".", "..") or "/" in name or "\0" in name:
             raise InputError(f"--name {name!r}: a run's name is that of a single directory; put others into --root")
-        self.path = Path(root) / name
+        path = self.path = Path(root) / name
         self.checkpoint_path, self.best_path = self.path / "checkpoint.pt", self.path / "best.pt"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -48,8 +47,7 @@ class Run:
             holder = self._lock.read().decode().strip()
             self.close()
             raise InputError(
-                f"{self.path}: process {holder} is training in this run's directory; stop it first, or choose another "
-                "--name"
+                f"{path}: process {holder} is training in this run's directory; stop it first, or choose another --name"
             ) from None
         except OSError as error:
             message = f"{self.path}: cannot be used as a run's directory ({error}); choose another --root"

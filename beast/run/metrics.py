@@ -33,8 +33,7 @@ class Metrics:
         self._wandb = start_wandb(path, new=resume_step is None) if track else None
         self._path = path / "metrics.csv"
         purge_step = 0 if resume_step is None else resume_step + 1
-        keep = purge_step > 0 and self._path.exists()
-        columns, rows = read_rows(self._path) if keep else (list(COLUMNS), [])
+        columns, rows = read_rows(self._path) if purge_step and self._path.exists() else (list(COLUMNS), [])
         self._rewrite(columns, [row for row in rows if int(row["step"]) < purge_step])
         self._tensorboard = None
         if tensorboard:
