@@ -144,8 +144,7 @@ import torch
 from torch import nn
 
 from beast.envs.groups import EnvGroup
-from beast.envs.rows import EnvSpaces, rollout_fields
-from beast.envs.spaces import action_shape_dtype, encoded_action_width, policy_width, spaces_by_name
+from beast.envs.rows import EnvSpaces, policy_width, rollout_fields
 from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import ActorProcesses, LocalActors
 from beast.feeds.feed import Feed
@@ -154,10 +153,9 @@ from beast.feeds.shared_memory import SharedMemoryFeed
 from beast.feeds.slots import even_policy_lag
 from beast.learn import vtrace
 from beast.learn.distributions import distribution, encode_action
-from beast.learn.learner import Learner, step_unless
+from beast.learn.learner import Learner, PublishedWeights, step_unless
 from beast.learn.nests import map_tensors
 from beast.learn.recurrent import Core
-from beast.learn.weights import PublishedWeights
 from beast.run import checkpoint, evaluation, tuning
 from beast.run.flags import FREE_ON_RESUME, check_limits, check_widths, run_name
 from beast.run.hardware import choose_device, keep_freed_memory, pin_memory
@@ -240,7 +238,7 @@ class Encoder(nn.Module):
         self.is_image = len(shape) == 3 and flags.net != "mlp" and self.categories is None
         if not self.is_image:
             width = flags.hidden_size // 4
-            inputs = encoded_action_width(space) if self.categories is not None else math.prod(shape)
+            inputs = spaces.flatdim(space) if self.categories is not None else math.prod(shape)
             sizes = [inputs, width, width]
             layers = [orthogonal(nn.Linear(i, o), gain) for i, o in zip(sizes, sizes[1:])]
             self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
@@ -301,7 +299,7 @@ class Net(nn.Module):
         self.action_space, self.flags, self.amp = action_space, flags, amp
         self.names = list(observation_spaces)
         self.encoders = nn.ModuleList([Encoder(space, flags, amp) for space in observation_spaces.values()])
-        size = sum(encoder.size for encoder in self.encoders) + 1 + encoded_action_width(action_space)
+        size = sum(encoder.size for encoder in self.encoders) + 1 + spaces.flatdim(action_space)
         self.core = None
         if flags.core != "none":
             self.core, size = Core(flags.core, size, flags.core_size, amp), flags.core_size
@@ -516,10 +514,10 @@ def train(flags: Flags) -> None:
         feed = SharedMemoryFeed(
             memory, learner, actors, num_groups, flags.batch_width, flags.max_policy_lag, flags.deterministic
         )
-        lag = even_policy_lag(flags.num_slots, flags.group_width, flags.batch_width)
         introduction = (
             f"{num_groups} groups of {flags.group_width} environments, {memory.num_bytes / 1e6:.0f} MB of slots, "
-            f"{describe_updates(flags)}, policy lag up to {lag} updates where all groups are equally fast"
+            f"{describe_updates(flags)}, "
+            f"policy lag up to {even_policy_lag(flags)} updates where all groups are equally fast"
         )
         training.train(
             feed, lambda: infer(training, feed, weights), lambda: learn(training, feed, weights), introduction
@@ -530,9 +528,7 @@ def tune(flags: Flags) -> Flags:
     """Print what each stage costs here and the fastest setting that follows from it; returns the flags with it."""
     keep_freed_memory()
     spaces = probe_env(create_env, flags)
-    tuned, report = tuning.choose(
-        validate(flags), create_env, spaces, lambda flags: make_learner(flags, spaces), update, validate
-    )
+    tuned, report = tuning.choose(validate(flags), create_env, spaces, make_learner, update, validate)
     print(report)
     return tuned
 
@@ -559,9 +555,7 @@ def test(flags: AgentFlags, create_env: Callable = create_env) -> dict:
 def probe_env(create_env: Callable, flags: AgentFlags) -> EnvSpaces:
     """The spaces of the environments that `create_env(flags, num_envs)` makes."""
     with closing(create_env(flags, 1)) as env:
-        action_shape_dtype(env.single_action_space)
-        observations = spaces_by_name(env.single_observation_space)
-        return EnvSpaces(observations, env.single_action_space, EnvGroup(env).final_observations)
+        return EnvGroup(env).spaces
 
 
 def describe_updates(flags: AgentFlags) -> str:

@@ -24,14 +24,13 @@ try:
 except ModuleNotFoundError:
     sys.exit("PolyBeast needs its C++ part, libbeast: `pip install .` builds it (README.md, PolyBeast)")
 
-from beast.envs.rows import EnvSpaces
-from beast.envs.spaces import spaces_by_name
+from beast.envs.rows import EnvSpaces, parts_by_name
 from beast.errors import InputError, MissingFile, Unreachable, exit_with_message
 from beast.feeds import wire
 from beast.feeds.env_server import MAKING_SECONDS
 from beast.feeds.local_servers import LocalServers
 from beast.feeds.remote import RemoteFeed
-from beast.learn.weights import PublishedWeights
+from beast.learn.learner import PublishedWeights
 from beast.run.flags import FREE_ON_RESUME, check_limits, check_widths, run_name
 from beast.run.hardware import choose_device, keep_freed_memory
 from beast.run.training import Training
@@ -174,7 +173,7 @@ def query_servers(flags: Flags, addresses: list[str], security: dict) -> tuple[F
                 )
     flags = validate(replace(flags, env=first["env"], group_width=first["num_envs"]))
     observation_space, action_space = (wire.space_from_json(first[f"{of}_space"]) for of in ("observation", "action"))
-    return flags, EnvSpaces(spaces_by_name(observation_space), action_space)
+    return flags, EnvSpaces(parts_by_name(observation_space, observation_space), action_space)
 
 
 def validate(flags: Flags, widths_known: bool = True) -> Flags:

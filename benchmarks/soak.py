@@ -62,7 +62,7 @@ class Options:
 
 
 def main(options: Options) -> None:
-    from beast.run.provenance import cpu_model, git, usable_cores
+    from beast.run.directory import cpu_model, git, usable_cores
 
     path = Path(options.root) / f"soak-{options.variant}"
     if path.exists():

@@ -25,8 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import monobeast  # noqa: E402
-from beast.learn.learner import Learner  # noqa: E402
-from beast.learn.weights import PublishedWeights  # noqa: E402
+from beast.learn.learner import Learner, PublishedWeights  # noqa: E402
 from beast.run.training import Training  # noqa: E402
 
 STAGES = ("simulation", "+ inference", "+ learning")

@@ -74,7 +74,7 @@ def main(options: Options) -> None:
     import tyro
 
     import monobeast
-    from beast.run.provenance import cpu_model, git, usable_cores
+    from beast.run.directory import cpu_model, git, usable_cores
 
     monobeast.keep_freed_memory()
     arguments = ["--env", options.env, *options.arguments.split()]

@@ -27,7 +27,7 @@ import numpy as np
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 
-from beast.run.provenance import cpu_model  # noqa: E402
+from beast.run.directory import cpu_model  # noqa: E402
 
 IMAGE = (84, 84, 4)
 TRANSPORTS = ("unix", "tcp", "tls")

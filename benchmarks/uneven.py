@@ -44,7 +44,7 @@ class Options:
 
 
 def main(options: Options) -> None:
-    from beast.run.provenance import cpu_model, git, usable_cores
+    from beast.run.directory import cpu_model, git, usable_cores
 
     checkouts = {"this": ROOT, **({"other": Path(options.against).resolve()} if options.against else {})}
     found: dict[str, dict[str, list[float]]] = {name: {"alone": [], "uneven": []} for name in checkouts}

@@ -23,7 +23,6 @@ from waiting import PATIENCE, wait_until
 import polybeast_env
 from beast import envs
 from beast.envs.groups import EnvGroup
-from beast.envs.spaces import action_shape_dtype
 from beast.errors import InputError
 from beast.feeds import env_server, wire
 from beast.feeds.memory import nest_observations
@@ -280,7 +279,7 @@ def test_rows_are_those_of_the_same_environments_here(tmp_path, env, width):
         Stream(server.address, seed=seed, env=env_id) as stream,
     ):
         here = {field.name: np.zeros((width, *field.shape), field.dtype) for field in stream.hello.fields}
-        space, (shape, _) = group.single_action_space, action_shape_dtype(group.single_action_space)
+        space, (shape, _) = group.spaces.action, group.fields["action"]
         sizes = [space.n] if isinstance(space, spaces.Discrete) else [3, 4]
         ends = 0
         group.reset(seed, nest_observations(here))

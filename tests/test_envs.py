@@ -18,11 +18,11 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import create_empty_array
 
 from beast import envs
-from beast.envs.atari import ATARI_FRAMES_PER_EPISODE, LifeEpisodes
-from beast.envs.film import Film
+from beast.envs.games import ATARI_FRAMES_PER_EPISODE, LifeEpisodes
 from beast.envs.groups import EnvGroup, finished_episodes
-from beast.envs.spaces import env_actions, observation_fields
+from beast.envs.rows import env_actions
 from beast.errors import InputError, MissingFile, MissingPackage
+from beast.run.evaluation import Film
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 SCALARS = {
@@ -38,8 +38,9 @@ SCALARS = {
 def new_rows(group: EnvGroup, num_rows: int) -> dict:
     """Arrays [num_rows, K, …] filled with values that a row which nobody wrote would show."""
     observations = {
-        name: np.full((num_rows, group.num_envs, *shape), 99, dtype)
-        for name, (shape, dtype) in group.observation_fields.items()
+        name.removeprefix("obs/"): np.full((num_rows, group.num_envs, *shape), 99, dtype)
+        for name, (shape, dtype) in group.fields.items()
+        if name.startswith("obs/")
     }
     return {"obs": observations, **{n: np.full((num_rows, group.num_envs), 77, d) for n, d in SCALARS.items()}}
 
@@ -172,7 +173,7 @@ NESTED = spaces.Dict({"place": spaces.Dict({"x": BOX, "room": spaces.Discrete(9)
 @pytest.mark.parametrize("space", [BOX, NESTED])
 def test_a_same_step_row_holds_the_last_observation_of_an_episode_that_it_truncates(vector_env, space):
     group = EnvGroup(vector_env([partial(Cut, space)] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
-    assert group.final_observations
+    assert group.spaces.final_observations
     rows = rows_with_final_observations(group, 8)
     group.reset(4, row(rows, 0))
     for t in range(1, 8):
@@ -239,7 +240,7 @@ def test_rows_without_final_observations_and_next_step_environments_are_as_they_
     group = EnvGroup(TruncatesAsTold(BOX, {}))
     rows = play(group, 1)
     assert not rows["terminated"].any() and rows["truncated"][1].all()
-    assert not EnvGroup(SyncVectorEnv([Scripted])).final_observations
+    assert not EnvGroup(SyncVectorEnv([Scripted])).spaces.final_observations
 
 
 def test_an_atari_vector_env_under_same_step_gives_its_final_observations():
@@ -429,8 +430,8 @@ def test_one_step_of_atari_is_four_frames():
 def test_minatar_has_all_six_actions_and_plays_as_the_original_does():
     pytest.importorskip("minatar")
     group = EnvGroup(envs.make("MinAtar/Breakout-v0", 1))
-    assert group.single_action_space == spaces.Discrete(6)
-    assert group.observation_fields == {"obs": ((10, 10, 4), "bool")}
+    assert group.spaces.action == spaces.Discrete(6)
+    assert group.fields["obs/obs"] == ((10, 10, 4), "bool")
     assert envs.make("MinAtar/Breakout-v1", 1).single_action_space == spaces.Discrete(3)
     rng = np.random.default_rng(0)
     actions = rng.integers(0, 6, 200)
@@ -614,11 +615,11 @@ def test_parts_of_dict_observations_get_their_own_names_nested_ones_joined_by_do
             return observation, 0.0, False, False, {}
 
     group = EnvGroup(SyncVectorEnv([Nested] * 2))
-    assert group.observation_fields == {
-        "bits": ((3,), "int8"),
-        "dice": ((2,), "int64"),
-        "place.room": ((), "int64"),
-        "place.x": ((2,), "float32"),
+    assert {name: field for name, field in group.fields.items() if name.startswith("obs/")} == {
+        "obs/bits": ((3,), "int8"),
+        "obs/dice": ((2,), "int64"),
+        "obs/place.room": ((), "int64"),
+        "obs/place.x": ((2,), "float32"),
     }
     observations = play(group, 1)["obs"]
     assert observations["bits"][1].tolist() == [[1, 0, 1]] * 2
@@ -629,10 +630,10 @@ def test_parts_of_dict_observations_get_their_own_names_nested_ones_joined_by_do
 
 def test_observation_spaces_that_have_no_array_are_refused_and_so_are_two_of_one_name():
     with pytest.raises(ValueError, match="Text.*is not supported; supported are Box"):
-        observation_fields(spaces.Dict({"text": spaces.Text(5)}))
+        EnvGroup(TruncatesAsTold(spaces.Dict({"text": spaces.Text(5)}), {}))
     box = spaces.Box(0, 1, (1,))
     with pytest.raises(ValueError, match="'a.b'"):
-        observation_fields(spaces.Dict({"a": spaces.Dict({"b": box}), "a.b": box}))
+        EnvGroup(TruncatesAsTold(spaces.Dict({"a": spaces.Dict({"b": box}), "a.b": box}), {}))
 
 
 def test_an_env_that_does_not_reset_itself_is_refused():
@@ -684,7 +685,7 @@ def test_the_crashing_toys_crash_and_the_pixel_toy_is_atari_sized():
     with pytest.raises(RuntimeError, match="cannot be reset"):
         play(EnvGroup(envs.make("toy_envs:CrashInReset-v0", 2)), 1)
     group = EnvGroup(envs.make("toy_envs:Pixel-v0", 2))
-    assert group.observation_fields == {"obs": ((4, 84, 84), "uint8")}
+    assert group.fields["obs/obs"] == ((4, 84, 84), "uint8")
     assert finished_episodes(play(group, 51)) == [(0.0, 50)] * 2
 
 

@@ -12,7 +12,7 @@ from lock_step import LockStep, new_learner, new_net, small_flags, step
 import monobeast
 from beast.feeds.actors import LocalActors
 from beast.feeds.shared_memory import SharedMemoryFeed
-from beast.learn import weights as published
+from beast.learn import learner as learner_module
 from beast.learn.learner import Learner
 from beast.learn.nests import map_tensors
 from beast.run.training import Training
@@ -186,9 +186,9 @@ class Written:
 
 
 def test_inference_acts_with_the_other_weights_while_a_gpu_writes_the_newest(monkeypatch):
-    monkeypatch.setattr(published, "Fence", Written)
+    monkeypatch.setattr(learner_module, "Fence", Written)
     net = new_net(small_flags())
-    both = published.PublishedWeights(net, 0)
+    both = learner_module.PublishedWeights(net, 0)
     for fence in both._read:
         fence.set = lambda: None
     both.publish(net, 1)

@@ -24,9 +24,8 @@ from beast.feeds.actors import ActorProcesses
 from beast.feeds.memory import RolloutMemory, nest_observations
 from beast.feeds.slot_tensors import SlotTensors
 from beast.learn.distributions import distribution
-from beast.learn.learner import Learner
+from beast.learn.learner import Learner, inference_copy
 from beast.learn.nests import map_tensors
-from beast.learn.weights import inference_copy
 from beast.run import checkpoint
 from monobeast import Flags, Net
 

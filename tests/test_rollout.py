@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -184,4 +185,5 @@ def test_where_all_groups_are_equally_fast_the_policy_lag_stays_within_what_is_p
                     updates += per_batch == 1
                 slots.release(taken)  # joined slots are a copy, and free before they are trained
                 is_training = per_batch > 1
-        assert even_policy_lag(num_slots, K, B) - 1 <= worst <= even_policy_lag(num_slots, K, B)
+        lag = even_policy_lag(SimpleNamespace(num_slots=num_slots, group_width=K, batch_width=B))
+        assert lag - 1 <= worst <= lag

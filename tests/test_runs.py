@@ -14,11 +14,10 @@ from waiting import PATIENCE
 
 from beast.errors import InputError, MissingPackage
 from beast.run import console as console_module
-from beast.run import provenance
+from beast.run import directory
 from beast.run.console import Console
-from beast.run.directory import Run
+from beast.run.directory import Run, describe_machine
 from beast.run.metrics import COLUMNS, Metrics
-from beast.run.provenance import describe_machine
 
 ROOT = Path(__file__).parent.parent
 CONFIG = {"env": "Pong", "seed": 1, "widths": (16, 8), "total_steps": 100, "video": ""}
@@ -62,7 +61,7 @@ def test_commit_and_changes_of_a_checkout_are_recorded(tmp_path, monkeypatch):
 
     (tmp_path / "beast").mkdir()
     (tmp_path / "model.py").write_text("layers = 2\n")
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "beast" / "run" / "provenance.py"))
+    monkeypatch.setattr(directory, "__file__", str(tmp_path / "beast" / "run" / "directory.py"))
     git("init", "-q")
     assert describe_machine()["commit"] is None and describe_machine()["diff"] is None
     git("add", "-A")

@@ -12,8 +12,7 @@ from gymnasium import spaces
 
 import monobeast
 from beast.learn.distributions import distribution
-from beast.learn.learner import Learner
-from beast.learn.weights import PublishedWeights
+from beast.learn.learner import Learner, PublishedWeights
 
 OBSERVATIONS, ACTIONS = {"obs": spaces.Box(-1.0, 1.0, (3,), np.float32)}, spaces.Discrete(2)
 

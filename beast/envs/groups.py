@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import getitem
-
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from beast.envs.rows import is_final
-from beast.envs.spaces import env_actions, observation_fields, observation_leaves
+from beast.envs.rows import ENV_FIELDS, EnvSpaces, env_actions, is_final, parts_by_name, rollout_fields
 from beast.errors import InputError
 
 
 class EnvGroup:
-    """Environments stepped together, each result written into one row of a rollout.
+    """A vector env whose every result is written into one row of a rollout; `spaces` and `fields` say what that holds.
 
     A row is a dict of arrays: `row["obs"][name]` [K, *shape], and [K] of each of rows.ENV_FIELDS. Each observation is
     copied once, from the vector env's array.
 
-    Under SAME_STEP autoreset (`final_observations`) a row may have `row["final_obs"][name]` [K, *shape], too. It holds
-    the last observation of the episodes that this row truncates, from the vector env's `info["final_obs"]`. Its other
-    columns are zero at a reset and then keep what they hold. An episode that is truncated without a final observation
-    is marked as terminated, too, so that nothing is bootstrapped from an observation that is not there.
-    docs/rollout.md compares both autoreset conventions.
+    Under SAME_STEP autoreset a row may have `row["final_obs"][name]` [K, *shape], too (docs/rollout.md). Columns whose
+    episode this row does not truncate are zero at a reset and then keep what they hold. An episode that is truncated
+    without `info["final_obs"]` is marked as terminated, too, so that nothing is bootstrapped from what is not there.
 
     `episode_return` and `episode_step` are of whole games: a vector env whose episode may end within a game says so in
     `info["life_over"]` (bool [K], see `LifeEpisodes`).
@@ -39,10 +33,9 @@ class EnvGroup:
                 f"autoreset mode of {env} is {mode}, expected AutoresetMode.NEXT_STEP or SAME_STEP: "
                 'set metadata["autoreset_mode"] of the vector env to what it does, and let it reset itself'
             )
-        self.env, self.num_envs, self.single_action_space = env, env.num_envs, env.single_action_space
-        self.final_observations = mode == AutoresetMode.SAME_STEP
-        self.observation_fields = observation_fields(env.single_observation_space)
-        self._keys = {name: keys for name, (keys, _) in observation_leaves(env.single_observation_space).items()}
+        self.env, self.num_envs, space = env, env.num_envs, env.single_observation_space
+        self.spaces = EnvSpaces(parts_by_name(space, space), env.single_action_space, mode == AutoresetMode.SAME_STEP)
+        self.fields = rollout_fields(self.spaces)
 
     def reset(self, seed: int, row: dict) -> None:
         """Begin new episodes with seeds `seed`, `seed + 1`, … (below 2³¹) and write their first row."""
@@ -53,18 +46,17 @@ class EnvGroup:
         # NEXT_STEP: whether the row before was the last of its episode, and of its game.
         self._was_final = self._was_game_over = np.zeros(self.num_envs, bool)
         self._return, self._step = np.zeros(self.num_envs), np.zeros(self.num_envs, np.int32)
-        row["done"][...] = True
-        for name in ("reward", "terminated", "truncated", "episode_return", "episode_step"):
-            row[name][...] = 0
+        for name in ENV_FIELDS:
+            row[name][...] = name == "done"
 
     def step(self, actions: np.ndarray, row: dict) -> None:
         """Step all with `actions` [K, *action_shape] as a rollout stores them and write the row that came of it."""
-        actions = env_actions(self.single_action_space, actions)
+        actions = env_actions(self.spaces.action, actions)
         observations, reward, terminated, truncated, info = self.env.step(actions)
         self._write_observations(observations, row["obs"])
         ended = terminated | truncated
         game_over = ended & ~info.get("life_over", np.False_)
-        if self.final_observations:
+        if self.spaces.final_observations:
             done, new_game = ended, game_over
         else:
             # A life may end in the very step that began it (a frame limit). Both rows are final then: a row that is
@@ -76,28 +68,28 @@ class EnvGroup:
         self._step = np.where(new_game, 0, self._step + 1)
         if "final_obs" in row and truncated.any():
             terminated = terminated | (truncated & ~self._write_final_observations(info, truncated, row["final_obs"]))
-        row["reward"][...] = reward
-        row["done"][...] = done
-        row["terminated"][...] = terminated
-        row["truncated"][...] = truncated
-        row["episode_return"][...] = self._return
-        row["episode_step"][...] = self._step
+        written = reward, done, terminated, truncated, self._return, self._step  # in the order of ENV_FIELDS
+        for name, values in zip(ENV_FIELDS, written):
+            row[name][...] = values
 
     def close(self) -> None:
         self.env.close()
 
     def _write_observations(self, observations, fields: dict[str, np.ndarray]) -> None:
-        for name, keys in self._keys.items():
-            fields[name][...] = reduce(getitem, keys, observations)
+        for name, part in parts_by_name(self.env.single_observation_space, observations).items():
+            fields[name][...] = part
 
     def _write_final_observations(self, info: dict, truncated: np.ndarray, fields: dict[str, np.ndarray]) -> np.ndarray:
         """Copy the last observations of truncated episodes; returns which of them there were, bool [K]."""
-        final = info.get("final_obs")  # arrays [K, …], or (gymnasium's own vector envs) an array of K observations
-        found = truncated & info.get("_final_obs", final is not None)
-        for name, keys in self._keys.items():
-            for k in np.flatnonzero(found):
-                path = (*keys, k) if isinstance(final, dict) else (k, *keys)
-                fields[name][k] = reduce(getitem, path, final)  # type: ignore[arg-type]
+        final, space = info.get("final_obs", {}), self.env.single_observation_space
+        found = truncated & info.get("_final_obs", "final_obs" in info)
+        for k in np.flatnonzero(found):
+            if isinstance(final, dict):  # arrays [K, …]
+                last = {name: part[k] for name, part in parts_by_name(space, final).items()}
+            else:  # K observations, as gymnasium's own vector envs give them
+                last = parts_by_name(space, final[k])
+            for name, part in last.items():
+                fields[name][k] = part
         return found
 
 
@@ -108,14 +100,11 @@ def finished_episodes(rows: dict) -> list[tuple[float, int]]:
     one before, so consecutive rollouts count each game once, under both autoreset conventions. A game that
     `EnvGroup.reset` cut off is not counted.
     """
-    done, returns, steps = rows["done"], rows["episode_return"], rows["episode_step"]
     ended = rows["terminated"] | rows["truncated"]
-    begins = steps[1:] == 0
-    next_step = is_final(done, rows["terminated"], rows["truncated"])[:-1] & begins  # [T, K]: row t ends its game
-    same_step = (ended & done)[1:] & begins  # row t+1 is both the last of this game and the first of the next
-    return [
-        (float(returns[t, k] + rows["reward"][t + 1, k]), int(steps[t, k]) + 1)
-        if same_step[t, k]
-        else (float(returns[t, k]), int(steps[t, k]))
-        for t, k in zip(*np.nonzero(next_step | same_step))
-    ]
+    begins = rows["episode_step"][1:] == 0
+    next_step = is_final(rows["done"], rows["terminated"], rows["truncated"])[:-1] & begins  # [T, K]: t ends its game
+    same_step = (ended & rows["done"])[1:] & begins  # row t+1 is both the last of this game and the first of the next
+    returns = rows["episode_return"][:-1] + np.where(same_step, rows["reward"][1:], 0)
+    lengths = rows["episode_step"][:-1] + same_step
+    over = next_step | same_step
+    return list(zip(returns[over].tolist(), lengths[over].tolist()))

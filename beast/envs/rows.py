@@ -1,12 +1,14 @@
-"""What a row of a rollout holds, and which rows nobody acts from."""
+"""What a row of a rollout holds, how observations and actions lie in it, and which rows nobody acts from."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
-from gymnasium import Space
+import numpy as np
+from gymnasium import Space, spaces
 
-from beast.envs.spaces import action_shape_dtype, observation_field, policy_width
+from beast.errors import InputError
 
 # One number per environment, name -> dtype; docs/rollout.md says what each is.
 ENV_FIELDS = {  # written with the observation
@@ -35,11 +37,10 @@ def rollout_fields(spaces: EnvSpaces) -> dict[str, tuple[tuple[int, ...], str]]:
     A part of an observation is called `obs/<name>`, of a final observation `final_obs/<name>`.
     """
     kinds = ("obs", "final_obs") if spaces.final_observations else ("obs",)
-    shape, dtype = action_shape_dtype(spaces.action)
     return {
         **{f"{kind}/{name}": observation_field(x) for kind in kinds for name, x in spaces.observations.items()},
         **{name: ((), dtype) for name, dtype in (ENV_FIELDS | ORIGIN_FIELDS).items()},
-        "action": (shape, str(dtype)),
+        "action": action_shape_dtype(spaces.action),
         "policy_logits": ((policy_width(spaces.action),), "float32"),
         "baseline": ((), "float32"),
         "policy_version": ((), "int32"),
@@ -53,3 +54,88 @@ def is_final(done, terminated, truncated):
     (SAME_STEP autoreset), and the agent acts from it.
     """
     return (terminated | truncated) & ~done
+
+
+def parts_by_name(space: Space, nest: Any) -> dict[str, Any]:
+    """Name -> part of `nest`, which is nested as the observation space is: an observation, a batch, or `space` itself.
+
+    The name is `obs`, or a Dict's own (nested ones joined by '.'). Raises InputError if two parts get one name.
+    """
+    if not isinstance(space, spaces.Dict):
+        return {"obs": nest}
+    parts: dict[str, Any] = {}
+    for key, inner in space.items():
+        for name, part in parts_by_name(inner, nest[key]).items():
+            name = f"{key}.{name}" if isinstance(inner, spaces.Dict) else key
+            if name in parts:
+                raise InputError(f"two parts of the observation space are called {name!r}: rename one")
+            parts[name] = part
+    return parts
+
+
+def observation_field(space: Space) -> tuple[tuple[int, ...], str]:
+    """(shape, dtype) of one part of an observation as it is stored; InputError if it is not supported."""
+    if isinstance(space, spaces.Discrete):
+        return (), "int64"
+    if isinstance(space, (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)):
+        return tuple(space.shape), str(space.dtype)
+    raise InputError(
+        f"observation space {space} is not supported; supported are Box, Discrete, MultiDiscrete, MultiBinary and "
+        "a Dict of these: wrap the environment so that its observations are one of them"
+    )
+
+
+def action_shape_dtype(space: Space) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of one action in the rollout; InputError for a space that is not supported."""
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return (math.prod(space.shape),), "float32"
+    sizes = category_sizes(space)
+    return (() if isinstance(space, spaces.Discrete) else (len(sizes),)), "int64"
+
+
+def category_sizes(space: Space) -> list[int]:
+    """Number of choices of each categorical part, nested spaces in order."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.flatten().tolist()
+    if isinstance(space, spaces.Tuple) and len(space) > 0:
+        return [size for part in space for size in category_sizes(part)]
+    raise InputError(
+        f"action space {space} is not supported; supported are Discrete, MultiDiscrete, a Tuple of these, and a Box of "
+        "floats: wrap the environment so that its actions are one of them"
+    )
+
+
+def policy_width(space: Space) -> int:
+    """Length of the flat parameter vector; InputError for a space that is not supported."""
+    return 2 * action_shape_dtype(space)[0][0] if isinstance(space, spaces.Box) else sum(category_sizes(space))
+
+
+def env_actions(space: Space, actions: np.ndarray):
+    """Actions [K, *action_shape] as a rollout stores them, in the form that a vector env of this action space takes.
+
+    Adds a space's `start`, nests the parts of a Tuple, and takes [-1, 1] to the bounds of a Box that is bounded on
+    both sides (clipped to them; a number without two bounds is only clipped). Raises ValueError for a category that the
+    space does not have: ale-py would hang on it.
+    """
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        sizes = space.n if isinstance(space, spaces.Discrete) else space.nvec
+        actions = actions.reshape(-1, *np.shape(sizes))
+        if (actions < 0).any() or (actions >= sizes).any():
+            raise ValueError(f"actions {actions.tolist()} are not all in {space} (counted from 0)")
+        return (actions + space.start).astype(space.dtype)
+    if isinstance(space, spaces.Tuple):
+        parts, first = [], 0
+        for part in space:
+            width = len(category_sizes(part))
+            columns = actions[:, first] if isinstance(part, spaces.Discrete) else actions[:, first : first + width]
+            parts.append(env_actions(part, columns))
+            first += width
+        return tuple(parts)
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    actions = actions.reshape(-1, *space.shape).astype(np.float64)
+    bounded = np.isfinite(low) & np.isfinite(high)
+    with np.errstate(invalid="ignore"):  # inf - inf where a number has no bounds
+        scaled = np.where(bounded, low + (actions + 1) / 2 * (high - low), actions)
+    return np.clip(scaled, low, high).astype(space.dtype)

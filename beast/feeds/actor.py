@@ -17,8 +17,6 @@ import time
 import traceback
 from contextlib import closing
 
-import numpy as np
-
 from beast.envs.groups import EnvGroup
 from beast.errors import InputError
 from beast.feeds.memory import RolloutMemory
@@ -42,7 +40,7 @@ class Actor:
         expected = {name: field for name, field in memory.fields.items() if name.startswith("obs/")}
         for number in groups:
             group = self.groups[number] = EnvGroup(create_env(flags, memory.group_width))
-            found = {f"obs/{k}": (tuple(s), str(np.dtype(d))) for k, (s, d) in group.observation_fields.items()}
+            found = {name: field for name, field in group.fields.items() if name.startswith("obs/")}
             if found != expected:
                 raise InputError(f"create_env() gave observations {found}, its first call gave {expected}")
             made(number)

@@ -26,7 +26,6 @@ import numpy as np
 
 from beast.envs.groups import EnvGroup
 from beast.envs.rows import ENV_FIELDS
-from beast.envs.spaces import action_shape_dtype
 from beast.errors import InputError
 from beast.feeds import wire
 from beast.feeds.memory import nest_observations
@@ -68,14 +67,12 @@ class VectorEnvGroup:
         for an env that does not reset itself.
         """
         self._group = EnvGroup(env)
-        fields = self._group.observation_fields
         self.num_envs = num_envs or self._group.num_envs
-        self.structure = {name: f"obs/{name}" for name in fields}  # `obs/` sets them apart from `reward`, …
-        if self._group.final_observations:
-            self.structure |= {f"final_obs/{name}": f"final_obs/{name}" for name in fields}
-        self.observation_fields = {field: fields[field.partition("/")[2]] for field in self.structure.values()}
-        shape, dtype = action_shape_dtype(env.single_action_space)
-        self.action = shape, str(dtype)
+        fields = self._group.fields
+        self.observation_fields = {name: field for name, field in fields.items() if "obs/" in name}
+        # `obs/` sets an observation apart from `reward`, …
+        self.structure = {name.removeprefix("obs/"): name for name in self.observation_fields}
+        self.action = fields["action"]
         self.observation_space = wire.space_to_json(env.single_observation_space)
         self.action_space = wire.space_to_json(env.single_action_space)
 

@@ -14,8 +14,7 @@ from torch import Tensor
 
 import libbeast
 from beast.envs.groups import finished_episodes
-from beast.envs.rows import AGENT_FIELDS
-from beast.envs.spaces import action_shape_dtype
+from beast.envs.rows import AGENT_FIELDS, action_shape_dtype
 from beast.feeds.feed import Rows
 from beast.feeds.local_servers import LocalServers
 from beast.feeds.memory import nest_observations

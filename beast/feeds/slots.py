@@ -85,12 +85,12 @@ class Slots:
             self._condition.notify_all()
 
 
-def even_policy_lag(num_slots: int, group_width: int, batch_width: int) -> int:
+def even_policy_lag(flags) -> int:
     """The highest policy lag, in updates, where all groups are equally fast.
 
     Between the first row of a slot and the last update on it, each slot is trained at most once, this one included; the
     last of these updates is the one whose lag is counted. Where slots are joined to a batch, this one is free again
     before the update on its last rollout ends.
     """
-    updates = -(-num_slots * group_width // batch_width)
-    return updates if batch_width > group_width else updates - 1
+    updates = -(-flags.num_slots * flags.group_width // flags.batch_width)
+    return updates if flags.batch_width > flags.group_width else updates - 1

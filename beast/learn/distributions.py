@@ -22,7 +22,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from beast.envs.spaces import action_shape_dtype, category_sizes, policy_width
+from beast.envs.rows import action_shape_dtype, category_sizes, policy_width
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0  # in units of half a Box's range: 0.0067 to 7.4
 HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
@@ -66,16 +66,14 @@ class Categoricals:
         return [part.log_softmax(dim=-1) for part in self.logits.split(self.sizes, dim=-1)]
 
     def _best(self, scores: Tensor) -> Tensor:
-        if self.action_shape == ():
-            return scores.argmax(dim=-1)
-        return torch.stack([part.argmax(dim=-1) for part in scores.split(self.sizes, dim=-1)], dim=-1)
+        best = [part.argmax(dim=-1) for part in scores.split(self.sizes, dim=-1)]
+        return torch.stack(best, dim=-1) if self.action_shape else best[0]
 
 
 class Gaussian:
-    """A normal distribution over [..., d] with diagonal covariance; log standard deviations are clamped to [-5, 2].
+    """A normal distribution over [..., d] with diagonal covariance.
 
-    `parameters` is [..., 2 d]: the means, then the log standard deviations. A loss that would move a clamped one back
-    inside still has a gradient; one that would move it further out has none.
+    `parameters` is [..., 2 d]: the means, then the log standard deviations, which `_ClampLogStd` clamps to [-5, 2].
     """
 
     def __init__(self, parameters: Tensor):
@@ -135,7 +133,7 @@ def distribution(space: spaces.Space, parameters: Tensor) -> Categoricals | Gaus
 
 
 def encode_action(space: spaces.Space, action: Tensor) -> Tensor:
-    """An action [..., *action_shape] as input of a model, float32 [..., encoded_action_width(space)].
+    """An action [..., *action_shape] as input of a model, float32 [..., gymnasium.spaces.flatdim(space)].
 
     One-hot for each categorical part; the numbers of a Box clamped to [-1, 1], its bounds where it has them. Raises
     ValueError if the space is not supported or the action has another shape.
@@ -145,11 +143,9 @@ def encode_action(space: spaces.Space, action: Tensor) -> Tensor:
     _check_action(action, leading + shape)
     if not sizes:
         return action.float().clamp(-1.0, 1.0)
-    places = action.long().reshape(leading + (len(sizes),))
-    if len(sizes) > 1:
-        starts = [sum(sizes[:part]) for part in range(len(sizes))]  # a tensor of them would make a GPU's host wait
-        places = torch.stack([place + start for place, start in zip(places.unbind(-1), starts)], dim=-1)
-    return torch.zeros(leading + (sum(sizes),), device=action.device).scatter_(-1, places, 1.0)
+    choices = action.long().reshape(leading + (len(sizes),)).split(1, dim=-1)
+    zeros = [torch.zeros(leading + (size,), device=action.device) for size in sizes]
+    return torch.cat([part.scatter_(-1, choice, 1.0) for part, choice in zip(zeros, choices)], dim=-1)
 
 
 @torch.compiler.assume_constant_result  # numpy's integers would break the graph

@@ -4,12 +4,8 @@ All arrays are time-major. Step t is the transition from row t to row t+1 of a r
 x_{t+1}, `values[t]` is V(x_t), `discounts[t]` is 0 where V(x_{t+1}) and what follows may not count, and
 `bootstrap_value` is V(x_T). All is computed in float32: a bfloat16 value near -2 moves in steps of 0.016.
 
-A void transition (from an episode's final observation to the next episode's first) is neutralised by weight 0:
-
-    mask, discounts = transition_masks(done, terminated, truncated, gamma)
-    log_rhos = log_rhos.masked_fill(~mask, -torch.inf)
-
-There vs equals V and the advantage is 0. So the step into a truncation bootstraps from V of its own final observation.
+A void transition (from an episode's final observation to the next episode's first) has weight 0, log_rhos -inf. There
+vs equals V and the advantage is 0, so the step into a truncation bootstraps from V of its own final observation.
 """
 
 from __future__ import annotations
@@ -32,10 +28,8 @@ class VTraceReturns(NamedTuple):
 def transition_masks(done: Tensor, terminated: Tensor, truncated: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
     """Which transitions count, bool [T, B], and their discounts, float32 [T, B]: one rule for both autoreset modes.
 
-    The arguments are bool [T+1, B], as docs/rollout.md describes them. The transition from a final observation is void,
-    as nobody acts from one. A discount is `gamma`, or 0 at a termination and where row t+1 is of another episode.
-
-    Raises ValueError unless the three are bool tensors of one shape [T+1, B] with T >= 1.
+    A transition from a final observation is void. A discount is `gamma`, or 0 at a termination and where row t+1 is of
+    another episode. Raises ValueError unless the three are bool tensors of one shape [T+1, B] with T >= 1.
     """
     for name, flags in (("done", done), ("terminated", terminated), ("truncated", truncated)):
         if flags.dtype != torch.bool:  # ~ on an integer tensor would flip bits rather than truth
@@ -50,21 +44,14 @@ def transition_masks(done: Tensor, terminated: Tensor, truncated: Tensor, gamma:
 
 @torch.no_grad()
 def from_importance_weights(
-    log_rhos: Tensor,
-    discounts: Tensor,
-    rewards: Tensor,
-    values: Tensor,
-    bootstrap_value: Tensor,
-    clip_rho_threshold: float | None = 1.0,
-    clip_pg_rho_threshold: float | None = 1.0,
-    lambda_: float = 1.0,
-) -> VTraceReturns:
+    log_rhos: Tensor, discounts: Tensor, rewards: Tensor, values: Tensor, bootstrap_value: Tensor,
+    clip_rho_threshold: float | None = 1.0, clip_pg_rho_threshold: float | None = 1.0, lambda_: float = 1.0,
+) -> VTraceReturns:  # fmt: skip
     """V-trace targets and policy gradient advantages, without a gradient.
 
     Args:
         log_rhos: [T, B] log of target over behaviour probability of the action; -inf (weight 0) where void.
-        discounts, rewards, values: [T, B], see the module's head.
-        bootstrap_value: [B], V(x_T).
+        discounts, rewards, values, bootstrap_value: [T, B], the last one [B], see the module's head.
         clip_rho_threshold: rho-bar of equation 1, the clip of the weight on each temporal difference; None for no clip.
         clip_pg_rho_threshold: clip of the weight on the policy gradient (section 4.2); None for no clip.
         lambda_: c_t = lambda min(1, rho_t), remark 2: 1 looks to the end of the rollout, 0 one step ahead.

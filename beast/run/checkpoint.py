@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from beast.errors import InputError, MissingFile, first_line
-from beast.run.files import replace_file
+from beast.run.directory import replace_file
 
 FORMAT = 2  # raise it when weights or fields change their meaning; 2: images are flattened as [H, W, C]
 PLAIN_TYPES = (type(None), bool, int, float, str, torch.Tensor, torch.nn.Parameter)
@@ -30,10 +30,9 @@ def load(path: str | os.PathLike) -> dict[str, Any]:
     """The state that `save` wrote to `path`, with its tensors on the CPU. Raises MissingFile or InputError."""
     which = "give a checkpoint.pt or best.pt of a run"
     try:
-        with zipfile.ZipFile(path) as archive:  # torch itself checks no checksums
-            damaged = archive.testzip()
-        if damaged:
-            raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")
+        with zipfile.ZipFile(path) as archive:
+            if damaged := archive.testzip():  # torch itself checks no checksums
+                raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise MissingFile(f"{path}: there is no such checkpoint; check --root and --name, or train first") from None

@@ -30,7 +30,7 @@ class Console:
     def __init__(
         self, total_steps: int, total_minutes: float, frames_per_step: int, start_step=0, start_minutes: float = 0.0
     ):
-        self._total_steps, self._total_seconds = total_steps, 60 * total_minutes
+        self._total_steps, self._total_seconds = total_steps, 60 * total_minutes or math.inf
         self._frames_per_step, self._start_step = frames_per_step, start_step
         self._began = time.monotonic() - 60 * start_minutes
         self._first: tuple[float, int] | None = None  # (time, step) when the first steps have been learned
@@ -38,7 +38,6 @@ class Console:
         terminal = Terminal(stderr=True)
         is_live = sys.stderr.isatty() and not terminal.is_dumb_terminal
         self._live = Live(console=terminal, auto_refresh=False) if is_live else None
-        self._seconds_between = 0.25 if is_live else 10.0
         self._shown = -math.inf if is_live else time.monotonic()  # so the first plain line has a speed
 
     def update(self, step: int, values: Mapping[str, float], final: bool = False) -> None:
@@ -50,15 +49,12 @@ class Console:
         if step > self._start_step and (not self._samples or now - self._samples[-1][0] >= 1):
             self._samples.append((now, step))
             self._first = self._first or (now, step)
-        if not final and now - self._shown < self._seconds_between:
+        if not final and now - self._shown < (0.25 if self._live else 10):
             return
         self._shown, seconds = now, now - self._began
         since, since_step = (self._first if final else self._samples and self._samples[0]) or (now, step)
         speed = (step - since_step) / (now - since) if now > since else 0.0
-        left = min(
-            (self._total_steps - step) / speed if speed > 0 else math.inf,
-            self._total_seconds - seconds if self._total_seconds else math.inf,
-        )
+        left = min((self._total_steps - step) / speed if speed > 0 else math.inf, self._total_seconds - seconds)
         fields = self._fields(step, values, speed)
         fields["time"] = f"in {duration(seconds)}" if final else f"{duration(left)} left"
         if not self._live:

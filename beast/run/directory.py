@@ -1,30 +1,31 @@
-"""A run's directory: its lock, its flags, the history of its starts, and its log."""
+"""A run's directory: its lock, its log, its files, and the flags, code, versions and hardware of its starts."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
-import io
 import json
 import os
+import platform
 import shlex
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from importlib import metadata
 from pathlib import Path
+from typing import Any, BinaryIO
 
-from beast.errors import InputError
+from beast.errors import InputError, first_line
 from beast.run.console import tell
-from beast.run.files import read_json, write_json
-from beast.run.provenance import describe_machine
 
 
 class Run:
     """The directory `<root>/<name>/`, created or resumed, and locked against other processes until `close`.
 
-    `config.json` holds every flag of the latest start. `meta.json` holds commit, uncommitted changes, versions and
-    hardware of each start, but no environment variables, which may be secret. A run with a checkpoint is resumed; a run
-    without one begins anew.
+    `config.json` holds every flag of the latest start. `meta.json` holds what `describe_machine` tells of each, but no
+    environment variables, which may be secret. A run with a checkpoint is resumed; a run without one begins anew.
 
     Raises InputError, and leaves the files as they are, if another process is training here, if a flag that is not in
     `resume_free` differs from the run's, or if the directory cannot be written.
@@ -33,11 +34,21 @@ class Run:
     def __init__(self, root: str | os.PathLike, name: str, config: Mapping, resume_free: Collection[str] = ()):
         if not name or name in (".", "..") or "/" in name or "\0" in name:
             raise InputError(f"--name {name!r}: a run's name is that of a single directory; put others into --root")
-        self.path = Path(root) / name
+        path = self.path = Path(root) / name
         self.checkpoint_path, self.best_path = self.path / "checkpoint.pt", self.path / "best.pt"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = lock_directory(self.path)
+            self._lock = open(self.path / "lock", "a+b", buffering=0)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock.truncate(0)
+            self._lock.write(f"{os.getpid()} on {socket.gethostname()}".encode())
+        except BlockingIOError:
+            self._lock.seek(0)
+            holder = self._lock.read().decode().strip()
+            self.close()
+            raise InputError(
+                f"{path}: process {holder} is training in this run's directory; stop it first, or choose another --name"
+            ) from None
         except OSError as error:
             message = f"{self.path}: cannot be used as a run's directory ({error}); choose another --root"
             raise InputError(message) from error
@@ -67,23 +78,6 @@ class Run:
         self._lock.close()
 
 
-def lock_directory(path: Path) -> io.FileIO:
-    """Lock the directory until the returned file is closed; InputError names the process that holds the lock."""
-    file = open(path / "lock", "a+b", buffering=0)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().decode().strip()
-        file.close()
-        raise InputError(
-            f"{path}: process {holder} is training in this run's directory; stop it first, or choose another --name"
-        ) from None
-    file.truncate(0)
-    file.write(f"{os.getpid()} on {socket.gethostname()}".encode())
-    return file
-
-
 def refuse_contradictions(path: Path, config: Mapping, resume_free: Collection[str]) -> None:
     """Raise InputError naming every flag whose value differs from that of the run at `path`."""
     old = read_json(path / "config.json", missing=None)
@@ -101,3 +95,89 @@ def refuse_contradictions(path: Path, config: Mapping, resume_free: Collection[s
             f"{path}: there is a run of this name, and it cannot be resumed with other values for\n{lines}"
             f"choose another --name for a new run, or resume this one with {remedies}"
         )
+
+
+def replace_file(path: str | os.PathLike, write: Callable[[BinaryIO], object]) -> None:
+    """Replace the file at `path` at once by what `write(file)` writes, synced to the disk. It has one writer at a time.
+
+    Whatever happens, the file holds its old content or the new one. Raises InputError if it cannot be written.
+    """
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.tmp")  # beside it, as a rename is atomic only within a file system
+    try:
+        try:
+            with open(temporary, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        directory = os.open(path.parent, os.O_RDONLY)
+        os.fsync(directory)  # otherwise a power cut can undo the rename
+        os.close(directory)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+        raise InputError(
+            f"{path}: cannot be written ({first_line(error)}); an older file there is untouched. "
+            "Check the free space and the permissions of its directory"
+        ) from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace the file by `value` as JSON."""
+    replace_file(path, lambda file: file.write((json.dumps(value, indent=2) + "\n").encode()))
+
+
+def read_json(path: Path, missing: Any) -> Any:
+    """The content of a JSON file, or `missing` if there is none. Raises InputError naming a damaged file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return missing
+    except ValueError as error:
+        raise InputError(f"{path}: damaged ({error}); repair it, or choose another --name") from error
+
+
+def describe_machine() -> dict[str, Any]:
+    """What a result depends on besides its flags: commit, uncommitted changes, versions and hardware."""
+    import torch  # only here: plot.py and the programs that ask for a processor's name need no torch
+
+    code = Path(__file__).resolve().parents[2]
+    versions = {"python": platform.python_version()}
+    for package in ("beast", "torch", "numpy", "gymnasium", "ale-py"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return {
+        "commit": git(code, "rev-parse", "HEAD"),
+        "diff": git(code, "diff", "--no-ext-diff", "--no-textconv", "HEAD"),
+        "versions": versions,
+        "platform": platform.platform(),
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "usable_cores": usable_cores(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def git(directory: Path, *command: str) -> str | None:
+    """The output of a git command, or None where there is no git, no checkout or no commit."""
+    command = ("git", "--no-optional-locks", *command)  # a training run must not block the user's own git commands
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        output = subprocess.check_output(command, cwd=directory, stderr=subprocess.DEVNULL, timeout=30)
+        return output.decode(errors="replace").strip()
+    return None
+
+
+def usable_cores() -> int:
+    """The number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_model() -> str:
+    """The name of the processor."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -48,16 +48,13 @@ def keep_freed_memory() -> None:
             mallopt(-8, 1)  # M_ARENA_MAX: heaps of other arenas end at 64 MB, less than an update needs
 
 
-@contextlib.contextmanager
-def stream(device: torch.device, urgent: bool = False) -> Iterator[None]:
+def stream(device: torch.device, urgent: bool) -> contextlib.AbstractContextManager:
     """A context with a CUDA stream of its own, after the main thread's work so far. `urgent` work goes first."""
     if device.type != "cuda":
-        yield
-        return
+        return contextlib.nullcontext()
     own = torch.cuda.Stream(device, priority=-1 if urgent else 0)
     own.wait_stream(torch.cuda.default_stream(device))
-    with torch.cuda.stream(own):
-        yield
+    return torch.cuda.stream(own)
 
 
 class Fence:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import uuid
 from collections.abc import Iterable, Mapping
 from numbers import Integral
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from beast.errors import MissingPackage
-from beast.run.files import read_json, replace_file
+from beast.run.directory import read_json, replace_file
 
 # The first columns of metrics.csv, whose names dashboards know. All others follow in the order of their first values.
 COLUMNS = (
@@ -30,20 +29,17 @@ class Metrics:
     training and are dropped. None begins a new file. With `track`, raises MissingPackage without wandb.
     """
 
-    def __init__(self, path: str | os.PathLike, resume_step: int | None, tensorboard: bool = True, track: bool = False):
-        self._wandb = start_wandb(Path(path), new=resume_step is None) if track else None
-        self._path = Path(path) / "metrics.csv"
-        columns: list[str] = list(COLUMNS)
-        rows: list[dict[str, str]] = []
-        if resume_step is not None and self._path.exists():
-            columns, rows = read_rows(self._path)
-            rows = [row for row in rows if int(row["step"]) <= resume_step]
-        self._rewrite(columns, rows)
+    def __init__(self, path: Path, resume_step: int | None, tensorboard: bool = True, track: bool = False):
+        self._wandb = start_wandb(path, new=resume_step is None) if track else None
+        self._path = path / "metrics.csv"
+        purge_step = 0 if resume_step is None else resume_step + 1
+        columns, rows = read_rows(self._path) if purge_step and self._path.exists() else (list(COLUMNS), [])
+        self._rewrite(columns, [row for row in rows if int(row["step"]) < purge_step])
         self._tensorboard = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # only on request: it takes a second and 60 MB
 
-            self._tensorboard = SummaryWriter(str(path), purge_step=0 if resume_step is None else resume_step + 1)
+            self._tensorboard = SummaryWriter(str(path), purge_step=purge_step)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Record `values` at agent step `step`; the file has them on return. A new name becomes a new column."""

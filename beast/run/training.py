@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 
@@ -27,34 +27,7 @@ from beast.run.console import Console
 from beast.run.directory import Run
 from beast.run.hardware import stream, wait_for
 from beast.run.metrics import Metrics
-from beast.run.profile import Profile
-
-
-@contextlib.contextmanager
-def noted_interrupts() -> Iterator[list[int]]:
-    """Yields a list that gets the number of a SIGINT or SIGTERM; a second signal does what it did before.
-
-    A handler may run inside any call of the main thread, so it takes no lock. The list is to be polled.
-    """
-    received: list[int] = []
-    before: dict = {}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def note(number: int, frame) -> None:
-        received.append(number)
-        restore()
-
-    if threading.current_thread() is threading.main_thread():  # only this one may set handlers
-        before |= {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        for number in before:
-            signal.signal(number, note)
-    try:
-        yield received
-    finally:
-        restore()
+from beast.run.profile import Laps, Profile
 
 
 class Training:
@@ -82,6 +55,7 @@ class Training:
                 self.run.log(f"action noise begins anew: the run was on another kind of device than {self.device}")
         self.frames_per_step = envs.frames_per_step(flags.env)
         self._began, self._seconds_before = time.monotonic(), learner.seconds
+        self._is_interrupted = False
         self.latest: dict[str, float] = {}  # the last row of metrics
         self._gathered: list[dict] = []  # statistics of the updates since then
         self.profile = Profile()
@@ -89,7 +63,17 @@ class Training:
         self.profile.cores |= {"process": time.process_time, "learner": lambda: learner.laps.cpu_seconds}
 
     def __enter__(self) -> Training:
-        self._interrupts = self.cleanup.enter_context(noted_interrupts())
+        """From here on a SIGINT or SIGTERM is noted; a second one does what it did before."""
+        handlers_before = self.cleanup.enter_context(contextlib.ExitStack())
+
+        def note(number: int, frame) -> None:  # may run inside any call of the main thread, so it takes no lock
+            self._is_interrupted = True
+            handlers_before.close()
+
+        if threading.current_thread() is threading.main_thread():  # only this one may set handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                handlers_before.callback(signal.signal, number, signal.getsignal(number))
+                signal.signal(number, note)
         return self
 
     def __exit__(self, *exception) -> None:
@@ -106,8 +90,7 @@ class Training:
 
     def finished(self) -> bool:
         """Whether all steps or minutes are used up."""
-        out_of_time = self.flags.total_minutes and self.seconds() >= 60 * self.flags.total_minutes
-        return self.learner.steps >= self.flags.total_steps or bool(out_of_time)
+        return self.learner.steps >= self.flags.total_steps or 0 < 60 * self.flags.total_minutes <= self.seconds()
 
     def record(self, stats: dict[str, float]) -> None:
         """Take in the statistics of an update, and write a row of metrics if one is due. Call it while `updating`."""
@@ -142,30 +125,29 @@ class Training:
             stop.set()
             feed.close()
 
-        def act() -> None:
-            torch.set_num_threads(1)
-            with stream(self.device, urgent=True):
-                feed.laps.begin()
-                infer()
+        def compute(loop: Callable, laps: Laps, num_threads: int, urgent: bool) -> None:
+            torch.set_num_threads(num_threads)
+            with stream(self.device, urgent):
+                laps.begin()
+                loop()
 
-        def train() -> None:
-            torch.set_num_threads(flags.learner_threads or max(1, (os.cpu_count() or 1) // 2))
-            with stream(self.device):
-                learner.laps.begin()
-                learn()
-
+        learner_threads = flags.learner_threads or max(1, (os.cpu_count() or 1) // 2)
+        works = [
+            lambda: compute(infer, feed.laps, 1, True),
+            lambda: compute(learn, learner.laps, learner_threads, False),
+            *others,
+        ]
         self.profile.workers |= {"inference": lambda: feed.laps.seconds, **feed.workers()}
         self.profile.cores |= {"inference": lambda: feed.laps.cpu_seconds, **feed.cores()}
         self._row_steps = learner.steps
         self._row_began = self._began = time.monotonic()
         self.profile.begin()
-        works = [act, train, *others]
         threads = ThreadPoolExecutor(len(works))
         try:
             for work in works:
                 threads.submit(work).add_done_callback(end_all)
             next_save = time.monotonic() + 60 * flags.checkpoint_minutes
-            while not (stop.wait(0.25) or self._interrupts or self.finished()):
+            while not (stop.wait(0.25) or self._is_interrupted or self.finished()):
                 console.update(learner.steps, self.latest)
                 if time.monotonic() >= next_save:
                     self.save()

@@ -14,18 +14,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from beast.envs.rows import EnvSpaces, rollout_fields
-from beast.envs.spaces import policy_width
+from beast.envs.rows import AGENT_FIELDS, EnvSpaces, rollout_fields
 from beast.feeds.actor import Actor
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.slots import even_policy_lag
 from beast.learn.distributions import distribution
-from beast.learn.learner import Learner
+from beast.learn.learner import Learner, inference_copy
 from beast.learn.nests import columns, join, map_tensors
-from beast.learn.weights import inference_copy
-from beast.run.files import read_json
+from beast.run.directory import read_json, usable_cores
 from beast.run.hardware import choose_device, wait_for
-from beast.run.provenance import usable_cores
 
 TUNED = ("num_actors", "group_width", "num_slots", "amp", "learner_threads", "compile")  # the flags that are chosen
 WIDTHS = (8, 16, 32, 64)  # group widths to measure
@@ -55,16 +52,16 @@ class Stages:
     """The stages of a run, each measured alone for `seconds`: stepping environments, choosing actions, learning."""
 
     def __init__(self, flags, create_env: Callable, spaces: EnvSpaces, seconds: float):
-        self.flags, self._seconds, self._action_space = flags, seconds, spaces.action
-        K, num_slots = flags.group_width, max(flags.batch_width // flags.group_width, 1)
-        memory = RolloutMemory(rollout_fields(spaces), num_slots, flags.unroll_length, K)
+        self.flags, self._seconds = flags, seconds
+        num_slots = max(flags.batch_width // flags.group_width, 1)
+        memory = RolloutMemory(rollout_fields(spaces), num_slots, flags.unroll_length, flags.group_width)
         self._actor = Actor(create_env, flags, memory, {0: flags.seed})
         self._rollouts = [map_tensors(torch.from_numpy, memory.rollout(slot)) for slot in range(num_slots)]
-        uniform = torch.zeros(flags.unroll_length, K, policy_width(self._action_space))
-        self._actions = distribution(self._action_space, uniform).sample()
-        for slot, rollout in enumerate(self._rollouts):
-            for name in ("action", "policy_logits", "baseline", "policy_version"):
-                rollout[name][...] = 0
+        for name in AGENT_FIELDS:
+            memory.arrays[name][...] = 0
+        uniform = torch.from_numpy(memory.arrays["policy_logits"])
+        memory.arrays["action"][...] = distribution(spaces.action, uniform).sample()
+        for slot in range(num_slots):
             self._actor.write_row(0, slot, 0)
             self._simulate(slot)
 
@@ -74,9 +71,7 @@ class Stages:
 
     def inference(self, net: nn.Module) -> Cost:
         """Choosing one group's actions, row by row."""
-        net = inference_copy(net)
-        if self.flags.compile:
-            net.forward = torch.compile(net.forward)
+        net = inference_copy(net, self.flags.compile)
         device = next(net.parameters()).device
         rollout = {name: self._rollouts[0][name] for name in ("obs", "reward", "done", "action")}
         state = map_tensors(lambda x: x.to(device), net.initial_state(self.flags.group_width))
@@ -85,7 +80,7 @@ class Stages:
         def infer() -> None:
             for row in range(1, self.flags.unroll_length + 1):
                 inputs = join([map_tensors(lambda x: x[row : row + 1], rollout)], device)
-                distribution(self._action_space, net(inputs, state)[0]).sample()
+                distribution(net.action_space, net(inputs, state)[0]).sample()
             wait_for(device)
 
         return self._measure(infer)
@@ -110,12 +105,10 @@ class Stages:
         return self._measure(learn, len(self._rollouts), num_threads)
 
     def close(self) -> None:
-        """Close the environments."""
         self._actor.close()
 
     def _simulate(self, slot: int) -> None:
         for row in range(1, self.flags.unroll_length + 1):
-            self._rollouts[slot]["action"][row] = self._actions[row - 1]
             self._actor.write_row(0, slot, row)
 
     def _measure(self, stage: Callable, num_rollouts: int = 1, num_threads: int = 1) -> Cost:
@@ -142,9 +135,9 @@ def settings_of_existing_run(flags):
 def choose(flags, create_env, spaces, make_learner: Callable, update: Callable, validate: Callable) -> tuple[Any, str]:
     """The flags with the fastest TUNED for this environment, model and machine, and a report of the measurements.
 
-    `make_learner(flags)` makes a new Learner, `update` is the agent's, and `validate(flags)` fills in `num_slots`. If
-    the flags ask for `compile`, the chosen setting is measured with it, too, and compiles if that is clearly faster.
-    The batch width is not tuned, as it changes what is learned.
+    The functions are the agent's; `validate(flags)` fills in `num_slots`. If the flags ask for `compile`, the chosen
+    setting is measured with it, too, and compiles if that is clearly faster. The batch width is not tuned, as it
+    changes what is learned.
     """
     device, has_bf16 = choose_device(flags.device, flags.amp)
     cores, is_gpu, B = usable_cores(), device.type == "cuda", flags.batch_width
@@ -152,29 +145,27 @@ def choose(flags, create_env, spaces, make_learner: Callable, update: Callable, 
     threads = [1] if is_gpu else [1 << n for n in range(max(cores // 2, 1).bit_length())]
     widths = [K for K in sorted({*WIDTHS, flags.group_width}) if K % B == 0 or B % K == 0]
     plain = replace(flags, compile=False, num_slots=0)
-    learners = {amp: make_learner(replace(plain, amp=amp)) for amp in precisions}
+    learners = {amp: make_learner(replace(plain, amp=amp), spaces) for amp in precisions}
     learning: dict[tuple[str, int], Cost] = {}
     settings = []
     for K in widths:
         with contextlib.closing(Stages(replace(plain, group_width=K), create_env, spaces, SECONDS)) as stages:
             env = stages.env()
-            for amp, learner in learners.items():
-                inference = stages.inference(learner.net)
-                for n in threads:
-                    if (amp, n) not in learning:  # once: it does not depend on the group width
-                        learning[amp, n] = stages.learning(learner, update, n)
-                    costs = {"env": env, "inference": inference, "learner": learning[amp, n]}
-                    settings.append(predict(replace(stages.flags, amp=amp, learner_threads=n), costs, cores, is_gpu))
+            inference = {amp: stages.inference(learner.net) for amp, learner in learners.items()}
+            if not learning:  # once: it does not depend on the group width
+                learning = {(amp, n): stages.learning(learners[amp], update, n) for amp in precisions for n in threads}
+        for (amp, n), cost in learning.items():
+            costs = {"env": env, "inference": inference[amp], "learner": cost}
+            settings.append(predict(replace(stages.flags, amp=amp, learner_threads=n), costs, cores, is_gpu))
     enough = TIE_FRACTION * max(setting.steps_per_second for setting in settings)
     tied = [setting for setting in settings if setting.steps_per_second >= enough]
-    best = min(tied, key=lambda setting: (even_lag(validate(setting.flags)), -setting.steps_per_second))
+    best = min(tied, key=lambda setting: (even_policy_lag(validate(setting.flags)), -setting.steps_per_second))
     if flags.compile:
         compiled = replace(best.flags, compile=True)
-        learner = make_learner(compiled)
+        learner, costs = make_learner(compiled, spaces), dict(best.costs)
         with contextlib.closing(Stages(compiled, create_env, spaces, SECONDS)) as stages:
-            inference = stages.inference(learner.net)
-            learner_cost = stages.learning(learner, update, compiled.learner_threads)
-        costs = best.costs | {"inference": inference, "learner": learner_cost}
+            costs["inference"] = stages.inference(learner.net)
+            costs["learner"] = stages.learning(learner, update, compiled.learner_threads)
         settings.append(predict(compiled, costs, cores, is_gpu))
         if TIE_FRACTION * settings[-1].steps_per_second > best.steps_per_second:
             best = settings[-1]
@@ -184,7 +175,7 @@ def choose(flags, create_env, spaces, make_learner: Callable, update: Callable, 
 
 def predict(flags, costs: dict[str, Cost], cores: int, one_gpu: bool = False) -> Setting:
     """The flags with as many actors as they need, and the speed and bottleneck that follow from the costs."""
-    env, inference, learner = (costs[stage] for stage in ("env", "inference", "learner"))
+    env, inference, learner = costs["env"], costs["inference"], costs["learner"]
     limits = {  # agent steps/s
         "inference": 1 / inference.wall,
         "learner": 1 / learner.wall,
@@ -199,11 +190,6 @@ def predict(flags, costs: dict[str, Cost], cores: int, one_gpu: bool = False) ->
     limits["actors"] = num_actors / env.wall
     bottleneck = min(limits, key=limits.__getitem__)
     return Setting(replace(flags, num_actors=num_actors), costs, WORK_CONSERVATION * limits[bottleneck], bottleneck)
-
-
-def even_lag(flags) -> int:
-    """The highest policy lag, in updates, where all groups are equally fast."""
-    return even_policy_lag(flags.num_slots, flags.group_width, flags.batch_width)
 
 
 def report(chosen, best: Setting, settings: list[Setting]) -> str:
@@ -224,7 +210,7 @@ def report(chosen, best: Setting, settings: list[Setting]) -> str:
         f"choose {as_arguments(chosen)}",
         f"predicted {best.steps_per_second:,.0f} steps/s; the bottleneck is: {best.bottleneck}",
         f"Sample Factory's rule, environments of an actor / 2 > ceil(t_inference / t_env): {K} > {waits} {holds}",
-        f"policy lag where all groups are equally fast: up to {even_lag(chosen)} updates",
+        f"policy lag where all groups are equally fast: up to {even_policy_lag(chosen)} updates",
     ]
     if not settings[-1].flags.compile:
         lines.append("--compile was not measured: give it to have it measured, which takes a minute or two")

@@ -77,7 +77,7 @@ class Options:
 
 def main(options: Options) -> None:
     import monobeast
-    from beast.run.provenance import cpu_model, git
+    from beast.run.directory import cpu_model, git
 
     flags = monobeast.Flags(env="BreakoutNoFrameskip-v4", batch_width=32)
     if options.lstm:
