@@ -154,8 +154,8 @@ class Training:
                 learner.laps.begin()
                 learn()
 
-        self.profile.workers |= {"inference": lambda: feed.laps.seconds, **feed.workers()}
-        self.profile.cores |= {"inference": lambda: feed.laps.cpu_seconds, **feed.cores()}
+        self.profile.workers |= {"inference": lambda: feed.laps.seconds, **feed.workers}
+        self.profile.cores |= {"inference": lambda: feed.laps.cpu_seconds, **feed.cores}
         self._row_steps = learner.steps
         self._row_began = self._began = time.monotonic()
         self.profile.begin()

@@ -16,7 +16,7 @@ from torch import nn
 
 from beast.envs.rows import EnvSpaces, rollout_fields
 from beast.envs.spaces import policy_width
-from beast.feeds.actor import Actor
+from beast.feeds.actors import Actor
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.slots import even_policy_lag
 from beast.learn.distributions import distribution
