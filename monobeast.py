@@ -20,7 +20,7 @@ import gymnasium
 from gymnasium import spaces
 
 from beast import envs
-from beast.feeds.actor import run_if_actor
+from beast.feeds.actors import run_if_actor
 from beast.run.flags import RUN_LIMITS, RunFlags
 
 
@@ -505,15 +505,10 @@ def train(flags: Flags) -> None:
         if flags.deterministic:
             actors = LocalActors(create_env, flags, memory, num_groups, training.env_seed)
         else:
-            actors = ActorProcesses(
-                os.path.abspath(__file__), flags, memory, flags.num_actors, GROUPS_PER_ACTOR, training.env_seed,
-                max_restarts=flags.max_env_restarts, timeout=flags.env_timeout,
-                niceness=flags.actor_niceness, pin=flags.pin_actors, log=training.run.log,
-            )  # fmt: skip
+            script = os.path.abspath(__file__)
+            actors = ActorProcesses(script, flags, memory, num_groups, training.env_seed, training.run.log)
         training.cleanup.callback(actors.close)
-        feed = SharedMemoryFeed(
-            memory, learner, actors, num_groups, flags.batch_width, flags.max_policy_lag, flags.deterministic
-        )
+        feed = SharedMemoryFeed(learner, flags, memory, actors)
         introduction = (
             f"{num_groups} groups of {flags.group_width} environments, {memory.num_bytes / 1e6:.0f} MB of slots, "
             f"{describe_updates(flags)}, "

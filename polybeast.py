@@ -28,8 +28,7 @@ from beast.envs.rows import EnvSpaces, parts_by_name
 from beast.errors import InputError, MissingFile, Unreachable, exit_with_message
 from beast.feeds import wire
 from beast.feeds.env_server import MAKING_SECONDS
-from beast.feeds.local_servers import LocalServers
-from beast.feeds.remote import RemoteFeed
+from beast.feeds.remote import LocalServers, RemoteFeed
 from beast.learn.learner import PublishedWeights
 from beast.run.flags import FREE_ON_RESUME, check_limits, check_widths, run_name
 from beast.run.hardware import choose_device, keep_freed_memory
@@ -108,11 +107,7 @@ def train(flags: Flags) -> None:
                 learner.net.forward = torch.compile(learner.net.forward)
             streams = [address for address in addresses for _ in range(STREAMS_PER_SERVER)]
             feed = RemoteFeed(
-                learner, spaces.action, streams,
-                unroll_length=flags.unroll_length, group_width=flags.group_width, batch_width=flags.batch_width,
-                queue_width=flags.queue_width, inference_width=flags.inference_width,
-                max_policy_lag=flags.max_policy_lag, servers=servers,
-                seed=training.env_seed(0, 0), env=flags.env,
+                learner, flags, spaces.action, streams, servers, seed=training.env_seed(0, 0), env=flags.env,
                 env_timeout=flags.env_timeout, connect_timeout=max(flags.env_timeout, 10) + MAKING_SECONDS,
                 max_env_restarts=flags.max_env_restarts, log=training.run.log, **security,
             )  # fmt: skip

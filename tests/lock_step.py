@@ -55,7 +55,7 @@ class LockStep:
         self.weights = PublishedWeights(self.net, 0)
         num_groups = flags.num_actors * monobeast.GROUPS_PER_ACTOR
         actors = LocalActors(monobeast.create_env, flags, self.memory, num_groups, lambda group, life: 100 + group)
-        self.feed = SharedMemoryFeed(self.memory, self.learner, actors, num_groups, flags.batch_width, lock_step=True)
+        self.feed = SharedMemoryFeed(self.learner, flags, self.memory, actors)
         self._rollouts = self.feed.rollouts()
         weakref.finalize(self, close, self.feed, actors)
         training = types.SimpleNamespace(generator=torch.Generator().manual_seed(1))

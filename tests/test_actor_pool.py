@@ -149,7 +149,7 @@ class Group:
 
 
 def counting_group(num_envs=1, on_step=lambda row: None):
-    return Group({"obs/count": ((), "int64")}, "obs/count", lambda t: {"obs/count": t}, num_envs, on_step=on_step)
+    return Group({"count": ((), "int64")}, "count", lambda t: {"count": t}, num_envs, on_step=on_step)
 
 
 def assert_equal(a, b):
@@ -307,10 +307,10 @@ def test_observations_larger_than_grpcs_four_megabytes_arrive_whole(tmp_path):
     large = np.random.default_rng(0).integers(0, 256, 9_000_001, np.uint8)
 
     def content(t):
-        return {"obs/large": large + np.uint8(t)}
+        return {"large": large + np.uint8(t)}
 
     def make_group():
-        return Group({"obs/large": (large.shape, "uint8")}, "obs/large", content)
+        return Group({"large": (large.shape, "uint8")}, "large", content)
 
     address = f"unix:{tmp_path}/envs"
     with in_process_server(make_group, address), Learner([address], unroll_length=2) as learner:

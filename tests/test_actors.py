@@ -16,21 +16,24 @@ from gymnasium import spaces
 from beast.envs.rows import EnvSpaces, rollout_fields
 from beast.errors import WorkerFailure
 from beast.feeds import actors
-from beast.feeds.actor import GO, MAX_GROUPS, MAX_ROWS, MAX_SLOTS, READY
-from beast.feeds.actors import ActorProcesses
+from beast.feeds.actors import GO, READY, ActorProcesses
 from beast.feeds.memory import RolloutMemory
-from beast.feeds.processes import cpu_seconds_of, kill_group, start_child
+from beast.feeds.processes import Child, cpu_seconds_of
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads CPU times from /proc")
 SCRIPT = """
 import time
 from dataclasses import dataclass
 import gymnasium, numpy as np
-from beast.feeds.actor import run_if_actor
+from beast.feeds.actors import run_if_actor
 
 @dataclass
 class Flags:
-    pass
+    num_actors: int
+    env_timeout: float
+    max_env_restarts: int
+    actor_niceness: int
+    pin_actors: bool
 
 def compute(seconds):
     begin = time.process_time()
@@ -61,7 +64,11 @@ run_if_actor(Flags, create_env)
 
 @dataclasses.dataclass
 class Flags:
-    pass
+    num_actors: int
+    env_timeout: float
+    max_env_restarts: int
+    actor_niceness: int = 0
+    pin_actors: bool = False
 
 
 @pytest.fixture
@@ -79,15 +86,12 @@ def start(tmp_path):
         started.append(
             ActorProcesses(
                 str(script),
-                Flags(),
+                Flags(num_actors, timeout, max_restarts),
                 memory,
-                num_actors,
-                2,
+                2 * num_actors,
                 lambda group, life: 10 * life + group,
-                max_restarts=max_restarts,
-                timeout=timeout,
-                log=log,
-            )  # fmt: skip
+                log,
+            )
         )
         return started[-1]
 
@@ -141,7 +145,7 @@ def test_an_actor_that_hangs_is_given_up_wherever_it_does(start, monkeypatch, ho
         wait_for(pool, 1)
         pool.go(1, 1, 1)
         wait_for(pool, 1)
-    assert pool.pids() == []
+    assert [process.popen for process in pool.processes] == [None]
 
 
 def test_an_actor_that_answers_is_alive_however_long_a_message_waits_for_its_turn(start, monkeypatch):
@@ -196,30 +200,33 @@ def test_every_life_of_a_group_has_a_seed_of_its_own(start):
         for group in range(2):
             pool.go(group, group, 0)
         wait_for(pool, 2)
-        errors = pool._processes[0].errors
+        errors = pool.processes[0].errors
         errors.seek(0)
         seeds.append(sorted(int(seed) for seed in errors.read().split()))
-        os.kill(pool.pids()[0], signal.SIGKILL)
+        os.kill(pool.processes[0].popen.pid, signal.SIGKILL)
         if life == 0:
             assert wait_for(pool, 2) == ([], [0, 1])
     assert seeds == [[0, 1, 1, 2], [10, 11, 11, 12]]
 
 
 def test_the_numbers_of_a_message_are_as_large_as_their_limits_say():
-    assert GO.unpack(GO.pack(MAX_GROUPS - 1, MAX_SLOTS - 1, MAX_ROWS - 1)) == (65535, 65535, 65535)
-    for numbers in ((MAX_GROUPS, 0, 0), (0, MAX_SLOTS, 0), (0, 0, MAX_ROWS)):
+    limit = 2**16  # of --num_slots; --unroll_length is less, as a slot has a row more
+    assert GO.unpack(GO.pack(limit - 1, limit - 1, limit - 1)) == (65535, 65535, 65535)
+    for numbers in ((limit, 0, 0), (0, limit, 0), (0, 0, limit)):
         with pytest.raises(struct.error):
             GO.pack(*numbers)
     with pytest.raises(struct.error):
-        READY.pack(MAX_GROUPS, 0.0, 0.0)
+        READY.pack(limit, 0.0, 0.0)
 
 
 # -------------------------------------------------------------------------------------------- child processes
 
 PARENT = """
 import sys, time
-from beast.feeds.processes import start_child
-print(start_child([sys.executable, "-c", sys.argv[1]]).pid, flush=True)
+from beast.feeds.processes import Child
+child = Child("child", 0)
+child.start([sys.executable, "-c", sys.argv[1]])
+print(child.popen.pid, flush=True)
 time.sleep(1000)
 """
 CHILD = "print('ready', flush=True); import time; time.sleep(9)"
@@ -255,17 +262,20 @@ def test_what_a_child_started_is_killed_with_its_group_and_cpu_time_is_that_of_t
         print("done", flush=True)
         time.sleep(1000)
     """)
-    child = start_child([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    grandchild = int(child.stdout.readline())
-    assert child.stdout.readline() == "done\n"
-    assert 0.4 <= cpu_seconds_of(child.pid) < 2
-    child.kill()
-    child.wait()
-    child.stdout.close()
-    assert cpu_seconds_of(child.pid) == 0
-    kill_group(child)
+    child = Child("child", 0)
+    child.start([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    popen = child.popen
+    grandchild = int(popen.stdout.readline())
+    assert popen.stdout.readline() == "done\n"
+    assert 0.4 <= cpu_seconds_of(popen.pid) < 2
+    popen.kill()
+    popen.wait()
+    popen.stdout.close()
+    assert cpu_seconds_of(popen.pid) == 0
+    assert "was killed by signal 9 (SIGKILL)" in child.end(0)
     deadline = time.monotonic() + 20
     while os.path.exists(f"/proc/{grandchild}") and "Z" not in open(f"/proc/{grandchild}/stat").read().split()[2]:
         assert time.monotonic() < deadline, "it goes on"
         time.sleep(0.02)
-    kill_group(child)  # nobody is left, and that is no error
+    child.start([sys.executable, "-c", ""])
+    assert "exited with code 0" in child.end(60)  # nobody is left in its group, and that is no error

@@ -12,7 +12,7 @@ import monobeast
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.remote import SeenObservations
 from beast.feeds.shared_memory import SharedMemoryFeed
-from beast.feeds.slot_tensors import SlotTensors
+from beast.feeds.slots import SlotTensors
 from beast.learn.nests import map_tensors
 from beast.run.hardware import pin_memory
 

@@ -22,7 +22,7 @@ from beast.envs.rows import rollout_fields
 from beast.feeds import shared_memory
 from beast.feeds.actors import ActorProcesses
 from beast.feeds.memory import RolloutMemory, nest_observations
-from beast.feeds.slot_tensors import SlotTensors
+from beast.feeds.slots import SlotTensors
 from beast.learn.distributions import distribution
 from beast.learn.learner import Learner, inference_copy
 from beast.learn.nests import map_tensors
@@ -264,11 +264,9 @@ def test_every_flag_has_a_help_line_that_tells_its_default(run_main, monkeypatch
 
 
 def test_actors_do_not_import_torch_and_stay_small(tmp_path):
-    flags = small_flags(env="PongNoFrameskip-v4", group_width=2, batch_width=2)
+    flags = small_flags(env="PongNoFrameskip-v4", group_width=2, batch_width=2, max_env_restarts=0)
     memory = RolloutMemory(rollout_fields(spaces_of(flags)), 2, 4, 2)
-    pool = ActorProcesses(
-        monobeast.__file__, flags, memory, 1, 2, lambda group, life: group, max_restarts=0, timeout=60
-    )
+    pool = ActorProcesses(monobeast.__file__, flags, memory, 2, lambda group, life: group, print)
     try:
         ready: list[int] = []
         while len(ready) < 2:
@@ -276,7 +274,7 @@ def test_actors_do_not_import_torch_and_stay_small(tmp_path):
         pool.go(0, 0, 0)
         while not pool.wait(1.0)[0]:
             pass
-        (pid,) = pool.pids()
+        (pid,) = (process.popen.pid for process in pool.processes)
         assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
         _, resident, shared = (int(pages) for pages in Path(f"/proc/{pid}/statm").read_text().split()[:3])
         assert (resident - shared) * os.sysconf("SC_PAGE_SIZE") < 200e6

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from beast.feeds.processes import cpu_seconds_of_children
+from beast.feeds.processes import Child, cpu_seconds_of_children
 from beast.run.profile import Laps, Profile
 
 
@@ -52,11 +52,12 @@ def test_cores_are_counted_from_the_beginning_in_the_table_and_from_the_last_cal
 def test_the_cpu_time_of_children_goes_on_when_one_ends():
     code = "import time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True); input()"
     before = cpu_seconds_of_children([])
-    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    actor = Child("actor", 0)
+    child = actor.popen = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     child.stdout.readline()
-    running = cpu_seconds_of_children([child.pid]) - before
+    running = cpu_seconds_of_children([actor]) - before
     child.communicate(b"\n")
-    ended = cpu_seconds_of_children([child.pid]) - before
+    ended = cpu_seconds_of_children([actor]) - before
     assert 0.3 <= running + 0.02 and running - 0.02 <= ended < running + 0.2
 
 

@@ -62,13 +62,13 @@ def test_another_process_maps_the_same_memory_by_its_descriptor():
     memory = RolloutMemory(FIELDS, 2, 3, 4)
     code = (
         "import sys, json; from beast.feeds.memory import RolloutMemory\n"
-        "memory = RolloutMemory(**json.loads(sys.argv[2]), fd=int(sys.argv[1]))\n"
+        "memory = RolloutMemory(**json.loads(sys.argv[1]))\n"
         "memory.row(1, 3)['reward'][2] = 42\n"
     )
     import json
 
     subprocess.run(
-        [sys.executable, "-c", code, str(memory.fd), json.dumps(memory.description())],
+        [sys.executable, "-c", code, json.dumps(memory.description())],
         pass_fds=[memory.fd],
         check=True,
         cwd=os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
@@ -152,14 +152,14 @@ def test_in_lock_step_acting_waits_until_the_learner_waits_for_more():
     thread, taken = in_thread(slots.take, 1)
     thread.join(timeout=0.2)
     assert not taken, "acting has not come to its end yet"
-    acting, acted = in_thread(slots.wait_for_learner)
+    acting, acted = in_thread(slots.may_act)
     thread.join(timeout=60)
     assert taken == [[0]]
     acting.join(timeout=0.2)
     assert not acted, "the learner trains"
     thread, taken = in_thread(slots.take, 1)
     acting.join(timeout=60)
-    assert acted == [None] and not taken
+    assert acted == [True] and not taken
     slots.close()
 
 

@@ -1,25 +1,37 @@
-"""Starts, watches, restarts and stops the actor processes."""
+"""Actor processes: environments that read actions from shared memory and write observations into it.
+
+An actor holds no model and does not import torch. It talks to its parent over one socket, in slot, group and row
+numbers only. Either side learns of the other's death, whatever killed it, by the end of that socket.
+"""
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import dataclasses
 import json
 import os
 import selectors
+import signal
 import socket
+import struct
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from beast.errors import WorkerFailure
-from beast.feeds.actor import ACTOR_ARGUMENT, GO, READY, Actor
+from beast.envs.groups import EnvGroup
+from beast.errors import InputError, WorkerFailure
 from beast.feeds.memory import RolloutMemory
-from beast.feeds.processes import Child, cpu_seconds_of, cpu_seconds_of_children
+from beast.feeds.processes import Child, cpu_seconds_of
 
+GO = struct.Struct("<HHH")  # to an actor: group, slot, row to write, each below 2¹⁶; row 0 means reset
+# From an actor: group whose row is written (the first time: whose environments are made), and seconds that the actor
+# has waited and stepped since its last message.
+READY = struct.Struct("<Hff")
+ACTOR_ARGUMENT = "--beast-actor"
 IMPORT_SECONDS = 60.0  # more than the timeout, for an actor's imports
 PROGRESS_SECONDS = 5.0  # between two log lines while environments are made
 # While an actor makes and first resets environments, CPU time counts as a sign of life: on a busy machine it takes
@@ -28,10 +40,77 @@ MAX_SILENT_TIMEOUTS = 10
 MIN_CPU_SHARE = 0.01  # of a core: less is no sign of life
 
 
+class Actor:
+    """The groups of environments of one actor, stepped straight into the rollout memory."""
+
+    def __init__(self, create_env, flags, memory: RolloutMemory, groups: dict[int, int], made=lambda group: None):
+        """`groups` maps the number of each group to the seed of its environments; `made(group)` is called when they
+        are made. Raises InputError if they do not observe what the memory has fields for."""
+        self.memory, self.seeds = memory, groups
+        self.groups = {}
+        expected = {name: field for name, field in memory.fields.items() if name.startswith("obs/")}
+        for number in groups:
+            group = self.groups[number] = EnvGroup(create_env(flags, memory.group_width))
+            found = {name: field for name, field in group.fields.items() if name.startswith("obs/")}
+            if found != expected:
+                raise InputError(f"create_env() gave observations {found}, its first call gave {expected}")
+            made(number)
+
+    def write_row(self, group: int, slot: int, row: int) -> None:
+        """Step the group with the actions of this row and write what came of it there; row 0 begins new episodes."""
+        rows = self.memory.row(slot, row)
+        if row == 0:
+            self.groups[group].reset(self.seeds[group], rows)
+        else:
+            self.groups[group].step(rows["action"], rows)
+
+    def close(self) -> None:
+        for group in self.groups.values():
+            group.close()
+
+
+def run_if_actor(flags_class, create_env) -> None:
+    """Return at once in an ordinary interpreter. In one that `ActorProcesses` started, be an actor until the end.
+
+    A variant calls this right below its `Flags` and `create_env`, before it imports torch: an actor process reads the
+    variant's file no further than that, which keeps it small and quick to start.
+    """
+    if len(sys.argv) != 3 or sys.argv[1] != ACTOR_ARGUMENT:
+        return
+    if sys.platform == "linux":  # end with the parent even while an environment hangs and no socket is read
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    try:
+        _act(socket.socket(fileno=int(sys.argv[2])), flags_class, create_env)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # at once, whatever threads an environment has
+    os._exit(0)
+
+
+def _act(connection: socket.socket, flags_class, create_env) -> None:
+    messages = connection.makefile("rb")
+    task = json.loads(messages.readline())
+    flags = flags_class(**task["flags"])
+    os.nice(flags.actor_niceness)
+    if task["cpu"] is not None:
+        os.sched_setaffinity(0, {task["cpu"]})
+    memory, groups = RolloutMemory(**task["memory"]), dict(task["groups"])
+    actor = Actor(create_env, flags, memory, groups, lambda group: connection.sendall(READY.pack(group, 0.0, 0.0)))
+    with contextlib.closing(actor):
+        written = 0.0
+        while len(message := messages.read(GO.size)) == GO.size:
+            group, slot, row = GO.unpack(message)
+            received = time.monotonic()
+            waited = received - (written or received)  # the wait for the first one is the parent's start of this actor
+            actor.write_row(group, slot, row)
+            written = time.monotonic()
+            connection.sendall(READY.pack(group, waited, written - received))
+
+
 class ActorProcess(Child):
     """One actor process, or the wait for its successor. Times are of time.monotonic()."""
 
-    connection: Any = None  # a socket, or None between two lives
+    connection: socket.socket
     ever_ready = False  # in any of its lives: environments that never worked are not tried again
     lives = 0
     restart_at = 0.0  # between two lives
@@ -39,9 +118,9 @@ class ActorProcess(Child):
     heard_at = 0.0  # its last message
     cpu_seconds = 0.0  # of this life, when last looked at
 
-    def __init__(self, index: int, groups: range, max_restarts: int):
+    def __init__(self, index: int, num_groups: int, max_restarts: int):
         super().__init__(f"actor {index}", max_restarts)
-        self.groups = list(groups)
+        self.groups = list(range(index * num_groups, (index + 1) * num_groups))
         self.answers: collections.Counter = collections.Counter()  # of each group, in this life
         self.waiting_since: dict[int, float] = {}  # group -> its unanswered message
         self.reported = dict.fromkeys(("start", "wait", "step"), 0.0)  # seconds by stage, of all its lives together
@@ -60,57 +139,34 @@ class ActorProcess(Child):
 class ActorProcesses:
     """Starts, watches, restarts and stops the actor processes. Used by one thread, but for `wake` and `close`."""
 
-    def __init__(
-        self, script: str, flags, memory: RolloutMemory, num_actors: int, groups_per_actor: int, seed: Callable, *,
-        max_restarts: int, timeout: float, niceness: int = 0, pin: bool = False, log: Callable = print,
-    ):  # fmt: skip
+    def __init__(self, script: str, flags, memory: RolloutMemory, num_groups: int, seed: Callable, log: Callable):
         """`seed(group, life)` gives the seed of a group's environments in its nth life (0 at first).
 
-        An actor that is silent for `timeout` seconds counts as dead. `log` gets a line at every restart, and every few
-        seconds while environments are made.
+        An actor that is silent for `env_timeout` seconds counts as dead. `log` gets a line at every restart, and every
+        few seconds while environments are made.
         """
-        self.script, self.flags, self.memory, self.seed = script, flags, memory, seed
-        self.groups_per_actor, self.timeout = groups_per_actor, timeout
-        self.niceness, self.pin, self.log = niceness, pin, log
-        self.total_restarts = 0
+        self.script, self.flags, self.memory, self.seed, self.log = script, flags, memory, seed, log
+        self.timeout, self.num_groups, self.total_restarts = flags.env_timeout, num_groups, 0
+        self.groups_per_actor = num_groups // flags.num_actors
         self._selector = selectors.DefaultSelector()
         self._wake_receiver, self._wake_sender = socket.socketpair()
-        for end in (self._wake_receiver, self._wake_sender):
-            end.setblocking(False)
         self._selector.register(self._wake_receiver, selectors.EVENT_READ, None)
-        self._processes = [
-            ActorProcess(index, range(index * groups_per_actor, (index + 1) * groups_per_actor), max_restarts)
-            for index in range(num_actors)
+        self.processes = [
+            ActorProcess(index, self.groups_per_actor, flags.max_env_restarts) for index in range(flags.num_actors)
         ]
+        self.workers = {process.name: process.seconds_so_far for process in self.processes}
         self._looked_at = self._next_progress = time.monotonic()
-        try:
-            for process in self._processes:
-                self._start(process)
-        except BaseException:
-            self.close()
-            raise
-
-    def pids(self) -> list[int]:
-        return [popen.pid for process in self._processes if (popen := process.popen)]
-
-    def cpu_seconds(self) -> float:
-        """CPU time of all actors, those that have ended included."""
-        return cpu_seconds_of_children(self.pids())
-
-    def workers(self) -> dict:
-        """Each actor's name, and a function that gives its seconds by stage (see `profile.Profile`)."""
-        return {process.name: process.seconds_so_far for process in self._processes}
+        self.wait(0)  # starts all
 
     def go(self, group: int, slot: int, row: int) -> None:
         """Have the group write this row of this slot. Ignores an actor that has died: `wait` reports it."""
-        process = self._processes[group // self.groups_per_actor]
-        if process.connection is None:
+        process = self.processes[group // self.groups_per_actor]
+        if process.popen is None:
             return
         process.waiting_since[group] = time.monotonic()
         if process.stage != "step":
             seconds = process.seconds_so_far()
-            if process.stage == "start":  # which the actor does not report, as it does its waiting
-                process.reported = seconds
+            process.reported = process.reported | {"start": seconds["start"]}  # which the actor does not report
             process.enter("step", seconds)
         with contextlib.suppress(OSError):
             process.connection.sendall(GO.pack(group, slot, row))
@@ -151,7 +207,7 @@ class ActorProcesses:
                 process.enter("step" if process.waiting_since else "wait", spent)
         now = time.monotonic()
         self._watch_starting(now)
-        for process in self._processes:
+        for process in self.processes:
             if process.popen is None:
                 if now >= process.restart_at:
                     self._start(process)
@@ -165,12 +221,12 @@ class ActorProcesses:
 
     def wake(self) -> None:
         """Make `wait` return now. May be called from any thread."""
-        with contextlib.suppress(OSError):  # a full socket wakes it too, and a closed one needs no waking
+        with contextlib.suppress(OSError):  # a closed socket needs no waking
             self._wake_sender.send(b"\0")
 
     def close(self) -> None:
         """Stop all actors and wait for their end. Takes no longer than half a second, whatever an env does."""
-        running = [process for process in self._processes if process.popen]
+        running = [process for process in self.processes if process.popen]
         for process in running:
             process.connection.close()
         deadline = time.monotonic() + 0.3
@@ -182,29 +238,29 @@ class ActorProcesses:
 
     def _watch_starting(self, now: float) -> None:
         """Look for signs of life of actors that make or first reset environments, and log how far they are."""
-        since_last, width = now - self._looked_at, self.memory.group_width
+        since_last = now - self._looked_at
         if since_last < min(1.0, self.timeout / 4):
             return
         self._looked_at = now
         made = reset = 0
-        for process in self._processes:
+        for process in self.processes:
             num_reset = sum(count > 1 for count in process.answers.values())
             if process.popen and num_reset < self.groups_per_actor:
                 seconds = cpu_seconds_of(process.popen.pid)
                 if seconds - process.cpu_seconds > MIN_CPU_SHARE * since_last:
                     process.alive_at = max(process.alive_at, now)
                 process.cpu_seconds = seconds
-            made, reset = made + len(process.answers) * width, reset + num_reset * width
-        total = len(self._processes) * self.groups_per_actor * width
-        if reset < total and now >= self._next_progress:
+            made, reset = made + len(process.answers), reset + num_reset
+        if reset < self.num_groups and now >= self._next_progress:
             self._next_progress = now + PROGRESS_SECONDS
-            stage, count = ("making", made) if made < total else ("resetting", reset)
-            self.log(f"{stage} environments: {count} of {total}")
+            stage, count = ("making", made) if made < self.num_groups else ("resetting", reset)
+            width = self.memory.group_width
+            self.log(f"{stage} environments: {count * width} of {self.num_groups * width}")
 
     def _start(self, process: ActorProcess) -> None:
         process.connection, theirs = socket.socketpair()
         paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]
-        environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environment = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         with theirs:
             process.start(
@@ -212,14 +268,12 @@ class ActorProcesses:
                 pass_fds=(theirs.fileno(), self.memory.fd),
                 env=os.environ | environment,
             )
-        cpus = sorted(os.sched_getaffinity(0)) if self.pin and hasattr(os, "sched_getaffinity") else []
+        cpus = sorted(os.sched_getaffinity(0)) if self.flags.pin_actors and hasattr(os, "sched_getaffinity") else []
         task = {
             "flags": dataclasses.asdict(self.flags),
             "memory": self.memory.description(),
-            "memory_fd": self.memory.fd,
-            "groups": {group: self.seed(group, process.lives) for group in process.groups},
-            "niceness": self.niceness,
-            "cpu": cpus[self._processes.index(process) % len(cpus)] if cpus else None,
+            "groups": [(group, self.seed(group, process.lives)) for group in process.groups],
+            "cpu": cpus[self.processes.index(process) % len(cpus)] if cpus else None,
         }
         process.connection.sendall(json.dumps(task).encode() + b"\n")
         process.lives += 1
@@ -234,7 +288,6 @@ class ActorProcesses:
         """Reap a dead or hanging actor and plan its restart. Returns the groups that are lost with it."""
         self._selector.unregister(process.connection)
         process.connection.close()
-        process.connection = None
         process.reported = process.seconds_so_far()
         process.enter("start", process.reported)
         end = process.end(0 if hangs else 0.2, hangs)
@@ -246,23 +299,20 @@ class ActorProcesses:
         return process.groups
 
 
-class LocalActors:
+class LocalActors(Actor):
     """The same calls as ActorProcesses, with all groups in this process and in one fixed order (`--deterministic`)."""
 
+    processes: list = []
+    workers: dict = {}
     total_restarts = 0
 
     def __init__(self, create_env, flags, memory: RolloutMemory, num_groups: int, seed: Callable):
-        self._actor = Actor(create_env, flags, memory, {group: seed(group, 0) for group in range(num_groups)})
+        super().__init__(create_env, flags, memory, {group: seed(group, 0) for group in range(num_groups)})
+        self.num_groups = num_groups
         self._ready = collections.deque(range(num_groups))
 
-    def cpu_seconds(self) -> float:
-        return 0.0  # `go` takes it, in the thread that calls it
-
-    def workers(self) -> dict:
-        return {}
-
     def go(self, group: int, slot: int, row: int) -> None:
-        self._actor.write_row(group, slot, row)
+        self.write_row(group, slot, row)
         self._ready.append(group)
 
     def wait(self, timeout: float) -> tuple[list[int], list[int]]:
@@ -270,6 +320,3 @@ class LocalActors:
 
     def wake(self) -> None:
         pass
-
-    def close(self) -> None:
-        self._actor.close()

@@ -1,7 +1,4 @@
-"""The env server: a gRPC stream for each group of environments that a learner drives (csrc/rpcenv.proto).
-
-It needs Python, numpy, gymnasium, grpcio, protobuf and the environment; no torch and no compiler.
-"""
+"""The env server: a gRPC stream for each group of environments that a learner drives (csrc/rpcenv.proto). No torch."""
 
 from __future__ import annotations
 
@@ -46,57 +43,38 @@ class Refusal(Exception):
         self.code = code
 
 
-class EnvFailure(Exception):
-    """An environment raised an exception. The message is its traceback."""
+class VectorEnvGroup(EnvGroup):
+    """A gymnasium vector env in the form that `EnvServer` serves: an EnvGroup that describes itself.
 
+    It has `num_envs`, which the hello says, by default `env`'s own number, `observation_fields`, which maps names to
+    (shape, dtype) of one environment, `structure`, a nest of these names, `action`, the (shape, dtype) of one
+    environment's action or None where any will do, and `observation_space` and `action_space` as JSON or "".
 
-class VectorEnvGroup:
-    """A gymnasium vector env in the form that `EnvServer` serves.
-
-    Such a group has `num_envs` (K), `observation_fields`, which maps names to (shape, dtype) of one environment,
-    `structure`, a nest of these names, `action`, the (shape, dtype) of one environment's action or None where any will
-    do, and `observation_space` and `action_space` as JSON or "". A row maps the name of each field to its array
-    [K, *shape].
+    An observation `name` is the field `obs/<name>`. Under SAME_STEP autoreset the final observation has the field
+    `final_obs/<name>` and this same name in `structure`. Errors are those of EnvGroup.
     """
 
     def __init__(self, env, num_envs: int | None = None):
-        """`num_envs` is what the hello says, by default `env`'s own number (see `make_example` of `EnvServer`).
-
-        An observation `name` is the field `obs/<name>`. Under SAME_STEP autoreset the final observation has the field
-        `final_obs/<name>` and this same name in `structure`. Raises InputError for spaces that are not supported, and
-        for an env that does not reset itself.
-        """
-        self._group = EnvGroup(env)
-        self.num_envs = num_envs or self._group.num_envs
-        fields = self._group.fields
-        self.observation_fields = {name: field for name, field in fields.items() if "obs/" in name}
-        # `obs/` sets an observation apart from `reward`, …
+        super().__init__(env)
+        self.num_envs = num_envs or env.num_envs
+        # `obs/` and `final_obs/` set an observation apart from `reward`, …
+        self.observation_fields = {name: field for name, field in self.fields.items() if "obs/" in name}
         self.structure = {name.removeprefix("obs/"): name for name in self.observation_fields}
-        self.action = fields["action"]
+        self.action = self.fields["action"]
         self.observation_space = wire.space_to_json(env.single_observation_space)
         self.action_space = wire.space_to_json(env.single_action_space)
-
-    def reset(self, seed: int, row: dict[str, np.ndarray]) -> None:
-        """Begin new episodes with seeds `seed`, `seed + 1`, … (modulo 2³¹ - K) and write their first row."""
-        self._group.reset(seed % (2**31 - self.num_envs), nest_observations(row))
-
-    def step(self, actions: np.ndarray, row: dict[str, np.ndarray]) -> None:
-        """Step all with `actions` [K, *shape] and write the row that came of it."""
-        self._group.step(actions, nest_observations(row))
-
-    def close(self) -> None:
-        self._group.close()
 
 
 class Row:
     """One row as it lies on the wire: its fields side by side in one piece of memory, with a view of each."""
 
     def __init__(self, fields: dict[str, tuple[tuple[int, ...], str]], num_envs: int):
-        """`fields` maps names to (shape, dtype) of one environment; `views` maps them to arrays [num_envs, *shape]."""
+        """`fields` maps names to (shape, dtype) of one environment. `views` maps them to arrays [num_envs, *shape];
+        `obs/<name>` is `views["obs"][name]`."""
         layout = np.dtype([(name, wire.little_endian(d), (num_envs, *shape)) for name, (shape, d) in fields.items()])
         self._memory = bytearray(layout.itemsize)
         record = np.ndarray((), layout, self._memory)
-        self.views = {name: record[name] for name in fields}
+        self.views = nest_observations({name: record[name] for name in fields})
         message = wire.FromServer(row=bytes(layout.itemsize)).SerializeToString()
         self._prefix = message[: len(message) - layout.itemsize]
 
@@ -190,18 +168,27 @@ class EnvServer:
             context.add_callback(stuck.start)
         try:
             hello = self._check_hello(requests, context)
-            with self._place():
+            if not self._places.acquire(timeout=PLACE_SECONDS):
+                raise Refusal(
+                    f"all {self._max_streams} streams of this env server are taken: start it with a higher "
+                    "--max_streams, start another, or give fewer streams to this address",
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                )
+            try:
                 if context.is_active():  # the learner may have left while this waited
                     yield from self._serve(requests, hello, peer, stuck)
+            finally:
+                self._places.release()
         except Refusal as refusal:
             self._log(f"refused {peer}: {refusal}")
             context.abort(refusal.code, str(refusal))
-        except EnvFailure as failure:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            if isinstance(error, grpc.RpcError) and not context.is_active():
+                return  # the learner has left
+            failure = traceback.format_exc().strip()
             self._log(f"{peer}: its environment failed\n{failure}")
-            yield wire.FromServer(error=str(failure))
-            context.abort(grpc.StatusCode.ABORTED, f"the environment failed: {str(failure).splitlines()[-1]}")
-        except grpc.RpcError:
-            pass  # the learner has left
+            yield wire.FromServer(error=failure)
+            context.abort(grpc.StatusCode.ABORTED, f"the environment failed: {failure.splitlines()[-1]}")
         finally:
             stuck.cancel()
 
@@ -213,32 +200,27 @@ class EnvServer:
 
     def _serve(self, requests: Iterator, hello, peer: str, stuck: threading.Timer) -> Iterator:
         began = time.monotonic()
-        with _environment_failures():
-            group = self._make_example() if hello.only_hello else self._make_group()
+        group = self._make_example() if hello.only_hello else self._make_group()
         try:
             fields = {**group.observation_fields, **{name: ((), dtype) for name, dtype in ENV_FIELDS.items()}}
+            answer = wire.FromServer(hello=self._hello(group, fields))
             if hello.only_hello:
-                yield wire.FromServer(hello=self._hello(group, fields))
+                yield answer
                 return
-            row = Row(fields, group.num_envs)
+            row, width = Row(fields, group.num_envs), group.num_envs
             # Before the hello: a learner gives making and the first reset more time together than it gives a step.
-            self._log(
-                f"made {group.num_envs} environments for {peer} in {time.monotonic() - began:.1f} s, resetting them"
-            )
+            self._log(f"made {width} environments for {peer} in {time.monotonic() - began:.1f} s, resetting them")
             try:
-                with _environment_failures():
-                    group.reset(hello.seed, row.views)
-            except EnvFailure:  # with the hello it is a failure that the learner may try again
-                yield wire.FromServer(hello=self._hello(group, fields))
+                group.reset(hello.seed % (2**31 - width), row.views)
+            except BaseException:  # after the hello it is a failure that the learner may try again
+                yield answer
                 raise
             stuck.interval = STUCK_SECONDS
-            self._log(f"{peer} is served {group.num_envs} environments, the first with seed {hello.seed}")
-            yield wire.FromServer(hello=self._hello(group, fields))
+            self._log(f"{peer} is served {width} environments, the first with seed {hello.seed}")
+            yield answer
             yield row
             for request in requests:
-                actions = _checked_actions(request, group)
-                with _environment_failures():
-                    group.step(actions, row.views)
+                group.step(_checked_actions(request, group), row.views)
                 yield row
         finally:  # also when the learner has left: gRPC then closes this generator where it is
             try:
@@ -277,19 +259,6 @@ class EnvServer:
             )
         return hello
 
-    @contextlib.contextmanager
-    def _place(self) -> Iterator[None]:
-        if not self._places.acquire(timeout=PLACE_SECONDS):
-            raise Refusal(
-                f"all {self._max_streams} streams of this env server are taken: start it with a higher --max_streams, "
-                "start another, or give fewer streams to this address",
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-            )
-        try:
-            yield
-        finally:
-            self._places.release()
-
     def _hello(self, group, fields: dict):
         shape, dtype = group.action or ((), "")
         return wire.ServerHello(
@@ -302,15 +271,6 @@ class EnvServer:
             observation_space=group.observation_space,
             action_space=group.action_space,
         )
-
-
-@contextlib.contextmanager
-def _environment_failures() -> Iterator[None]:
-    """Turns what an environment raises, SystemExit included, into EnvFailure with its traceback."""
-    try:
-        yield
-    except BaseException as error:
-        raise EnvFailure(traceback.format_exc().strip()) from error
 
 
 def _checked_actions(request, group) -> np.ndarray:
@@ -335,26 +295,21 @@ def is_local(address: str) -> bool:
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal() and int(port) < 2**16):
         raise InputError(f"address {address!r} is neither unix:/path nor host:port, as 127.0.0.1:4431 is")
-    if host == "localhost":
-        return True
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host.strip("[]")).is_loopback
-    return False  # a host's name
+    return host == "localhost"
 
 
-def security(
-    address: str, token_file: str = "", tls_cert: str = "", tls_key: str = "", insecure: bool = False
-) -> tuple[str, tuple[bytes, bytes] | None]:
+def security(address: str, token_file="", tls_cert="", tls_key="", insecure=False) -> tuple[str, tuple | None]:
     """The token and the TLS key and certificate for an address, as `EnvServer` takes them.
 
     Raises InputError if other machines can reach the address and it is not protected, or if a file cannot be used.
     """
-    local = is_local(address)
     if bool(tls_cert) != bool(tls_key):
         raise InputError("--tls_cert and --tls_key go together: give both, or neither")
     if tls_cert and address.startswith("unix:"):
         raise InputError(f"{address} needs no TLS, as only its owner can open it: leave out --tls_cert and --tls_key")
-    if not (local or insecure or (token_file and tls_cert)):
+    if not (is_local(address) or insecure or (token_file and tls_cert)):
         raise InputError(
             f"other machines can reach {address}: give --token_file, --tls_cert and --tls_key, or take a unix or "
             "loopback address; --insecure lets everyone who can connect step these environments and read along"
@@ -409,7 +364,7 @@ def serve(server: EnvServer, what: str, parent_pid: int = 0) -> None:
     """
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.default_int_handler)  # raises KeyboardInterrupt
+            signal.signal(number, signal.default_int_handler)  # raises KeyboardInterrupt, in forked environments too
         server.start()
         print(f"serving {what} on {server.address}", flush=True)
         while not parent_pid or os.getppid() == parent_pid:

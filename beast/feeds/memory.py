@@ -41,10 +41,7 @@ class RolloutMemory:
         self.fd = _anonymous_file(self.num_bytes) if fd is None else fd
         weakref.finalize(self, os.close, self.fd)
         self.buffer = np.frombuffer(mmap.mmap(self.fd, self.num_bytes), np.uint8)  # all arrays
-        self.arrays = {
-            name: np.ndarray(shape, dtype, self.buffer, offset) for name, (shape, dtype, offset) in places.items()
-        }
-        self._rows: dict[tuple[int, int], dict] = {}
+        self.arrays = {name: np.ndarray(shape, dtype, self.buffer, at) for name, (shape, dtype, at) in places.items()}
         if fd is None:
             # A read of a row that nobody wrote shows at once, and missing memory is noticed now, not later.
             for name, array in self.arrays.items():
@@ -54,14 +51,12 @@ class RolloutMemory:
                 array.fill(0 if name.startswith("final_obs/") else poison)
 
     def description(self) -> dict:
-        """What another process needs, beside the file descriptor, to map the same arrays: JSON-compatible."""
-        return {name: getattr(self, name) for name in ("fields", "num_slots", "unroll_length", "group_width")}
+        """What another process that has the file descriptor needs to map the same arrays: JSON-compatible."""
+        return {name: getattr(self, name) for name in ("fields", "num_slots", "unroll_length", "group_width", "fd")}
 
     def row(self, slot: int, row: int) -> dict:
         """One row as views `[K, *shape]`; observations under `row["obs"][name]`."""
-        if (slot, row) not in self._rows:
-            self._rows[slot, row] = nest_observations({name: array[slot, row] for name, array in self.arrays.items()})
-        return self._rows[slot, row]
+        return nest_observations({name: array[slot, row] for name, array in self.arrays.items()})
 
     def rollout(self, slot: int) -> dict:
         """One whole slot as views `[T+1, K, *shape]`; observations under `rollout["obs"][name]`."""
@@ -88,7 +83,10 @@ def nest_observations(arrays: dict) -> dict:
 def _anonymous_file(size: int) -> int:
     """A descriptor of `size` bytes of memory without a name. Raises OutOfMemory when there is not so much."""
     hint = "use a smaller --num_slots, a narrower --group_width, fewer --num_actors or a shorter --unroll_length"
-    available = _available_memory()
+    available = math.inf  # where /proc does not tell
+    with contextlib.suppress(OSError):
+        if found := re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text()):
+            available = int(found[1]) * 1024
     if size > available:
         raise OutOfMemory(f"the rollout slots need {size / 1e6:.0f} MB and {available / 1e6:.0f} MB are free: {hint}")
     if hasattr(os, "memfd_create"):
@@ -104,11 +102,3 @@ def _anonymous_file(size: int) -> int:
         os.close(fd)
         raise OutOfMemory(f"the rollout slots need {size / 1e6:.0f} MB of shared memory ({error}): {hint}") from error
     return fd
-
-
-def _available_memory() -> float:
-    """Bytes that can still be allocated (Linux), or infinity where that is not known."""
-    with contextlib.suppress(OSError):
-        if found := re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text()):
-            return int(found[1]) * 1024
-    return math.inf

@@ -16,24 +16,8 @@ from beast.errors import WorkerFailure
 FORGIVEN_AFTER = 600.0  # seconds of work after which a child's earlier deaths no longer count
 
 
-def start_child(command: list[str], **options) -> subprocess.Popen:
-    """Start a process in a session of its own: Ctrl-C reaches its parent alone, which then ends it.
-
-    `options` are those of subprocess.Popen.
-    """
-    # Linux may share the cores among sessions first. Niceness then counts only within a session, but a run gets more of
-    # a busy machine than one session would (benchmarks/LEDGER.md).
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, **options)
-
-
-def kill_group(popen: subprocess.Popen) -> None:
-    """End what a child's environments have started themselves and not ended with it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
-        os.killpg(popen.pid, signal.SIGKILL)
-
-
 class Child:
-    """A process and its successors, started by `start_child`."""
+    """A process and its successors, each in a session of its own: Ctrl-C reaches its parent alone, which ends it."""
 
     popen: Any = None  # subprocess.Popen, or None between two lives
 
@@ -42,12 +26,17 @@ class Child:
         self.restarts = 0  # in a row, each soon after the last
 
     def start(self, command: list[str], **options) -> None:
+        """`options` are those of subprocess.Popen."""
         self.errors = tempfile.TemporaryFile()  # its stderr
         self.started_at = time.monotonic()
-        self.popen = start_child(command, stderr=self.errors, **options)
+        # Linux may share the cores among sessions first. Niceness then counts only within a session, but a run gets
+        # more of a busy machine than one session would (benchmarks/LEDGER.md).
+        self.popen = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stderr=self.errors, start_new_session=True, **options
+        )
 
     def end(self, patience: float, hangs: str = "") -> str:
-        """Wait `patience` seconds for its end, then kill it, and what it has started.
+        """Wait `patience` seconds for its end, then kill it, and what its environments started and did not end.
 
         Returns how it ended (or `hangs`) and the last that it printed.
         """
@@ -57,7 +46,8 @@ class Child:
         except subprocess.TimeoutExpired:
             popen.kill()
             code = popen.wait()
-        kill_group(popen)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
+            os.killpg(popen.pid, signal.SIGKILL)
         with self.errors as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 8000))
             printed = file.read().decode(errors="replace").strip()
@@ -88,7 +78,8 @@ def cpu_seconds_of(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def cpu_seconds_of_children(pids: list[int]) -> float:
-    """CPU time of child processes that run and of all that have ended (Linux; elsewhere of the latter only)."""
+def cpu_seconds_of_children(children: list) -> float:
+    """CPU time of these `Child` processes and of all children that have ended (Linux; elsewhere of the latter only)."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return ended.ru_utime + ended.ru_stime + sum(cpu_seconds_of(pid) for pid in pids)
+    running = [popen.pid for child in children if (popen := child.popen)]
+    return ended.ru_utime + ended.ru_stime + sum(map(cpu_seconds_of, running))

@@ -1,10 +1,15 @@
-"""The feed of env servers: libbeast's batcher, queue and streams with the face of a feed."""
+"""The feed of env servers: libbeast's batcher, queue and streams with the face of a feed, and servers started here."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
+import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -13,57 +18,44 @@ from gymnasium import Space
 from torch import Tensor
 
 import libbeast
-from beast.envs.groups import finished_episodes
 from beast.envs.rows import AGENT_FIELDS, action_shape_dtype
-from beast.feeds.feed import Rows
-from beast.feeds.local_servers import LocalServers
+from beast.errors import WorkerFailure
+from beast.feeds.feed import Feed, Rows
 from beast.feeds.memory import nest_observations
+from beast.feeds.processes import Child, cpu_seconds_of_children
 from beast.learn.learner import Learner
 from beast.learn.nests import map_tensors
 from beast.run.hardware import Fence
-from beast.run.profile import Laps
 
 ENV_OUTPUTS = "obs reward done episode_step episode_return terminated truncated group life".split()  # libbeast's order
 AGENT_OUTPUTS = [*AGENT_FIELDS, "number"]
+START_SECONDS = 60.0  # until a server listens: imports, and nothing else
 
 
-class RemoteFeed:
-    """Rows from streams of env servers, answered in batches, and their rollouts in the order in which they arrive.
+class RemoteFeed(Feed):
+    """Rows from streams of env servers, answered in batches, and their rollouts in the order in which they arrive."""
 
-    A batch whose oldest action is more than `max_policy_lag` updates old is dropped and counted; 0 drops none.
-    """
-
-    def __init__(
-        self, learner: Learner, action_space: Space, addresses: list[str], *,
-        unroll_length: int, group_width: int, batch_width: int, queue_width: int, inference_width: int,
-        max_policy_lag: int, servers: LocalServers | None, **stream_options,
-    ):  # fmt: skip
-        """`addresses` has one entry for each stream, `stream_options` are those of libbeast.ActorPool.
-
-        `queue_width` columns may wait for the learner. Inference answers `inference_width` rows at once, at most; 0
-        takes one group on a CPU, whose rows fit the cache and need no gathering, and all groups on a GPU. `servers`
-        are those on this machine, whose CPU time is told.
-        """
-        self.learner, self.max_policy_lag, self.num_streams = learner, max_policy_lag, len(addresses)
-        self._servers = servers
-        self.device = device = next(learner.net.parameters()).device
-        self._to_device = partial(Tensor.to, device=device, non_blocking=True)
-        self.laps = Laps()
-        self.closed = threading.Event()
-        self.dropped_rollouts = 0
-        num_rows = group_width * len(addresses)
+    def __init__(self, learner: Learner, flags, action_space: Space, addresses: list[str], servers, **stream_options):
+        """`addresses` has one entry for each stream, `stream_options` are those of libbeast.ActorPool. `servers` are
+        LocalServers, whose CPU time is told, or None."""
+        super().__init__(learner, flags.max_policy_lag)
+        self.workers = {"streams": self._stream_seconds}
+        self.cores = {"envs": partial(cpu_seconds_of_children, servers.processes)} if servers else {}
+        self.num_streams, self.closed = len(addresses), threading.Event()
+        T, B, num_rows = flags.unroll_length, flags.batch_width, flags.group_width * len(addresses)
         self.queue = libbeast.BatchingQueue(
-            batch_dim=1, minimum_batch_size=batch_width, maximum_batch_size=batch_width, maximum_queue_size=queue_width
+            batch_dim=1, minimum_batch_size=B, maximum_batch_size=B, maximum_queue_size=flags.queue_width
         )
-        inference_width = inference_width or (group_width if device.type == "cpu" else num_rows)
+        # A group's rows fit a CPU's cache, and need no gathering.
+        inference_width = flags.inference_width or (flags.group_width if self.device.type == "cpu" else num_rows)
         self.batcher = libbeast.DynamicBatcher(batch_dim=1, maximum_batch_size=inference_width)
         shape, dtype = action_shape_dtype(action_space)
-        no_action = torch.from_numpy(np.zeros((1, 1, *shape), dtype))
         # What a group carries from row to row: the core's state and its last action, which the net sees, too.
-        state = learner.net.initial_state(1), no_action
-        self.pool = libbeast.ActorPool(unroll_length, self.queue, self.batcher, addresses, state, **stream_options)
+        state = learner.net.initial_state(1), torch.from_numpy(np.zeros((1, 1, *shape), dtype))
+        self.pool = libbeast.ActorPool(T, self.queue, self.batcher, addresses, state, **stream_options)
         # As many as streams, queue and learner hold, twice, as a stream may be slower than the others.
-        self._seen = SeenObservations(2 * (num_rows + queue_width + batch_width) * unroll_length, device)
+        self._seen = SeenObservations(2 * (num_rows + flags.queue_width + B) * T, self.device)
+        self._to_device = partial(Tensor.to, device=self.device, non_blocking=True)
         self._waiting: list[int] = []  # columns in the queue, at each update since the last row of metrics
 
     def close(self) -> None:
@@ -73,26 +65,19 @@ class RemoteFeed:
         self.pool.stop()
         self.closed.set()
 
-    def workers(self) -> dict:
-        def streams() -> dict[str, float]:
-            counters: dict = {**self.pool.counters()}
-            waits = ("environment", "inference", "enqueue")  # of a stream, in turn
-            return {stage: counters[f"seconds_{stage}"] / self.num_streams for stage in waits}
-
-        return {"streams": streams}
-
-    def cores(self) -> dict:
-        return {"envs": self._servers.cpu_seconds} if self._servers else {}
-
     def measure(self, seconds: float, shares: dict[str, float]) -> dict[str, float]:
         waiting, self._waiting = self._waiting, []
         return {
             "stats/actor_wait": shares["time/streams_enqueue"],
             "stats/queue_waiting_columns": sum(waiting) / max(len(waiting), 1),
-            **({"stats/policy_lag_bound": self.max_policy_lag} if self.max_policy_lag else {}),
             "stats/env_restarts": self.pool.counters()["restarts"],
-            "stats/dropped_rollouts": self.dropped_rollouts,
+            **super().measure(seconds, shares),
         }
+
+    def _stream_seconds(self) -> dict[str, float]:
+        counters: dict = {**self.pool.counters()}
+        waits = ("environment", "inference", "enqueue")  # of a stream, in turn
+        return {stage: counters[f"seconds_{stage}"] / self.num_streams for stage in waits}
 
     def acting(self) -> Iterator[Rows]:
         for batch in self.batcher:
@@ -105,9 +90,7 @@ class RemoteFeed:
             self.laps.lap("gather")
             yield Rows(inputs, core_state, partial(self._answer, batch, inputs["obs"]))
 
-    def _answer(
-        self, batch, obs: dict, action: Tensor, policy_logits: Tensor, baseline: Tensor, version: int, core_state
-    ) -> None:
+    def _answer(self, batch, obs: dict, action, policy_logits, baseline, version: int, core_state) -> None:
         self.laps.lap("forward")
         versions = torch.full(baseline.shape, version, dtype=torch.int32)
         outputs = (action, policy_logits, baseline, versions, self._seen.keep(obs)), (core_state, action)
@@ -115,23 +98,18 @@ class RemoteFeed:
         self.laps.lap("answer")
 
     def rollouts(self) -> Iterator[tuple[dict, tuple]]:
-        learner, laps = self.learner, self.learner.laps
+        learner = self.learner
         for (env_outputs, agent_outputs), (core_state, _) in self.queue:
-            laps.lap("wait")
+            learner.laps.lap("wait")
             rollout = dict(zip(ENV_OUTPUTS + AGENT_OUTPUTS, (*env_outputs, *agent_outputs)))  # [T+1, B, …]
             rollout |= split_observations(rollout["obs"])
-            numbers = rollout.pop("number")
-            with learner.updating:
-                learner.record_episodes(finished_episodes(map_tensors(Tensor.numpy, rollout)))
-            laps.lap("records")
+            obs, numbers = rollout.pop("obs"), rollout.pop("number")
             lag = learner.updates - int(rollout["policy_version"][1:].min())
-            if self.max_policy_lag and lag > self.max_policy_lag:
-                self.dropped_rollouts += 1
+            if not self._accept(map_tensors(Tensor.numpy, rollout), lag):
                 continue
-            obs = rollout.pop("obs")
             batch, core_state = map_tensors(self._to_device, (rollout, core_state))
             batch["obs"] = self._seen.find(obs, numbers)
-            laps.lap("gather")
+            learner.laps.lap("gather")
             yield batch, core_state
             self._waiting.append(self.queue.size())
 
@@ -193,3 +171,48 @@ class SeenObservations:
                     self._found.set()
                     return found
         return map_tensors(self._to_device, observations)
+
+
+class LocalServers:
+    """`count` processes of an env server's `script`, each on a unix socket in one temporary directory.
+
+    `arguments` are the script's, but for `--address` and `--parent_pid`. Raises WorkerFailure when one does not start.
+    """
+
+    def __init__(self, script: str, arguments: list[str], count: int, max_restarts: int):
+        self._command = [sys.executable, script, *arguments, "--parent_pid", str(os.getpid()), "--address"]
+        self._directory = tempfile.TemporaryDirectory(prefix="beast-")  # short: a socket's path has 107 bytes
+        self.addresses = [f"unix:{self._directory.name}/{index}" for index in range(count)]
+        self.processes = [Child(f"env server {index}", max_restarts) for index in range(count)]
+        try:
+            for server, address in zip(self.processes, self.addresses):
+                server.start([*self._command, address], stdout=subprocess.DEVNULL)
+            deadline = time.monotonic() + START_SECONDS
+            while missing := [address for address in self.addresses if not os.path.exists(address[5:])]:
+                for server in self.processes:
+                    if server.popen.poll() is not None:
+                        raise WorkerFailure(f"{server.end(0)}\nIt ended at its start, so it is not restarted.")
+                if time.monotonic() > deadline:
+                    raise WorkerFailure(f"no env server listens on {missing} after {START_SECONDS:.0f} s")
+                time.sleep(0.02)
+        except BaseException:
+            self.close()
+            raise
+
+    def watch(self, stop: Callable[[], bool], log: Callable[[str], None]) -> None:
+        """Until `stop()`: restart servers that end. Raises WorkerFailure when one has been restarted too often."""
+        while not stop():
+            for server, address in zip(self.processes, self.addresses):
+                if server.popen.poll() is not None:
+                    log(server.count_restart(server.end(0)))
+                    server.start([*self._command, address], stdout=subprocess.DEVNULL)
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        """End all servers and remove their sockets."""
+        running = [server for server in self.processes if server.popen]
+        for server in running:
+            server.popen.terminate()
+        for server in running:
+            server.end(2)
+        self._directory.cleanup()

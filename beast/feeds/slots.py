@@ -1,9 +1,15 @@
-"""Tracks who owns each slot of the rollout memory."""
+"""The slots of a rollout memory: who owns each, and their tensors on the device where the net computes."""
 
 from __future__ import annotations
 
 import collections
 import threading
+
+import torch
+
+from beast.envs.rows import AGENT_FIELDS, ORIGIN_FIELDS
+from beast.feeds.memory import RolloutMemory, nest_observations
+from beast.run.hardware import Fence
 
 NO_SLOT = -1
 
@@ -12,14 +18,14 @@ class Slots:
     """A slot is free, being filled (by one group), full, or with the learner, which takes full slots as they come.
 
     One thread acquires and fills (inference), another takes (the learner), both release. In `lock_step` only one of the
-    two works at a time: `take` waits for the other's `wait_for_learner`, and that for the next `take`.
+    two works at a time: `take` waits for the other's `may_act`, and that for the next `take`.
     """
 
     def __init__(self, num_slots: int, lock_step: bool = False):
-        self._free = collections.deque(range(num_slots))
+        self.free = collections.deque(range(num_slots))
         self._full: collections.deque[int] = collections.deque()  # in the order in which they were filled
         self._wanted = 0  # by a learner that waits
-        self._lock_step, self._acting_waits = lock_step, False
+        self._lock_step, self._may_take = lock_step, not lock_step
         self._condition = threading.Condition()
         self._closed = False
         self._found_full: list[int] = []  # slots, each time that the learner came and got some
@@ -27,11 +33,11 @@ class Slots:
     def acquire(self, prefer: int, avoid: set[int]) -> int | None:
         """A free slot, if possible `prefer` and in no case one of `avoid`; None when there is none."""
         with self._condition:
-            allowed = [slot for slot in self._free if slot not in avoid]
+            allowed = [slot for slot in self.free if slot not in avoid]
             if not allowed:
                 return None
             slot = prefer if prefer in allowed else allowed[0]
-            self._free.remove(slot)
+            self.free.remove(slot)
             return slot
 
     def fill(self, slot: int) -> None:
@@ -46,9 +52,7 @@ class Slots:
             num_full = len(self._full)
             self._wanted = count
             self._condition.notify_all()
-            self._condition.wait_for(
-                lambda: self._closed or (len(self._full) >= count and (self._acting_waits or not self._lock_step))
-            )
+            self._condition.wait_for(lambda: self._closed or (len(self._full) >= count and self._may_take))
             self._wanted = 0
             if self._closed:
                 return None
@@ -58,25 +62,23 @@ class Slots:
     def release(self, slots: list[int]) -> None:
         """Slots that were trained, or given up before they were full, may be written again."""
         with self._condition:
-            self._free.extend(slots)
+            self.free.extend(slots)
 
-    def wait_for_learner(self) -> None:
-        """Return when the learner waits for slots that are not full yet, or when closed."""
+    def may_act(self) -> bool:
+        """False when closed. In lock step it returns when the learner waits for slots that are not full yet."""
         with self._condition:
-            self._acting_waits = True
-            self._condition.notify_all()
-            self._condition.wait_for(lambda: self._closed or len(self._full) < self._wanted)
-            self._acting_waits = False
+            if self._lock_step:
+                self._may_take = True
+                self._condition.notify_all()
+                self._condition.wait_for(lambda: self._closed or len(self._full) < self._wanted)
+                self._may_take = False
+            return not self._closed
 
     def mean_full(self) -> float:
         """How many full slots the learner found when it came for the next ones, the mean since the last call."""
         with self._condition:
             found, self._found_full = self._found_full, []
             return sum(found) / max(len(found), 1)
-
-    def num_free(self) -> int:
-        with self._condition:
-            return len(self._free)
 
     def close(self) -> None:
         """Wake whoever waits; the learner gets no more slots."""
@@ -94,3 +96,79 @@ def even_policy_lag(flags) -> int:
     """
     updates = -(-flags.num_slots * flags.group_width // flags.batch_width)
     return updates if flags.batch_width > flags.group_width else updates - 1
+
+
+class SlotTensors:
+    """The slots of a rollout memory as tensors where the net computes; inference and learner both read them there.
+
+    On a CPU they are the shared memory itself. Elsewhere they are its twin: a row goes up once, when its environments
+    have written it, and only actions come down. `full` and `free` have a fence for each slot: inference sets `full`
+    when all rows of a rollout are queued, the learner `free` when all its work on them is.
+    """
+
+    def __init__(self, memory: RolloutMemory, device: torch.device, is_twin: bool | None = None):
+        """`is_twin` is for tests: a twin on a CPU."""
+        self.memory, self.device = memory, device
+        self.is_twin = device.type != "cpu" if is_twin is None else is_twin
+        self._shared = {name: torch.from_numpy(array) for name, array in memory.arrays.items()}
+        self._tensors = self._shared
+        if self.is_twin:
+            self._tensors = {name: torch.empty_like(x, device=device) for name, x in self._shared.items()}
+        self._env_fields = [name for name in self._tensors if name not in (*AGENT_FIELDS, *ORIGIN_FIELDS)]
+        self._rows: dict[tuple[int, int], dict] = {}
+        self.full = [Fence(device) for _ in range(memory.num_slots)]
+        self.free = [Fence(device) for _ in range(memory.num_slots)]
+
+    def row(self, slot: int, row: int) -> dict:
+        """One row as views [1, K, …]; observations under `row["obs"][name]`."""
+        if (slot, row) not in self._rows:
+            views = {name: tensor[slot, row : row + 1] for name, tensor in self._tensors.items()}
+            self._rows[slot, row] = nest_observations(views)
+        return self._rows[slot, row]
+
+    def rollout(self, slot: int) -> dict:
+        """One whole slot [T+1, K, …]: observations where they lie, which nobody may write; all else is copied."""
+        # `data`: autograd need not know that inference writes other slots of the same tensor meanwhile.
+        views = nest_observations({name: tensor.data[slot] for name, tensor in self._tensors.items()})
+        return {name: x if isinstance(x, dict) else x.clone() for name, x in views.items()}
+
+    def check_unwritten(self, rollout: dict) -> None:
+        """Raise RuntimeError if the observations of a `rollout` were written since it was handed out."""
+        for field in (field for field in rollout.values() if isinstance(field, dict)):
+            for name, x in field.items():
+                if x._version:
+                    raise RuntimeError(
+                        f"the update wrote into the observations {name!r} of its batch in place, which lie in the "
+                        "memory of the environments: write into a copy, batch['obs'][name].clone()"
+                    )
+
+    def begin(self, slot: int, previous: int, group: int, life: int) -> None:
+        """Begin a rollout of this group and this life of its environments.
+
+        Row 0 repeats row T of slot `previous`, as consecutive rollouts of a group overlap by one row. Of new
+        environments there is NO_SLOT, and no action led to row 0.
+        """
+        if previous == NO_SLOT:
+            for name in AGENT_FIELDS:
+                self._tensors[name][slot, 0] = 0
+        else:
+            self.memory.repeat_last_row(previous, slot)
+            if self.is_twin:
+                for tensor in self._tensors.values():
+                    tensor[slot, 0] = tensor[previous, -1]
+        self._tensors["group"][slot] = group
+        self._tensors["life"][slot] = life
+
+    def upload(self, slot: int, row: int) -> None:
+        """Take over what the environments have written into a row."""
+        if self.is_twin:
+            for name in self._env_fields:
+                self._tensors[name][slot, row].copy_(self._shared[name][slot, row], non_blocking=True)
+
+    def download_actions(self, rows: list[tuple[int, int]]) -> None:
+        """Give the environments of these slots and rows their actions; returns when they can read them."""
+        if self.is_twin:
+            for slot, row in rows:
+                self._shared["action"][slot, row].copy_(self._tensors["action"][slot, row], non_blocking=True)
+            if self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).synchronize()

@@ -146,7 +146,8 @@ def _build(description: dict) -> spaces.Space:
         shape = tuple(description["shape"])
         if math.prod(shape) > MAX_BOX_NUMBERS:
             raise ValueError(f"a Box of shape {list(shape)} has more than {MAX_BOX_NUMBERS} numbers")
-        low, high = (_bounds_from_json(description[name], shape, dtype) for name in ("low", "high"))
+        bounds = (np.array(description[name], dtype) for name in ("low", "high"))  # numpy reads "inf"
+        low, high = (bound.reshape(shape) if bound.ndim else np.full(shape, bound) for bound in bounds)
         return spaces.Box(low, high, shape, dtype.type)
     if kind == "Discrete":
         extra = {} if dtype == np.int64 else {"dtype": dtype.type}  # gymnasium 1.1 knows no other
@@ -166,9 +167,3 @@ def _bounds_to_json(bounds: np.ndarray):
     """One number where all are equal, as they are for images, else a flat list; infinity, unknown to JSON, as a str."""
     numbers = [number if math.isfinite(number) else str(number) for number in bounds.ravel().tolist()]
     return numbers[0] if len(set(numbers)) == 1 else numbers
-
-
-def _bounds_from_json(numbers, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    if not isinstance(numbers, list):
-        return np.full(shape, float(numbers) if isinstance(numbers, str) else numbers, dtype)
-    return np.array([float(n) if isinstance(n, str) else n for n in numbers], dtype).reshape(shape)

@@ -137,8 +137,8 @@ class Training:
             lambda: compute(learn, learner.laps, learner_threads, False),
             *others,
         ]
-        self.profile.workers |= {"inference": lambda: feed.laps.seconds, **feed.workers()}
-        self.profile.cores |= {"inference": lambda: feed.laps.cpu_seconds, **feed.cores()}
+        self.profile.workers |= {"inference": lambda: feed.laps.seconds, **feed.workers}
+        self.profile.cores |= {"inference": lambda: feed.laps.cpu_seconds, **feed.cores}
         self._row_steps = learner.steps
         self._row_began = self._began = time.monotonic()
         self.profile.begin()

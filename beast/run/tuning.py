@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from beast.envs.rows import AGENT_FIELDS, EnvSpaces, rollout_fields
-from beast.feeds.actor import Actor
+from beast.feeds.actors import Actor
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.slots import even_policy_lag
 from beast.learn.distributions import distribution
