@@ -76,6 +76,9 @@ class AgentFlags(RunFlags):
     reward_clip: float | Literal["auto"] = "auto"
     """Clip rewards to [-x, x] in the learner; 0 means no clip, auto clips to [-1, 1] for Atari ids only. Logged returns
     are never clipped."""
+    normalize_returns: Literal["auto", "on", "off"] = "auto"
+    """Learn values in units of the returns' running deviation (PopArt), whatever the rewards' scale; auto does unless
+    rewards are clipped."""
     baseline_cost: float = 0.5
     """Weight of the value loss."""
     entropy_cost: float = 0.01
@@ -284,6 +287,41 @@ class Encoder(nn.Module):
         return x.float().unflatten(0, rows)
 
 
+class ValueHead(nn.Linear):
+    """Values [T, B, 1] of features [T, B, size], learned in units of the returns' deviation: PopArt (arXiv 1602.07714).
+
+    `observe` follows mean and deviation of the returns. It changes weight and bias with them, so that no value changes.
+    """
+
+    STEP = 1e-3  # of the running statistics, in one update
+    LEAST_DEVIATION = 1e-2
+
+    def __init__(self, size: int):
+        super().__init__(size, 1)
+        for name, start in (("mean", 0.0), ("square", 1.0), ("deviation", 1.0)):
+            self.register_buffer(name, torch.tensor(start))
+
+    def forward(self, x):
+        return super().forward(x) * self.deviation + self.mean
+
+    @torch.no_grad()
+    def observe(self, mean: torch.Tensor, deviation: torch.Tensor, is_bad: torch.Tensor) -> None:
+        """Take mean and deviation of an update's returns into the running ones, unless the update is bad."""
+        step = torch.where(is_bad, 0, self.STEP)
+        square = mean.square() + deviation.square()
+        old_mean, old_deviation = self.mean.clone(), self.deviation.clone()
+        self.mean.lerp_(mean.nan_to_num(), step)
+        self.square.lerp_(square.nan_to_num(), step)
+        variance = self.square - self.mean.square()
+        self.deviation.copy_(variance.clamp(min=self.LEAST_DEVIATION**2).sqrt())
+        self.weight *= old_deviation / self.deviation
+        self.bias.copy_((self.bias * old_deviation + old_mean - self.mean) / self.deviation)
+
+
+def value_head(net: nn.Module) -> ValueHead | None:
+    return next((module for module in net.modules() if isinstance(module, ValueHead)), None)
+
+
 # FORK HERE: your model. Observations arrive as they are stored (uint8 images included), time-major.
 class Net(nn.Module):
     """Policy and value: encoders of the observation fields, an optional recurrent core, two heads.
@@ -304,7 +342,7 @@ class Net(nn.Module):
         if flags.core != "none":
             self.core, size = Core(flags.core, size, flags.core_size, amp), flags.core_size
         self.policy = orthogonal(nn.Linear(size, policy_width(action_space)), 0.01)
-        self.baseline = orthogonal(nn.Linear(size, 1), 1.0)
+        self.baseline = orthogonal(ValueHead(size) if flags.normalize_returns == "on" else nn.Linear(size, 1), 1.0)
 
     def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
         return self.core.initial_state(batch_size) if self.core is not None else ()
@@ -381,13 +419,17 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
     else:
         policy_gains = ratio.detach().clamp(max=flags.clip_pg_rho) * advantages * log_probs
     policy_loss = -(policy_gains * weight).sum()
-    value_loss = 0.5 * ((vs - values[:-1]).square() * weight).sum()
+    head = value_head(net)
+    unit = head.deviation if head else 1.0
+    value_loss = 0.5 * (((vs - values[:-1]) / unit).square() * weight).sum()
     entropy = (policy.entropy() * weight).sum()
     loss = policy_loss + flags.baseline_cost * value_loss - flags.entropy_cost * entropy
     if flags.reduction == "mean":
         loss = loss / count
     with torch.no_grad():
         stats = {
+            "losses/return_mean": mean(vs),
+            "losses/return_deviation": variance(vs).sqrt(),
             "losses/policy_loss": policy_loss / count,
             "losses/value_loss": value_loss / count,
             "losses/entropy": entropy / count,
@@ -448,6 +490,8 @@ def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) 
     norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
     is_bad = ~(loss.detach().isfinite() & norm.isfinite())
     step_unless(optimizer, is_bad)
+    if head := value_head(net):
+        head.observe(stats["losses/return_mean"], stats["losses/return_deviation"], is_bad)
     return {**stats, "losses/total_loss": loss.detach(), "losses/grad_norm": norm, "is_bad": is_bad}
 
 
@@ -555,13 +599,16 @@ def probe_env(create_env: Callable, flags: AgentFlags) -> EnvSpaces:
 
 def describe_updates(flags: AgentFlags) -> str:
     clip = f"clipped to ±{flags.reward_clip:g}" if flags.reward_clip else "not clipped"
-    return f"updates of {flags.batch_width} x {flags.unroll_length} steps, rewards {clip}"
+    normalized = ", returns normalized" if flags.normalize_returns == "on" else ""
+    return f"updates of {flags.batch_width} x {flags.unroll_length} steps, rewards {clip}{normalized}"
 
 
 def validate_agent(flags: F) -> F:
-    """The flags with --reward_clip filled in. Raises InputError with the value, the limit and the remedy."""
+    """The flags with `auto` filled in. Raises InputError with the value, the limit and the remedy."""
     if flags.reward_clip == "auto":
         flags = replace(flags, reward_clip=1.0 if envs.is_atari(flags.env) else 0.0)
+    if flags.normalize_returns == "auto":
+        flags = replace(flags, normalize_returns="off" if flags.reward_clip else "on")
     limits = {  # name: lowest, highest
         **RUN_LIMITS,
         **{name: (1, 10**6) for name in ("group_width", "batch_width", "hidden_size", "core_size")},

@@ -316,8 +316,8 @@ def report(result: dict) -> str:
         *memory,
         "",
         "An observation is copied: MonoBeast: into its slot, where inference reads it (the last row of a rollout "
-        "twice). PolyBeast: into its row, message and gRPC's buffer, into and out of the socket, into its rollout (the "
-        "last row twice). Both: into its batch, unless B = K.",
+        "twice), and into its batch if B > K. PolyBeast: into its row, message and gRPC's buffer, into and out of the "
+        "socket, into its rollout (the last row twice), and into its batch unless B = K.",
     ]
     few, many = min(found), max(found)
     for variant in VARIANTS if few != many else ():
@@ -354,7 +354,7 @@ def header(*columns: str) -> list[str]:
 def copies(variant: str, num_envs: int, flags: dict) -> float:
     """How often an observation is copied until it is learned from, as the code has it; a CPU's inference adds none."""
     K, B, T = num_envs // (2 * flags["num_actors"]), flags["batch_width"], flags["unroll_length"]
-    return (1 if variant == "monobeast" else 6) + 1 / T + (B != K)
+    return 1 + 1 / T + (B > K) if variant == "monobeast" else 6 + 1 / T + (B != K)
 
 
 def spread(values: list[float]) -> str:

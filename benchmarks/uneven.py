@@ -77,6 +77,8 @@ def steps_per_second(checkout: Path, options: Options, num_actors: int, factor: 
         with open(os.path.join(directory, "run", "metrics.csv")) as file:
             rows = [(3600 * float(row["hours"]), int(row["step"])) for row in csv.DictReader(file)]
     rows = [row for row in rows if row[0] >= options.warmup]
+    if len(rows) < 2:
+        sys.exit(f"error: {len(rows)} rows of metrics in {options.seconds:g} s after the warm-up: give more --seconds")
     return (rows[-1][1] - rows[0][1]) / (rows[-1][0] - rows[0][0])
 
 

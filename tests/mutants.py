@@ -138,8 +138,8 @@ MUTANTS = [
     ),
     Mutant(
         "targets not detached",
-        "value_loss = 0.5 * ((vs - values[:-1])",
-        "value_loss = 0.5 * ((vs + discounts * (values[1:] - values[1:].detach()) - values[:-1])",
+        "value_loss = 0.5 * (((vs - values[:-1])",
+        "value_loss = 0.5 * (((vs + discounts * (values[1:] - values[1:].detach()) - values[:-1])",
     ),
     Mutant(
         "ratio detached",
@@ -164,6 +164,8 @@ MUTANTS = [
         "ratio.detach().clamp(max=flags.clip_pg_rho) * advantages",
         "advantages",
     ),
+    Mutant("values learned in the rewards' unit", "(vs - values[:-1]) / unit)", "(vs - values[:-1]) / 1.0)"),
+    Mutant("values learned in the returns' variance", "(vs - values[:-1]) / unit)", "(vs - values[:-1]) / unit**2)"),
     Mutant("value loss without its half", "value_loss = 0.5 *", "value_loss ="),
     Mutant("value cost dropped", "flags.baseline_cost * value_loss", "value_loss"),
     Mutant("entropy's sign", "- flags.entropy_cost * entropy", "+ flags.entropy_cost * entropy"),
@@ -205,6 +207,11 @@ MUTANTS = [
     ),
     Mutant("image statistics of the first row", "self.observe(x[-1])", "self.observe(x[0])"),
     Mutant("image statistics forget", "share = len(x) / (self.count + len(x))", "share = 1.0"),
+    Mutant("values follow the returns' deviation", "self.weight *= old_deviation / self.deviation", "pass"),
+    Mutant("values follow the returns' mean", "old_deviation + old_mean - self.mean)", "old_deviation)"),
+    Mutant("returns of a bad update observed", "torch.where(is_bad, 0, self.STEP)", "torch.tensor(self.STEP)"),
+    Mutant("mean of the returns not in their deviation", "mean.square() + deviation.square()", "deviation.square()"),
+    Mutant("returns not observed", "if head := value_head(net):", "if False:"),
     # the update and its loops
     Mutant("gradient not clipped", "flags.grad_clip or math.inf)", "math.inf)"),
     Mutant("--grad_clip 0 stops learning", "flags.grad_clip or math.inf)", "flags.grad_clip)"),

@@ -91,6 +91,9 @@ def new_net(flags: monobeast.Flags, actions: str, batch: dict) -> tuple[torch.nn
     net = monobeast.Net({"obs": OBSERVATIONS}, ACTIONS[actions], flags)
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, std=0.4)  # a new one has next to no opinion on actions
+    if flags.normalize_returns == "on":
+        net.baseline.mean.fill_(-2.0)
+        net.baseline.deviation.fill_(3.0)
     return net, tuple(torch.randn_like(part) for part in net.initial_state(batch["done"].shape[1]))
 
 
@@ -142,11 +145,15 @@ def loss_by_definition(flags: monobeast.Flags, net: torch.nn.Module, batch: dict
         gains = ratio.detach().clamp(max=flags.clip_pg_rho) * advantages * log_probs
     policy_loss = -gains[counts].sum()
     value_loss = (vs - values[:-1])[counts].square().sum() / 2
+    if flags.normalize_returns == "on":
+        value_loss = value_loss / 3.0**2
     entropy = policy.entropy()[counts].sum()
     loss = policy_loss + flags.baseline_cost * value_loss - flags.entropy_cost * entropy
     is_clipped = (ratio - 1).abs() > (flags.ppo_clip or 0.2)
     errors = (vs - values[:-1])[counts].detach().numpy()
     stats = {
+        "losses/return_mean": vs[counts].mean(),
+        "losses/return_deviation": vs[counts].std(correction=0),
         "losses/policy_loss": policy_loss / count,
         "losses/value_loss": value_loss / count,
         "losses/entropy": entropy / count,
@@ -275,6 +282,7 @@ def test_loss_gradients_and_statistics_are_those_of_the_definition(
         {"actions": "box"},
         {"actions": "box", "ppo_clip": 0.0, "core": "lstm"},
         {"core": "lstm"},
+        {"normalize_returns": "on"},
         {"core": "gru", "normalize_advantages": False},
         {"vtrace_lambda": 1.0, "clip_rho": 1.0, "clip_pg_rho": 1.0, "ppo_clip": 0.0},
         {"reward_scale": 0.1, "reward_clip": 0.0},

@@ -153,3 +153,42 @@ def test_learn_updates_on_each_rollout_and_publishes_the_weights_after_it_until_
     torch.testing.assert_close(published, expected, rtol=0, atol=0)
     assert [version for version, _ in published] == [1, 2] and learner.steps == 2 * 5 * 4
     assert all(isinstance(stats["losses/total_loss"], float) for stats in recorded)
+
+
+def test_the_value_head_follows_the_returns_and_no_value_changes_with_its_statistics():
+    torch.manual_seed(1)
+    head, features = monobeast.ValueHead(5), torch.randn(3, 4, 5)
+    values = head(features)
+    returns = -700 + 200 * torch.randn(5000, 80)
+    for update, batch in enumerate(returns):
+        head.observe(batch.mean(), batch.std(correction=0), torch.tensor(update % 10 == 0))
+        assert update != 0 or (head.deviation == 1 and head.mean == 0), "a bad update leaves them alone"
+        head.observe(torch.tensor(torch.nan), torch.tensor(torch.inf), torch.tensor(True))
+    assert head.mean.item() == pytest.approx(-700, rel=0.03)
+    assert head.deviation.item() == pytest.approx(200, rel=0.1)
+    torch.testing.assert_close(head(features), values, rtol=0, atol=0.02)
+    head = monobeast.ValueHead(5)
+    for _ in range(10_000):  # of a task without any reward
+        head.observe(torch.tensor(0.0), torch.tensor(0.0), torch.tensor(False))
+    assert head.deviation.item() == pytest.approx(head.LEAST_DEVIATION)
+
+
+@pytest.mark.parametrize("unit", [1e-2, 1e3])
+def test_with_normalized_returns_an_update_is_the_same_in_every_unit_of_the_rewards(unit):
+    """Once the statistics are those of the returns, and values too: then only the last reward, an input, tells."""
+
+    def changes(scale: float) -> list[torch.Tensor]:
+        flags = new_flags(normalize_returns="on", reward_clip=0.0, optimizer="rmsprop")
+        net = new_net(flags)
+        net.baseline.mean.fill_(2.0 * scale)
+        net.baseline.deviation.fill_(3.0 * scale)
+        net.baseline.square.fill_((2.0**2 + 3.0**2) * scale**2)
+        learner = Learner(net, torch.optim.SGD(net.parameters(), lr=0.1), max_bad_updates=1)
+        batch = rows(0)
+        batch["reward"][...] = 5.0 * scale * batch["done"].logical_not()
+        batch["done"][...] = True  # no input of the net tells the reward
+        before = [parameter.detach().clone() for parameter in net.parameters()]
+        monobeast.update(flags, learner, batch, ())
+        return [parameter.detach() - old for parameter, old in zip(net.parameters(), before)]
+
+    torch.testing.assert_close(changes(unit), changes(1.0), rtol=1e-3, atol=1e-6)
