@@ -34,6 +34,11 @@ TASKS = {
     "pong-b32": "--env PongNoFrameskip-v4 --batch_width 32 --learning_rate 7e-4 --total_steps 2000000",
     "cartpole": f"--env CartPole-v1 {SMALL} --batch_width 4 --learning_rate 5e-4 --vtrace_lambda 0.95 --ppo_clip 0.2"
     " --reward_scale 0.05 --total_steps 300000",
+    # With no flag tuned; "-raw" without normalized returns.
+    "cartpole-defaults": "--env CartPole-v1 --total_steps 300000 --log_steps 10000",
+    "cartpole-defaults-raw": "--env CartPole-v1 --total_steps 300000 --log_steps 10000 --normalize_returns off",
+    "acrobot-defaults": "--env Acrobot-v1 --total_steps 300000 --log_steps 10000",
+    "acrobot-defaults-raw": "--env Acrobot-v1 --total_steps 300000 --log_steps 10000 --normalize_returns off",
     "minatar-breakout": f"{MINATAR} --total_steps 3000000 --log_steps 50000",
     "minatar-fast": f"{BREAKOUT} --group_width 256 --batch_width 128 --hidden_size 128 --learning_rate 1e-2"
     " --total_steps 3000000",
