@@ -77,8 +77,8 @@ class AgentFlags(RunFlags):
     """Clip rewards to [-x, x] in the learner; 0 means no clip, auto clips to [-1, 1] for Atari ids only. Logged returns
     are never clipped."""
     normalize_returns: Literal["auto", "on", "off"] = "auto"
-    """Learn values in units of the returns' running deviation (PopArt), whatever the rewards' scale; auto does unless
-    rewards are clipped."""
+    """Learn values in units of the returns' running deviation, by a ValueHead (PopArt); auto does unless rewards are
+    clipped."""
     baseline_cost: float = 0.5
     """Weight of the value loss."""
     entropy_cost: float = 0.01
@@ -119,7 +119,8 @@ class Flags(AgentFlags):
     """Rollouts in shared memory: more keep the learner busy, and add policy lag. 0 chooses one more than there are
     groups, or enough for a batch."""
     actor_niceness: int = 5
-    """Unix niceness added to actors (0 to 19), so that they yield to the learner where cores are short."""
+    """Unix niceness added to actors (0 to 19), so that they yield to the learner where cores are short. Linux with
+    autogroups (kernel.sched_autogroup_enabled) ignores it between the actors and the learner."""
     pin_actors: bool = False
     """Bind each actor to a core in turn."""
     deterministic: bool = False
@@ -293,13 +294,18 @@ class ValueHead(nn.Linear):
     `observe` follows mean and deviation of the returns. It changes weight and bias with them, so that no value changes.
     """
 
-    STEP = 1e-3  # of the running statistics, in one update
+    RATE = 1e-3  # share of an update in the running statistics
     LEAST_DEVIATION = 1e-2
 
     def __init__(self, size: int):
         super().__init__(size, 1)
-        for name, start in (("mean", 0.0), ("square", 1.0), ("deviation", 1.0)):
+        for name, start in (("mean", 0.0), ("variance", 1.0), ("deviation", 1.0)):
             self.register_buffer(name, torch.tensor(start))
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *arguments):
+        for name, buffer in self.named_buffers():  # a checkpoint of before this class has none
+            state_dict.setdefault(prefix + name, buffer)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def forward(self, x):
         return super().forward(x) * self.deviation + self.mean
@@ -307,13 +313,14 @@ class ValueHead(nn.Linear):
     @torch.no_grad()
     def observe(self, mean: torch.Tensor, deviation: torch.Tensor, is_bad: torch.Tensor) -> None:
         """Take mean and deviation of an update's returns into the running ones, unless the update is bad."""
-        step = torch.where(is_bad, 0, self.STEP)
-        square = mean.square() + deviation.square()
+        rate = torch.where(is_bad, 0, self.RATE)
+        mean, deviation = (torch.where(is_bad, 0, x) for x in (mean, deviation))  # NaN times a rate of 0 is NaN
         old_mean, old_deviation = self.mean.clone(), self.deviation.clone()
-        self.mean.lerp_(mean.nan_to_num(), step)
-        self.square.lerp_(square.nan_to_num(), step)
-        variance = self.square - self.mean.square()
-        self.deviation.copy_(variance.clamp(min=self.LEAST_DEVIATION**2).sqrt())
+        difference = mean - self.mean
+        self.mean += rate * difference
+        variance = deviation.square() + difference.square() * (1 - rate)
+        self.variance += rate * (variance - self.variance)
+        self.deviation.copy_(self.variance.sqrt().clamp(min=self.LEAST_DEVIATION))
         self.weight *= old_deviation / self.deviation
         self.bias.copy_((self.bias * old_deviation + old_mean - self.mean) / self.deviation)
 
@@ -555,7 +562,7 @@ def train(flags: Flags) -> None:
         feed = SharedMemoryFeed(learner, flags, memory, actors)
         introduction = (
             f"{num_groups} groups of {flags.group_width} environments, {memory.num_bytes / 1e6:.0f} MB of slots, "
-            f"{describe_updates(flags)}, "
+            f"{describe_updates(flags, learner.net)}, "
             f"policy lag up to {even_policy_lag(flags)} updates where all groups are equally fast"
         )
         training.train(
@@ -597,9 +604,9 @@ def probe_env(create_env: Callable, flags: AgentFlags) -> EnvSpaces:
         return EnvGroup(env).spaces
 
 
-def describe_updates(flags: AgentFlags) -> str:
+def describe_updates(flags: AgentFlags, net: nn.Module) -> str:
     clip = f"clipped to ±{flags.reward_clip:g}" if flags.reward_clip else "not clipped"
-    normalized = ", returns normalized" if flags.normalize_returns == "on" else ""
+    normalized = ", returns normalized" if value_head(net) else ""
     return f"updates of {flags.batch_width} x {flags.unroll_length} steps, rewards {clip}{normalized}"
 
 
@@ -626,7 +633,7 @@ def validate_agent(flags: F) -> F:
 def validate(flags: Flags) -> Flags:
     """The flags with automatic values filled in. Raises InputError with the value, the limit and the remedy."""
     flags = validate_agent(flags)
-    check_limits(flags, {"num_actors": (1, 1024), "num_slots": (0, 2**16), "actor_niceness": (0, 19)})
+    check_limits(flags, {"num_actors": (1, 1024), "actor_niceness": (0, 19)})
     check_widths(flags.group_width, flags.batch_width)
     least = max(flags.group_width // flags.batch_width, 1) - 1
     if 0 < flags.max_policy_lag < least:
@@ -644,6 +651,8 @@ def validate(flags: Flags) -> Flags:
             f"--num_slots {num_slots}: {groups} groups and {slots_per_batch} slots a batch need at least {needed}; "
             "use fewer --num_actors, a smaller --batch_width, or 0 to have it chosen"
         )
+    if num_slots > 2**16:
+        raise InputError(f"--num_slots {num_slots}: at most {2**16}; use a wider --group_width or fewer --num_actors")
     threads = 1 if flags.deterministic else flags.learner_threads
     return replace(flags, num_slots=num_slots, learner_threads=threads, name=run_name("mono", flags))
 

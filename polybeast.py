@@ -24,7 +24,7 @@ try:
 except ModuleNotFoundError:
     sys.exit("PolyBeast needs its C++ part, libbeast: `pip install .` builds it (README.md, PolyBeast)")
 
-from beast.envs.rows import EnvSpaces, parts_by_name
+from beast.envs.rows import EnvSpaces, spaces_by_name
 from beast.errors import InputError, MissingFile, Unreachable, exit_with_message
 from beast.feeds import wire
 from beast.feeds.env_server import MAKING_SECONDS
@@ -56,7 +56,8 @@ class Flags(AgentFlags):
     insecure: bool = False
     """Send a token to other hosts without TLS: in a trusted network."""
     server_niceness: int = 5
-    """Unix niceness added to env servers started here (0 to 19), so that they yield to the learner."""
+    """Unix niceness added to env servers started here (0 to 19), so that they yield to the learner. Linux with
+    autogroups ignores it between them and the learner."""
 
     # Who does how much.
     queue_width: int = 0
@@ -116,7 +117,9 @@ def train(flags: Flags) -> None:
                 if servers
                 else [feed.pool.run]
             )
-            introduction = f"{len(streams)} groups of {flags.group_width} environments, {describe_updates(flags)}"
+            introduction = (
+                f"{len(streams)} groups of {flags.group_width} environments, {describe_updates(flags, learner.net)}"
+            )
             training.train(
                 feed, lambda: infer(training, feed, weights), lambda: learn(training, feed, weights), introduction,
                 others,
@@ -168,7 +171,7 @@ def query_servers(flags: Flags, addresses: list[str], security: dict) -> tuple[F
                 )
     flags = validate(replace(flags, env=first["env"], group_width=first["num_envs"]))
     observation_space, action_space = (wire.space_from_json(first[f"{of}_space"]) for of in ("observation", "action"))
-    return flags, EnvSpaces(parts_by_name(observation_space, observation_space), action_space)
+    return flags, EnvSpaces(spaces_by_name(observation_space), action_space)
 
 
 def validate(flags: Flags, widths_known: bool = True) -> Flags:

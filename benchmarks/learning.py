@@ -23,10 +23,13 @@ import tyro
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
-SMALL = "--num_actors 1 --group_width 16 --hidden_size 256 --log_steps 10000"
+# Tuned and measured without normalized returns.
+SMALL = "--num_actors 1 --group_width 16 --hidden_size 256 --log_steps 10000 --normalize_returns off"
 MEMORY = "--env toy_envs:MemoryCue-v0 --num_actors 1 --batch_width 8 --hidden_size 128 --core_size 64"
 MEMORY += " --ppo_clip 0 --learning_rate 5e-4 --entropy_cost 0.02 --total_steps 100000 --log_steps 5000"
+MEMORY += " --normalize_returns off"
 BREAKOUT = "--env MinAtar/Breakout-v0 --num_actors 1 --ppo_clip 0 --vtrace_lambda 0.95 --entropy_cost 0.05"
+BREAKOUT += " --normalize_returns off"
 MINATAR = f"{BREAKOUT} --batch_width 8 --hidden_size 256 --learning_rate 1.5e-3"
 TASKS = {
     "pong": "--env PongNoFrameskip-v4",

@@ -209,8 +209,8 @@ MUTANTS = [
     Mutant("image statistics forget", "share = len(x) / (self.count + len(x))", "share = 1.0"),
     Mutant("values follow the returns' deviation", "self.weight *= old_deviation / self.deviation", "pass"),
     Mutant("values follow the returns' mean", "old_deviation + old_mean - self.mean)", "old_deviation)"),
-    Mutant("returns of a bad update observed", "torch.where(is_bad, 0, self.STEP)", "torch.tensor(self.STEP)"),
-    Mutant("mean of the returns not in their deviation", "mean.square() + deviation.square()", "deviation.square()"),
+    Mutant("returns of a bad update observed", "torch.where(is_bad, 0, self.RATE)", "torch.tensor(self.RATE)"),
+    Mutant("mean of the returns not in their deviation", "square() + difference.square() * (1 - rate)", "square()"),
     Mutant("returns not observed", "if head := value_head(net):", "if False:"),
     # the update and its loops
     Mutant("gradient not clipped", "flags.grad_clip or math.inf)", "math.inf)"),

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import numpy as np
@@ -207,6 +208,29 @@ def test_every_life_of_a_group_has_a_seed_of_its_own(start):
         if life == 0:
             assert wait_for(pool, 2) == ([], [0, 1])
     assert seeds == [[0, 1, 1, 2], [10, 11, 11, 12]]
+
+
+def test_waking_never_blocks_however_long_nobody_waits(start):
+    actors = start()
+    waker = threading.Thread(target=lambda: [actors.wake() for _ in range(10_000)], daemon=True)
+    waker.start()
+    waker.join(timeout=60)
+    assert not waker.is_alive()
+
+
+def test_actors_that_were_started_end_when_a_later_one_cannot_be_started(start, monkeypatch):
+    pids = []
+
+    def second_fails(process, *arguments, original=Child.start, **options):
+        if pids:
+            raise OSError("no more processes")
+        original(process, *arguments, **options)
+        pids.append(process.popen.pid)
+
+    monkeypatch.setattr(Child, "start", second_fails)
+    with pytest.raises(OSError, match="no more processes"):
+        start(num_actors=2)
+    assert not os.path.exists(f"/proc/{pids[0]}") or not sys.platform.startswith("linux")
 
 
 def test_the_numbers_of_a_message_are_as_large_as_their_limits_say():

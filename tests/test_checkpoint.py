@@ -131,10 +131,10 @@ def test_a_failed_save_leaves_the_old_checkpoint_and_no_rubbish(tmp_path, monkey
 
 
 def test_leftovers_of_killed_writers_are_removed_and_nothing_else(tmp_path):
-    for name in ("checkpoint.pt.tmp", "best.pt.tmp", "checkpoint.pt.old"):
+    for name in ("checkpoint.pt.tmp77", "best.pt.tmp77", "checkpoint.pt.old"):
         (tmp_path / name).write_bytes(b"half")
     checkpoint.save(tmp_path / "checkpoint.pt", {"steps": 1})
-    assert sorted(os.listdir(tmp_path)) == ["best.pt.tmp", "checkpoint.pt", "checkpoint.pt.old"]
+    assert sorted(os.listdir(tmp_path)) == ["best.pt.tmp77", "checkpoint.pt", "checkpoint.pt.old"]
 
 
 KILL_WRITERS = """

@@ -225,6 +225,7 @@ def test_total_minutes_stop_a_run_and_count_over_all_its_starts(tmp_path):
         ({"learning_rate": -1.0}, r"--learning_rate -1.0"),
         ({"learning_rate": math.nan}, r"--learning_rate nan"),
         ({"num_slots": 1}, r"--num_slots 1: .* need at least 2"),
+        ({"group_width": 1, "batch_width": 10**6}, r"--num_slots 2000000: at most 65536; use a wider --group_width"),
         ({"batch_width": 1, "max_policy_lag": 2}, r"--max_policy_lag 2: .* gives 4 updates.* give at least 3"),
     ],
 )

@@ -167,8 +167,13 @@ def test_the_value_head_follows_the_returns_and_no_value_changes_with_its_statis
     assert head.mean.item() == pytest.approx(-700, rel=0.03)
     assert head.deviation.item() == pytest.approx(200, rel=0.1)
     torch.testing.assert_close(head(features), values, rtol=0, atol=0.02)
+    for statistic, value in ((head.mean, 1e4), (head.variance, 100.0), (head.deviation, 10.0)):
+        statistic.fill_(value)
+    for _ in range(3000):  # returns that hardly differ, far from 0
+        head.observe(torch.tensor(1e4), torch.tensor(10.0), torch.tensor(False))
+        assert head.deviation.item() == pytest.approx(10, rel=0.2)
     head = monobeast.ValueHead(5)
-    for _ in range(10_000):  # of a task without any reward
+    for _ in range(10_000):  # a task without any reward
         head.observe(torch.tensor(0.0), torch.tensor(0.0), torch.tensor(False))
     assert head.deviation.item() == pytest.approx(head.LEAST_DEVIATION)
 
@@ -182,7 +187,7 @@ def test_with_normalized_returns_an_update_is_the_same_in_every_unit_of_the_rewa
         net = new_net(flags)
         net.baseline.mean.fill_(2.0 * scale)
         net.baseline.deviation.fill_(3.0 * scale)
-        net.baseline.square.fill_((2.0**2 + 3.0**2) * scale**2)
+        net.baseline.variance.fill_((3.0 * scale) ** 2)
         learner = Learner(net, torch.optim.SGD(net.parameters(), lr=0.1), max_bad_updates=1)
         batch = rows(0)
         batch["reward"][...] = 5.0 * scale * batch["done"].logical_not()
@@ -192,3 +197,10 @@ def test_with_normalized_returns_an_update_is_the_same_in_every_unit_of_the_rewa
         return [parameter.detach() - old for parameter, old in zip(net.parameters(), before)]
 
     torch.testing.assert_close(changes(unit), changes(1.0), rtol=1e-3, atol=1e-6)
+
+
+def test_a_value_head_takes_the_weights_of_one_without_statistics_and_says_the_same():
+    torch.manual_seed(1)
+    plain, head, features = torch.nn.Linear(5, 1), torch.nn.ModuleList([monobeast.ValueHead(5)]), torch.randn(3, 4, 5)
+    head.load_state_dict({f"0.{name}": value for name, value in plain.state_dict().items()})
+    assert torch.equal(head[0](features), plain(features))

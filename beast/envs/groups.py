@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from beast.envs.rows import ENV_FIELDS, EnvSpaces, env_actions, is_final, parts_by_name, rollout_fields
+from beast.envs.rows import (
+    ENV_FIELDS,
+    EnvSpaces,
+    env_actions,
+    is_final,
+    parts_by_name,
+    rollout_fields,
+    spaces_by_name,
+)
 from beast.errors import InputError
 
 
 class EnvGroup:
-    """A vector env whose every result is written into one row of a rollout; `spaces` and `fields` say what that holds.
+    """Steps a vector env and writes each result into a row of a rollout; `spaces` and `fields` say what a row holds.
 
     A row is a dict of arrays: `row["obs"][name]` [K, *shape], and [K] of each of rows.ENV_FIELDS. Each observation is
     copied once, from the vector env's array.
 
-    Under SAME_STEP autoreset a row may have `row["final_obs"][name]` [K, *shape], too (docs/rollout.md). Columns whose
-    episode this row does not truncate are zero at a reset and then keep what they hold. An episode that is truncated
-    without `info["final_obs"]` is marked as terminated, too, so that nothing is bootstrapped from what is not there.
+    Under SAME_STEP autoreset a row may have `row["final_obs"][name]` [K, *shape], too (docs/rollout.md). It means
+    something only in columns whose episode this row truncates. An episode that is truncated without `info["final_obs"]`
+    is marked as terminated, too, so that nothing is bootstrapped from what is not there.
 
     `episode_return` and `episode_step` are of whole games: a vector env whose episode may end within a game says so in
     `info["life_over"]` (bool [K], see `LifeEpisodes`).
@@ -33,8 +43,8 @@ class EnvGroup:
                 f"autoreset mode of {env} is {mode}, expected AutoresetMode.NEXT_STEP or SAME_STEP: "
                 'set metadata["autoreset_mode"] of the vector env to what it does, and let it reset itself'
             )
-        self.env, self.num_envs, space = env, env.num_envs, env.single_observation_space
-        self.spaces = EnvSpaces(parts_by_name(space, space), env.single_action_space, mode == AutoresetMode.SAME_STEP)
+        self.env, self.num_envs, observations = env, env.num_envs, spaces_by_name(env.single_observation_space)
+        self.spaces = EnvSpaces(observations, env.single_action_space, mode == AutoresetMode.SAME_STEP)
         self.fields = rollout_fields(self.spaces)
 
     def reset(self, seed: int, row: dict) -> None:
@@ -81,8 +91,9 @@ class EnvGroup:
 
     def _write_final_observations(self, info: dict, truncated: np.ndarray, fields: dict[str, np.ndarray]) -> np.ndarray:
         """Copy the last observations of truncated episodes; returns which of them there were, bool [K]."""
-        final, space = info.get("final_obs", {}), self.env.single_observation_space
-        found = truncated & info.get("_final_obs", "final_obs" in info)
+        final: Any = info.get("final_obs")
+        space = self.env.single_observation_space
+        found = truncated & info.get("_final_obs", final is not None)
         for k in np.flatnonzero(found):
             if isinstance(final, dict):  # arrays [K, …]
                 last = {name: part[k] for name, part in parts_by_name(space, final).items()}

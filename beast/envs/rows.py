@@ -57,7 +57,7 @@ def is_final(done, terminated, truncated):
 
 
 def parts_by_name(space: Space, nest: Any) -> dict[str, Any]:
-    """Name -> part of `nest`, which is nested as the observation space is: an observation, a batch, or `space` itself.
+    """Name -> part of `nest`, which is nested as the observation space is: an observation or a batch of them.
 
     The name is `obs`, or a Dict's own (nested ones joined by '.'). Raises InputError if two parts get one name.
     """
@@ -71,6 +71,11 @@ def parts_by_name(space: Space, nest: Any) -> dict[str, Any]:
                 raise InputError(f"two parts of the observation space are called {name!r}: rename one")
             parts[name] = part
     return parts
+
+
+def spaces_by_name(space: Space) -> dict[str, Space]:
+    """Name -> space of each part of an observation."""
+    return parts_by_name(space, space)
 
 
 def observation_field(space: Space) -> tuple[tuple[int, ...], str]:

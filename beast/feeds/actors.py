@@ -150,13 +150,18 @@ class ActorProcesses:
         self.groups_per_actor = num_groups // flags.num_actors
         self._selector = selectors.DefaultSelector()
         self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_sender.setblocking(False)
         self._selector.register(self._wake_receiver, selectors.EVENT_READ, None)
         self.processes = [
             ActorProcess(index, self.groups_per_actor, flags.max_env_restarts) for index in range(flags.num_actors)
         ]
         self.workers = {process.name: process.seconds_so_far for process in self.processes}
         self._looked_at = self._next_progress = time.monotonic()
-        self.wait(0)  # starts all
+        try:
+            self.wait(0)  # starts all
+        except BaseException:
+            self.close()
+            raise
 
     def go(self, group: int, slot: int, row: int) -> None:
         """Have the group write this row of this slot. Ignores an actor that has died: `wait` reports it."""
@@ -221,7 +226,7 @@ class ActorProcesses:
 
     def wake(self) -> None:
         """Make `wait` return now. May be called from any thread."""
-        with contextlib.suppress(OSError):  # a closed socket needs no waking
+        with contextlib.suppress(OSError):  # a full socket wakes it too, and a closed one needs no waking
             self._wake_sender.send(b"\0")
 
     def close(self) -> None:

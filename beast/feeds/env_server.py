@@ -46,9 +46,12 @@ class Refusal(Exception):
 class VectorEnvGroup(EnvGroup):
     """A gymnasium vector env in the form that `EnvServer` serves: an EnvGroup that describes itself.
 
-    It has `num_envs`, which the hello says, by default `env`'s own number, `observation_fields`, which maps names to
-    (shape, dtype) of one environment, `structure`, a nest of these names, `action`, the (shape, dtype) of one
-    environment's action or None where any will do, and `observation_space` and `action_space` as JSON or "".
+    Such a group has `reset(seed, row)`, `step(actions, row)` and `close()` of an EnvGroup, and
+    - `num_envs`: environments of a stream, as the hello says; by default `env`'s own number
+    - `observation_fields`: name -> (shape, dtype) of one environment
+    - `structure`: a nest of these names
+    - `action`: (shape, dtype) of one environment's action, or None where any will do
+    - `observation_space`, `action_space`: as JSON, or ""
 
     An observation `name` is the field `obs/<name>`. Under SAME_STEP autoreset the final observation has the field
     `final_obs/<name>` and this same name in `structure`. Errors are those of EnvGroup.

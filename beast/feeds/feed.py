@@ -23,7 +23,7 @@ class Rows(NamedTuple):
 
 
 class Feed:
-    """One thread acts, another one trains; `close`, from any thread, ends the loops of both.
+    """Brings rows to act on and rollouts to train on, each to a thread of its own; `close`, from any thread, ends both.
 
     A rollout whose oldest action would be more than `max_policy_lag` updates old in its last update is dropped and
     counted; 0 drops none.
@@ -47,7 +47,7 @@ class Feed:
     def rollouts(self) -> Iterator[tuple[dict, tuple]]:
         """Rollouts [T+1, B, …] (docs/rollout.md) with the core's state before row 0, on the device.
 
-        Their memory goes back to the environments when the next one is asked for.
+        A rollout is valid until the next one is asked for.
         """
         raise NotImplementedError
 

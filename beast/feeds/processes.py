@@ -29,8 +29,8 @@ class Child:
         """`options` are those of subprocess.Popen."""
         self.errors = tempfile.TemporaryFile()  # its stderr
         self.started_at = time.monotonic()
-        # Linux may share the cores among sessions first. Niceness then counts only within a session, but a run gets
-        # more of a busy machine than one session would (benchmarks/LEDGER.md).
+        # Linux with autogroups shares the cores among sessions first. Niceness then counts only within a session, but a
+        # run gets more of a busy machine than one session would (benchmarks/results/niceness.md).
         self.popen = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stderr=self.errors, start_new_session=True, **options
         )

@@ -90,9 +90,8 @@ class Slots:
 def even_policy_lag(flags) -> int:
     """The highest policy lag, in updates, where all groups are equally fast.
 
-    Between the first row of a slot and the last update on it, each slot is trained at most once, this one included; the
-    last of these updates is the one whose lag is counted. Where slots are joined to a batch, this one is free again
-    before the update on its last rollout ends.
+    All slots together make ceil(slots * K / B) updates. A slot waits for no more than these, and its own last update
+    does not count. Joined slots are free one update earlier, so they wait for one more.
     """
     updates = -(-flags.num_slots * flags.group_width // flags.batch_width)
     return updates if flags.batch_width > flags.group_width else updates - 1
@@ -103,7 +102,7 @@ class SlotTensors:
 
     On a CPU they are the shared memory itself. Elsewhere they are its twin: a row goes up once, when its environments
     have written it, and only actions come down. `full` and `free` have a fence for each slot: inference sets `full`
-    when all rows of a rollout are queued, the learner `free` when all its work on them is.
+    when all rows of a rollout are queued, the learner `free` when its last read of them is.
     """
 
     def __init__(self, memory: RolloutMemory, device: torch.device, is_twin: bool | None = None):

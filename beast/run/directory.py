@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import json
 import os
 import platform
@@ -103,8 +104,11 @@ def replace_file(path: str | os.PathLike, write: Callable[[BinaryIO], object]) -
     Whatever happens, the file holds its old content or the new one. Raises InputError if it cannot be written.
     """
     path = Path(path)
-    temporary = path.with_name(f"{path.name}.tmp")  # beside it, as a rename is atomic only within a file system
+    # Beside it, as a rename is atomic only within a file system.
+    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
     try:
+        for leftover in path.parent.glob(f"{glob.escape(path.name)}.tmp*"):  # of killed writers
+            leftover.unlink(missing_ok=True)
         try:
             with open(temporary, "wb") as file:
                 write(file)
