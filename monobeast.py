@@ -526,9 +526,10 @@ def make_learner(flags: AgentFlags, spaces: EnvSpaces) -> Learner:
 
 
 def train(flags: Flags) -> None:
-    """Train until steps or minutes are used up, or SIGINT or SIGTERM asks for an end; a checkpoint is left in any case.
+    """Train until steps or minutes are used up, or a signal asks for an end; a checkpoint is left in any case.
 
-    A failure while it trains is logged with its traceback and raises SystemExit(1).
+    SIGTERM and SIGHUP end it as steps do; Ctrl-C raises KeyboardInterrupt when all is saved. A failure while it trains
+    is logged and raises SystemExit(1).
     """
     keep_freed_memory()
     flags = validate(flags)

@@ -68,8 +68,8 @@ class Run:
             raise
 
     def log(self, message: str) -> None:
-        """Append `message` to out.log with the time, and print it on stderr."""
-        with open(self.path / "out.log", "a", encoding="utf-8") as file:
+        """Append `message` to out.log with the time, and print it on stderr. A full disk does not keep it from that."""
+        with contextlib.suppress(OSError), open(self.path / "out.log", "a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
         tell(message)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import uuid
@@ -10,7 +11,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from beast.errors import MissingPackage
+from beast.errors import InputError, MissingPackage, first_line
 from beast.run.directory import read_json, replace_file
 
 # The first columns of metrics.csv, whose names dashboards know. All others follow in the order of their first values.
@@ -42,7 +43,19 @@ class Metrics:
             self._tensorboard = SummaryWriter(str(path), purge_step=purge_step)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Record `values` at agent step `step`; the file has them on return. A new name becomes a new column."""
+        """Record `values` at agent step `step`; the file has them on return. A new name becomes a new column.
+
+        Raises InputError if the disk is full.
+        """
+        try:
+            self._write(step, values)
+        except OSError as error:
+            raise InputError(
+                f"{self._path}: metrics cannot be written ({first_line(error)}); the checkpoints are untouched. "
+                "Free some space, and give the same command again to go on from the newest"
+            ) from error
+
+    def _write(self, step: int, values: Mapping[str, float]) -> None:
         new = [name for name in values if name not in self._writer.fieldnames]
         if new:
             self._file.close()
@@ -61,9 +74,11 @@ class Metrics:
 
     def close(self) -> None:
         """Close the files and end the Weights & Biases run."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk, which `write` has told of
+            self._file.close()
         if self._tensorboard:
-            self._tensorboard.close()
+            with contextlib.suppress(OSError):
+                self._tensorboard.close()
         if self._wandb:
             self._wandb.finish()
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from beast import envs
-from beast.errors import WorkerFailure
+from beast.errors import UserError, WorkerFailure
 from beast.feeds.feed import Feed
 from beast.learn.learner import Learner
 from beast.run import checkpoint
@@ -55,7 +55,7 @@ class Training:
                 self.run.log(f"action noise begins anew: the run was on another kind of device than {self.device}")
         self.frames_per_step = envs.frames_per_step(flags.env)
         self._began, self._seconds_before = time.monotonic(), learner.seconds
-        self._is_interrupted = False
+        self._signal = 0  # that asked for an end
         self.latest: dict[str, float] = {}  # the last row of metrics
         self._gathered: list[dict] = []  # statistics of the updates since then
         self.profile = Profile()
@@ -63,16 +63,19 @@ class Training:
         self.profile.cores |= {"process": time.process_time, "learner": lambda: learner.laps.cpu_seconds}
 
     def __enter__(self) -> Training:
-        """From here on a SIGINT or SIGTERM is noted; a second one does what it did before."""
+        """From here on a SIGINT, SIGTERM or SIGHUP is noted; a second one does what it did before."""
         handlers_before = self.cleanup.enter_context(contextlib.ExitStack())
 
         def note(number: int, frame) -> None:  # may run inside any call of the main thread, so it takes no lock
-            self._is_interrupted = True
+            self._signal = number
             handlers_before.close()
 
         if threading.current_thread() is threading.main_thread():  # only this one may set handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
-                handlers_before.callback(signal.signal, number, signal.getsignal(number))
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                before = signal.getsignal(number)
+                if number == signal.SIGHUP and before == signal.SIG_IGN:  # nohup
+                    continue
+                handlers_before.callback(signal.signal, number, before)
                 signal.signal(number, note)
         return self
 
@@ -95,7 +98,7 @@ class Training:
     def record(self, stats: dict[str, float]) -> None:
         """Take in the statistics of an update, and write a row of metrics if one is due. Call it while `updating`."""
         self._gather(stats)
-        if self._gathered and self.learner.steps // self.flags.log_steps != self._row_steps // self.flags.log_steps:
+        if self.learner.steps // self.flags.log_steps != self._row_steps // self.flags.log_steps:
             self._write_metrics()
             self.learner.laps.lap("records")
 
@@ -105,7 +108,8 @@ class Training:
         """Run `infer`, `learn` and each of `others` in threads of their own, until all steps or minutes are used up, a
         signal asks for an end or one of them ends. All of them have to end when the feed is closed.
 
-        A checkpoint is left in any case. The first failure is logged with its traceback and raises SystemExit(1).
+        A checkpoint is left in any case. The first failure is logged, with its traceback unless it is the user's to
+        mend, and raises SystemExit(1). A SIGINT raises KeyboardInterrupt when all is saved and told.
         """
         flags, learner, run = self.flags, self.learner, self.run
         self._feed = feed
@@ -143,27 +147,38 @@ class Training:
         self._row_began = self._began = time.monotonic()
         self.profile.begin()
         threads = ThreadPoolExecutor(len(works))
+        failure: BaseException | None = None
+
+        def fail(error: BaseException) -> None:
+            nonlocal failure
+            if failure is None:  # later ones may follow from it
+                failure = error
+                has_message = isinstance(error, (WorkerFailure, UserError))
+                run.log(str(error) if has_message else "".join(traceback.format_exception(error)))
+
         try:
             for work in works:
                 threads.submit(work).add_done_callback(end_all)
             next_save = time.monotonic() + 60 * flags.checkpoint_minutes
-            while not (stop.wait(0.25) or self._is_interrupted or self.finished()):
+            while not (stop.wait(0.25) or self._signal or self.finished()):
                 console.update(learner.steps, self.latest)
                 if time.monotonic() >= next_save:
                     self.save()
                     next_save = time.monotonic() + 60 * flags.checkpoint_minutes
+        except UserError as error:  # no checkpoint can be written
+            fail(error)
         finally:
             times = self.profile.table(time.monotonic() - self._began)  # before those that wait for the others' end
             feed.close()
             threads.shutdown()
-            failure = next((future.exception() for future in ended if future.exception()), None)
-            if failure:  # logged before anything else can fail
-                has_traceback = isinstance(failure, WorkerFailure)
-                run.log(str(failure) if has_traceback else "".join(traceback.format_exception(failure)))
+            for cause in filter(None, (future.exception() for future in ended)):
+                fail(cause)
             self._gather(learner.settle())
-            if self._gathered:
-                self._write_metrics()
-            self.save()
+            for write in (self._write_metrics, self.save):
+                try:
+                    write()
+                except UserError as error:
+                    fail(error)
         console.update(learner.steps, self.latest, final=True)
         mean = "no episode has ended yet"
         if learner.returns:
@@ -174,6 +189,8 @@ class Training:
             sys.exit(1)
         if learner.steps >= flags.total_steps:
             run.log("all of --total_steps are done: raise them to train on, or give another --name")
+        if self._signal == signal.SIGINT:
+            raise KeyboardInterrupt
 
     def save(self) -> None:
         """Write checkpoint.pt, and best.pt where the last 100 games are the best yet."""
@@ -198,6 +215,8 @@ class Training:
 
     def _write_metrics(self) -> None:
         """A row of metrics over all updates since the last one, but for losses those that were not skipped."""
+        if not self._gathered:
+            return
         learner, now = self.learner, time.monotonic()
         seconds = now - self._row_began
         shares = self.profile.shares(seconds)
