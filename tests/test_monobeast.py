@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -670,3 +671,43 @@ def test_an_update_gets_no_fresh_memory_from_the_kernel(tmp_path):
         [sys.executable, "-c", COUNT_FAULTS, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     assert float(output) < 500, "where malloc gives memory back it is above 15,000"
+
+
+@pytest.mark.parametrize("batch_width", [2, 4, 8])
+@pytest.mark.parametrize("what, name", [("reward", "reward"), ("observation", "observation 'obs'")])
+def test_nan_from_an_environment_is_told_with_its_number_and_group_and_not_blamed_on_the_learning_rate(
+    tmp_path, monkeypatch, capfd, batch_width, what, name
+):
+    monkeypatch.setattr(monobeast.Training, "env_seed", lambda self, group, life: 100 * group)
+    flags = small_flags(root=str(tmp_path), name="run", batch_width=batch_width, max_bad_updates=1)
+
+    def create_env(flags, num_envs):
+        return gymnasium.vector.SyncVectorEnv([lambda: toy_envs.NaNAtStep(102, what)] * num_envs)
+
+    monkeypatch.setattr(monobeast, "create_env", create_env)
+    with pytest.raises(SystemExit):
+        monobeast.train(dataclasses.replace(flags, total_steps=5000, tensorboard=False))
+    told = capfd.readouterr().err
+    message = f"NaN or Inf in {name} of environment 2 in group 1 (in 1 of {batch_width} environments of this update)"
+    assert message in told.split("updates in a row")[1] and "--learning_rate" not in told, told
+    flags = dataclasses.replace(flags, name="more", max_bad_updates=10_000)
+    monobeast.train(dataclasses.replace(flags, total_steps=1500, tensorboard=False))
+    assert capfd.readouterr().err.count(f"an update was skipped: {message}") == 1
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_a_return_that_is_no_number_does_not_stop_best_pt(tmp_path, bad):
+    flags = small_flags(root=str(tmp_path), name="run", total_steps=1000, tensorboard=False)
+    learner = new_learner(flags)
+    with monobeast.Training("mono", flags, learner, set()) as training:
+        for returns in ([bad], 99 * [1.0]):
+            learner.record_episodes([(x, 10) for x in returns])
+            training.save()
+        assert not training.run.best_path.exists()
+        learner.record_episodes([(2.0, 10)])  # the hundred games before it no longer hold the bad one
+        training.save()
+        assert checkpoint.load(training.run.best_path)["counts"]["best"] == pytest.approx(1.01)
+    old = checkpoint.load(training.run.best_path)
+    old["counts"]["best"] = math.inf  # as an earlier version saved it
+    learner.load_state_dict(old)
+    assert learner.best == -math.inf

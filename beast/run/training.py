@@ -56,6 +56,7 @@ class Training:
         self.frames_per_step = envs.frames_per_step(flags.env)
         self._began, self._seconds_before = time.monotonic(), learner.seconds
         self._signal = 0  # that asked for an end
+        self._has_told_bad_inputs = False
         self.latest: dict[str, float] = {}  # the last row of metrics
         self._gathered: list[dict] = []  # statistics of the updates since then
         self.profile = Profile()
@@ -98,6 +99,9 @@ class Training:
     def record(self, stats: dict[str, float]) -> None:
         """Take in the statistics of an update, and write a row of metrics if one is due. Call it while `updating`."""
         self._gather(stats)
+        if self.learner.bad_inputs and not self._has_told_bad_inputs:
+            self._has_told_bad_inputs = True  # once a start
+            self.run.log(f"an update was skipped: {self.learner.bad_inputs}")
         if self.learner.steps // self.flags.log_steps != self._row_steps // self.flags.log_steps:
             self._write_metrics()
             self.learner.laps.lap("records")
@@ -198,9 +202,10 @@ class Training:
         with learner.updating:
             self._gather(learner.settle())
             learner.seconds = self.seconds()
-            is_best = len(learner.returns) == learner.returns.maxlen and np.mean(learner.returns) > learner.best
+            mean = float(np.mean(learner.returns)) if len(learner.returns) == learner.returns.maxlen else -math.inf
+            is_best = math.isfinite(mean) and mean > learner.best
             if is_best:
-                learner.best = float(np.mean(learner.returns))
+                learner.best = mean
             wait_for(self.device)  # the learner's thread has a stream of its own
             state = copy.deepcopy({"config": self._config, **learner.state_dict()})
             state["action_rng"] = self.generator.get_state()
