@@ -584,7 +584,7 @@ def test(flags: AgentFlags, create_env: Callable = create_env) -> dict:
     trained = type(flags)(**{key: value for key, value in {**state["config"], **own}.items() if key in known})
     spaces = probe_env(create_env, trained)
     net = Net(spaces.observations, spaces.action, trained).eval()
-    net.load_state_dict(state["net"])
+    checkpoint.load_weights(net, state["net"], path)
     played = evaluation.play(
         lambda num_envs: create_env(trained, num_envs),
         net, trained.env, flags.episodes, flags.seed, flags.greedy, flags.video,

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import dataclasses
 import io
 import os
 import pickle
@@ -10,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lock_step import small_flags
 from torch import nn
 from waiting import PATIENCE
 
+import monobeast
 from beast.errors import InputError, MissingFile
 from beast.run import checkpoint
 
@@ -128,6 +132,64 @@ def test_a_failed_save_leaves_the_old_checkpoint_and_no_rubbish(tmp_path, monkey
         checkpoint.save(path, {"steps": 2})
     assert os.listdir(tmp_path) == ["checkpoint.pt"]
     assert checkpoint.load(path) == {"steps": 1}
+
+
+def edited_run(tmp_path):
+    """A run with another net than the one that its checkpoint is of: one layer more, a renamed one, other actions."""
+    flags = small_flags(root=str(tmp_path), name="old", total_steps=500, tensorboard=False)
+    monobeast.train(flags)
+
+    class Edited(monobeast.Net):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.more = nn.Sequential(*[nn.Linear(2, 2) for _ in range(3)])
+            self.value, self.policy = self.baseline, nn.Linear(20, 2)
+            del self.baseline
+
+        def forward(self, inputs, core_state):
+            x = self.encoders[0](inputs["obs"]["obs"])
+            return self.policy(torch.cat([x, inputs["reward"][..., None] * 0, x[..., :3]], -1)), x[..., 0], core_state
+
+    return flags, Edited
+
+
+def test_an_edited_net_with_an_old_checkpoint_is_told_what_differs(tmp_path, monkeypatch, run_main):
+    flags, edited = edited_run(tmp_path)
+    monkeypatch.setattr(monobeast, "Net", edited)
+    expected = (
+        r"old/checkpoint\.pt: these are the weights of another net; "
+        r"missing in the checkpoint: more\.0\.weight, more\.0\.bias, more\.1\.weight and \d+ more; "
+        r"unknown to this net: baseline\.weight, .* and 2 more; "
+        r"of other shapes: policy\.weight \[2, \d+\] \(this net has \[2, 20\]\)\. .*--init_from .*checkpoint\.pt"
+    )
+    with pytest.raises(InputError, match=expected):
+        monobeast.train(dataclasses.replace(flags, total_steps=1000))
+    code, output = run_main(monobeast, "--mode", "test", "--root", str(tmp_path), "--name", "old")
+    assert code == 1 and "Traceback" not in output and "more.0.weight" in output
+
+
+def test_a_new_run_takes_over_what_fits_and_logs_what_does_not(tmp_path, monkeypatch, capfd):
+    flags, edited = edited_run(tmp_path)
+    path = str(tmp_path / "old" / "checkpoint.pt")
+    old, began = checkpoint.load(path)["net"], []
+    monkeypatch.setattr(monobeast, "Net", edited)
+    init = monobeast.PublishedWeights.__init__
+    monkeypatch.setattr(
+        monobeast.PublishedWeights, "__init__",
+        lambda self, net, *rest: began.append(copy.deepcopy(net.state_dict())) or init(self, net, *rest),
+    )  # fmt: skip
+    new = dataclasses.replace(flags, name="new", init_from=path)
+    monobeast.train(new)
+    told = capfd.readouterr().err
+    assert f"weights are those of {path}; not taken over: missing in the checkpoint: more.0.weight" in told
+    assert "unknown to this net: baseline.weight" in told
+    assert "of other shapes: policy.weight" in told
+    first = "encoders.0.head.0.weight"
+    assert torch.equal(began[0][first], old[first]) and began[0]["policy.weight"].shape == (2, 20)
+    monobeast.train(dataclasses.replace(new, total_steps=1000))
+    assert not torch.equal(began[1][first], old[first]), "a run that is resumed has its own weights"
+    with pytest.raises(InputError, match="none of its weights fits"):
+        checkpoint.load_fitting_weights(nn.Linear(2, 2), path)
 
 
 def test_leftovers_of_killed_writers_are_removed_and_nothing_else(tmp_path):

@@ -26,6 +26,8 @@ class RunFlags:
     """Directory that holds the runs."""
     seed: int = 1
     """Seed of environments, weights and action sampling. A run with another seed is an independent repetition."""
+    init_from: str = ""
+    """Checkpoint whose weights a new run begins with, as far as they fit the net; the log says what did not fit."""
 
     total_steps: int = 3_000_000
     """Agent steps to train for (an Atari step is 4 frames). The learning rate decays to 0 at this count."""

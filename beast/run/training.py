@@ -47,12 +47,15 @@ class Training:
         self.generator.manual_seed(self.env_seed(2**16, 0))
         if self.run.resumed:
             state = checkpoint.load(self.run.checkpoint_path)
+            checkpoint.load_weights(learner.net, state["net"], self.run.checkpoint_path)
             learner.load_state_dict(state)
             self.run.log(f"resumed at step {learner.steps:,}")
             if state["action_rng"].shape == self.generator.get_state().shape:
                 self.generator.set_state(state["action_rng"])
             else:  # a GPU's generator has another state than a CPU's
                 self.run.log(f"action noise begins anew: the run was on another kind of device than {self.device}")
+        elif flags.init_from:
+            self.run.log(checkpoint.load_fitting_weights(learner.net, flags.init_from))
         self.frames_per_step = envs.frames_per_step(flags.env)
         self._began, self._seconds_before = time.monotonic(), learner.seconds
         self._signal = 0  # that asked for an end
