@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib.util
 import io
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lock_step import small_flags
+import toy_envs  # noqa: F401  registers its environments
+from lock_step import small_flags, spaces_of
 from torch import nn
 from waiting import PATIENCE
 
+import beast
 import monobeast
 from beast.errors import InputError, MissingFile
 from beast.run import checkpoint
@@ -190,6 +194,80 @@ def test_a_new_run_takes_over_what_fits_and_logs_what_does_not(tmp_path, monkeyp
     assert not torch.equal(began[1][first], old[first]), "a run that is resumed has its own weights"
     with pytest.raises(InputError, match="none of its weights fits"):
         checkpoint.load_fitting_weights(nn.Linear(2, 2), path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"core": "lstm"},
+        {"env": "toy_envs:Dict-v0"},
+        {"env": "toy_envs:Tuple-v0", "core": "gru"},
+        {"env": "Pendulum-v1"},
+    ],
+)
+def test_a_loaded_policy_plays_the_games_that_mode_test_plays(tmp_path, changes):
+    flags = small_flags(root=str(tmp_path), name="run", total_steps=500, tensorboard=False, **changes)
+    monobeast.train(flags)
+    path = str(tmp_path / "run" / "checkpoint.pt")
+    policy = beast.load(path)
+    assert policy.steps >= 500 and policy.flags.core == flags.core and not policy.net.training
+    assert policy.observation_space == spaces_of(flags).observations.get("obs", policy.observation_space)
+    played = monobeast.test(dataclasses.replace(flags, checkpoint=path, greedy=True, episodes=4, seed=7))
+    env = policy.make_env(4)
+    observations, _ = env.reset(seed=7)
+    state, reward, done, over = None, 0.0, False, np.zeros(4, bool)
+    returns, is_playing = np.zeros(4), np.ones(4, bool)
+    while is_playing.any():
+        actions, state = policy.act(observations, state, reward, done, greedy=True)
+        observations, reward, terminated, truncated, _ = env.step(actions)
+        done, over = over, terminated | truncated
+        returns += reward * is_playing
+        is_playing &= ~over
+    env.close()
+    np.testing.assert_allclose(returns, played["returns"], rtol=1e-5)
+
+
+def test_a_fork_is_found_by_its_name_or_its_file_and_no_checkpoint_brings_code(tmp_path, monkeypatch):
+    (tmp_path / "my_fork.py").write_text(
+        "from monobeast import *\nimport monobeast\nclass Net(monobeast.Net):\n    is_mine = True\n"
+    )
+    flags = small_flags(root=str(tmp_path), name="run", total_steps=100, tensorboard=False)
+    monobeast.train(flags)
+    path = str(tmp_path / "run" / "checkpoint.pt")
+    state = checkpoint.load(path)
+    assert state["agent"] == "monobeast" and type(beast.load(path).net) is monobeast.Net
+    assert beast.load(path, agent=str(tmp_path / "my_fork.py")).net.is_mine
+    del sys.modules["my_fork"]
+    checkpoint.save(path, {**state, "agent": "my_fork"})
+    with pytest.raises(InputError, match="there is no .*my_fork.py, the agent's file"):
+        beast.load(path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert beast.load(path).net.is_mine
+    checkpoint.save(path, {**state, "agent": f"{tmp_path}/my_fork"})
+    with pytest.raises(InputError, match="no name of a module"):
+        beast.load(path)
+
+
+def test_the_code_of_the_page_on_checkpoints_runs(tmp_path, monkeypatch):
+    page = (Path(__file__).resolve().parent.parent / "docs" / "checkpoints.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 4
+    if not importlib.util.find_spec("onnxscript"):
+        assert "onnx" in blocks.pop()
+    monkeypatch.chdir(tmp_path)
+    monobeast.train(small_flags(name="pong", total_steps=100, core="lstm", tensorboard=False))
+    names: dict = {}
+    for block in blocks:
+        exec(block, names)
+    with torch.no_grad():
+        expected = names["policy"].net(names["inputs"], names["policy"].inputs(np.zeros((1, 4)))[1])[:2]
+    for x, y in zip((names["logits"], names["values"]), expected):
+        torch.testing.assert_close(x, y)
+
+
+def test_importing_beast_imports_no_torch():
+    code = "import sys, beast; assert 'torch' not in sys.modules and callable(beast.load)"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, check=True)
 
 
 def test_leftovers_of_killed_writers_are_removed_and_nothing_else(tmp_path):

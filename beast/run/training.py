@@ -27,6 +27,7 @@ from beast.run.console import Console
 from beast.run.directory import Run
 from beast.run.hardware import stream, wait_for
 from beast.run.metrics import Metrics
+from beast.run.policy import agent_of
 from beast.run.profile import Laps, Profile
 
 
@@ -211,6 +212,7 @@ class Training:
                 learner.best = mean
             wait_for(self.device)  # the learner's thread has a stream of its own
             state = copy.deepcopy({"config": self._config, **learner.state_dict()})
+            state["agent"] = agent_of(learner.net)
             state["action_rng"] = self.generator.get_state()
             wait_for(self.device)
         checkpoint.save(self.run.checkpoint_path, state)
