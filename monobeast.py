@@ -162,7 +162,7 @@ from beast.learn.recurrent import Core
 from beast.run import checkpoint, evaluation, tuning
 from beast.run.flags import FREE_ON_RESUME, check_limits, check_widths, run_name
 from beast.run.hardware import choose_device, keep_freed_memory, pin_memory
-from beast.run.training import Training
+from beast.run.training import Result, Training
 
 F = TypeVar("F", bound=AgentFlags)
 GROUPS_PER_ACTOR = 2  # double buffering: one group steps while the other's actions are chosen
@@ -525,7 +525,7 @@ def make_learner(flags: AgentFlags, spaces: EnvSpaces) -> Learner:
     return Learner(net, make_optimizer(flags, net), flags.max_bad_updates)
 
 
-def train(flags: Flags) -> None:
+def train(flags: Flags) -> Result:
     """Train until steps or minutes are used up, or a signal asks for an end; a checkpoint is left in any case.
 
     SIGTERM and SIGHUP end it as steps do; Ctrl-C raises KeyboardInterrupt when all is saved. A failure while it trains
@@ -559,7 +559,7 @@ def train(flags: Flags) -> None:
             f"{describe_updates(flags)}, "
             f"policy lag up to {even_policy_lag(flags)} updates where all groups are equally fast"
         )
-        training.train(
+        return training.train(
             feed, lambda: infer(training, feed, weights), lambda: learn(training, feed, weights), introduction
         )
 

@@ -32,7 +32,7 @@ from beast.feeds.remote import LocalServers, RemoteFeed
 from beast.learn.learner import PublishedWeights
 from beast.run.flags import FREE_ON_RESUME, check_limits, check_widths, run_name
 from beast.run.hardware import choose_device, keep_freed_memory
-from beast.run.training import Training
+from beast.run.training import Result, Training
 from monobeast import AgentFlags, describe_updates, infer, learn, make_learner, probe_env, test, validate_agent
 from polybeast_env import create_env, parse_flags
 
@@ -77,7 +77,7 @@ PLACEMENT_FLAGS = {
 }
 
 
-def train(flags: Flags) -> None:
+def train(flags: Flags) -> Result:
     """Train until steps or minutes are used up, or a signal asks for an end; a checkpoint is left in any case.
 
     SIGTERM and SIGHUP end it as steps do; Ctrl-C raises KeyboardInterrupt when all is saved. A failure while it trains
@@ -118,7 +118,7 @@ def train(flags: Flags) -> None:
                 else [feed.pool.run]
             )
             introduction = f"{len(streams)} groups of {flags.group_width} environments, {describe_updates(flags)}"
-            training.train(
+            return training.train(
                 feed, lambda: infer(training, feed, weights), lambda: learn(training, feed, weights), introduction,
                 others,
             )  # fmt: skip

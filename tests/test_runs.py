@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
@@ -10,11 +12,13 @@ import types
 from pathlib import Path
 
 import pytest
+from lock_step import small_flags
 from waiting import PATIENCE
 
+import monobeast
 from beast.errors import InputError, MissingPackage
+from beast.run import checkpoint, directory
 from beast.run import console as console_module
-from beast.run import directory
 from beast.run.console import Console
 from beast.run.directory import Run, describe_machine
 from beast.run.metrics import COLUMNS, Metrics
@@ -133,6 +137,45 @@ def test_a_run_whose_files_cannot_be_written_is_refused_and_left_unlocked(tmp_pa
         start(tmp_path)
     (tmp_path / "pong" / "config.json").rmdir()
     start(tmp_path).close()
+
+
+def test_train_returns_what_the_run_came_to_and_leaves_signals_as_they_were(tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    flags = small_flags(root=str(tmp_path), name="run", total_steps=4000, log_steps=1000, tensorboard=False)
+    result = monobeast.train(flags)
+    assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    state = checkpoint.load(result.directory / "checkpoint.pt")
+    assert result.directory == tmp_path / "run" and result.stopped_by == ""
+    assert 4000 <= result.steps == state["counts"]["steps"] and result.updates == state["counts"]["updates"]
+    assert result.mean_return == pytest.approx(sum(state["returns"]) / len(state["returns"]))
+    assert result.best == state["counts"]["best"] > 5
+    assert math.isnan(monobeast.train(dataclasses.replace(flags, name="short", total_steps=1)).best)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_train_but_not_the_program_that_called_it(tmp_path, monkeypatch, number):
+    def infer(*arguments, original=monobeast.infer):
+        os.kill(os.getpid(), number)
+        original(*arguments)
+
+    monkeypatch.setattr(monobeast, "infer", infer)
+    flags = small_flags(root=str(tmp_path), name="run", tensorboard=False)
+    if number == signal.SIGTERM:
+        assert monobeast.train(flags).stopped_by == "SIGTERM"
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            monobeast.train(flags)
+    assert (tmp_path / "run" / "checkpoint.pt").exists()
+
+
+def test_seeds_are_trained_one_after_the_other(tmp_path):
+    command = f"{sys.executable} -m examples.seeds --env CartPole-v1 --name cart --seeds 3 5 --total_steps 500"
+    command += f" --root {tmp_path} --num_actors 1 --no_tensorboard"
+    output = subprocess.run(command.split(), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    lines = output.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["seed 3", "seed 5"], output
+    for seed in (3, 5):
+        assert json.loads((tmp_path / f"cart-seed{seed}" / "config.json").read_text())["seed"] == seed
 
 
 HOLD = """

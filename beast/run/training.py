@@ -14,6 +14,8 @@ import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +31,17 @@ from beast.run.hardware import stream, wait_for
 from beast.run.metrics import Metrics
 from beast.run.policy import agent_of
 from beast.run.profile import Laps, Profile
+
+
+class Result(NamedTuple):
+    """What a run has come to when a start of it ends."""
+
+    steps: int
+    updates: int
+    mean_return: float  # of the last 100 games; NaN if none has ended
+    best: float  # the highest such mean at a checkpoint; NaN before 100 games
+    directory: Path
+    stopped_by: str  # the signal that ended it ("SIGTERM"), or empty
 
 
 class Training:
@@ -112,7 +125,7 @@ class Training:
 
     def train(
         self, feed: Feed, infer: Callable, learn: Callable, introduction: str, others: Iterable[Callable[[], None]] = ()
-    ) -> None:
+    ) -> Result:
         """Run `infer`, `learn` and each of `others` in threads of their own, until all steps or minutes are used up, a
         signal asks for an end or one of them ends. All of them have to end when the feed is closed.
 
@@ -188,9 +201,10 @@ class Training:
                 except UserError as error:
                     fail(error)
         console.update(learner.steps, self.latest, final=True)
+        mean_return = float(np.mean(learner.returns)) if learner.returns else math.nan
         mean = "no episode has ended yet"
         if learner.returns:
-            mean = f"mean return of the last {len(learner.returns)} episodes {np.mean(learner.returns):.2f}"
+            mean = f"mean return of the last {len(learner.returns)} episodes {mean_return:.2f}"
         run.log(f"stopped at step {learner.steps:,}: {mean}, {learner.seconds / 60:.1f} minutes, {run.checkpoint_path}")
         run.log(times)
         if failure:
@@ -199,6 +213,9 @@ class Training:
             run.log("all of --total_steps are done: raise them to train on, or give another --name")
         if self._signal == signal.SIGINT:
             raise KeyboardInterrupt
+        best = learner.best if math.isfinite(learner.best) else math.nan
+        stopped_by = signal.Signals(self._signal).name if self._signal else ""
+        return Result(learner.steps, learner.updates, mean_return, best, run.path, stopped_by)
 
     def save(self) -> None:
         """Write checkpoint.pt, and best.pt where the last 100 games are the best yet."""
