@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import json
@@ -11,9 +12,10 @@ import sys
 import types
 from pathlib import Path
 
+import psutil
 import pytest
 from lock_step import small_flags
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_until
 
 import monobeast
 from beast.errors import InputError, MissingPackage
@@ -21,6 +23,7 @@ from beast.run import checkpoint, directory
 from beast.run import console as console_module
 from beast.run.console import Console
 from beast.run.directory import Run, describe_machine
+from beast.run.evaluation import Evaluations
 from beast.run.metrics import COLUMNS, Metrics
 
 ROOT = Path(__file__).parent.parent
@@ -372,3 +375,55 @@ console.close()
     assert done.returncode == 0, text
     assert "a message" in text and "\x1b[2K" in text, "the line was not redrawn in place"
     assert "20 steps" in text and "mean return" in text and "waiting" not in text and "…" not in text
+
+
+def test_evaluations_play_whole_games_with_seeds_of_their_own_and_choose_best_pt(tmp_path):
+    command = [sys.executable, "monobeast.py", "--env", "CartPole-v1", "--root", str(tmp_path), "--name", "run"]
+    command += ["--num_actors", "1", "--log_steps", "500", "--no_tensorboard", "--total_minutes", "10"]
+    process = subprocess.Popen([*command, "--eval_minutes", "0.01", "--eval_episodes", "3"], cwd=ROOT)
+    run, niceness, seeds = tmp_path / "run", set(), set()
+
+    def rows() -> list[dict]:
+        for child in psutil.Process(process.pid).children():
+            with contextlib.suppress(psutil.Error):
+                words = child.cmdline()
+                if str(run / "eval/checkpoint.pt") in words:
+                    niceness.add(child.nice())
+                    seeds.add(words[words.index("--seed") + 1])
+        return [row for row in rows_of(run) if row.get("eval/step")] if (run / "metrics.csv").exists() else []
+
+    try:
+        wait_until(lambda: len(rows()) >= 2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
+    found = rows_of(run)
+    evaluated = [row for row in found if row.get("eval/step")]
+    assert len(evaluated) < len(found), "an evaluation is in one row"
+    for row in evaluated:
+        assert float(row["eval/episodes"]) == 3 and float(row["eval/step"]) <= float(row["step"])
+        assert float(row["eval/episodic_return"]) == float(row["eval/episodic_length"]) > 5, "CartPole pays 1 a step"
+    returns = {int(float(row["eval/step"])): float(row["eval/episodic_return"]) for row in evaluated}
+    best = checkpoint.load(run / "best.pt")["counts"]
+    assert returns.get(best["steps"], math.inf) >= max(returns.values())  # or one that ended after the last row
+    newest = checkpoint.load(run / "checkpoint.pt")["counts"]
+    assert newest["best_eval"] >= max(returns.values()) - 1e-3  # the CSV has nine digits
+    assert 19 in niceness
+    assert len(seeds) == 1 and "1" not in seeds and not (run / "test.json").exists()
+
+
+def test_an_evaluation_that_fails_is_logged_and_training_goes_on(tmp_path):
+    flags = small_flags(root=str(tmp_path), name="run", eval_minutes=1e-9, tensorboard=False)
+    logged: list[str] = []
+    evaluations = Evaluations(tmp_path, flags, 7, logged.append)
+    assert evaluations.is_due() and evaluations.result() == {}
+    evaluations.start({"config": {}})
+    assert not evaluations.is_due()
+    wait_until(lambda: evaluations._process.popen.poll() is not None)
+    assert evaluations.result() == {} and evaluations.is_due()
+    assert len(logged) == 1 and logged[0].startswith("the evaluation exited with code 1; what it printed last:")
+    evaluations.start({"config": {}})
+    running = evaluations._process.popen
+    evaluations.close()
+    assert running.poll() == -signal.SIGKILL

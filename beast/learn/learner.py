@@ -27,7 +27,7 @@ class Learner:
         self.returns: deque[float] = deque(maxlen=100)
         self.lengths: deque[int] = deque(maxlen=100)
         self.episodes = 0
-        self.best = -math.inf
+        self.best = self.best_eval = -math.inf  # mean return of the last 100 games, and of an evaluation
         self.first_env, self.group_width = 0, 1  # of the rollout in hand: its first environment, counted in its group
         self.bad_inputs = ""  # NaN and Inf that the environments gave to the latest bad updates
         self._batch: dict = {}  # the rollout in hand
@@ -98,7 +98,7 @@ class Learner:
 
     def state_dict(self) -> dict:
         """All that a later start needs to go on as if there had been no stop; on a GPU call `settle` first."""
-        counts = ("steps", "updates", "bad_updates", "seconds", "episodes", "best")
+        counts = ("steps", "updates", "bad_updates", "seconds", "episodes", "best", "best_eval")
         return {
             "net": self.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -121,6 +122,12 @@ def replace_file(path: str | os.PathLike, write: Callable[[BinaryIO], object]) -
             f"{path}: cannot be written ({first_line(error)}); an older file there is untouched. "
             "Check the free space and the permissions of its directory"
         ) from error
+
+
+def copy_file(source: Path, path: Path) -> None:
+    """Replace the file at `path` by a copy of `source`, as `replace_file` does."""
+    with open(source, "rb") as original:
+        replace_file(path, lambda file: shutil.copyfileobj(original, file))
 
 
 def write_json(path: Path, value: Any) -> None:

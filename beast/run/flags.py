@@ -63,10 +63,16 @@ class RunFlags:
     track: bool = False
     """Copy the metrics to Weights & Biases (needs `pip install wandb` and an account)."""
 
+    eval_minutes: float = 0.0
+    """Minutes between evaluations while it trains: whole games of a process of low priority with seeds of their own.
+    They are the metrics eval/… and choose best.pt. 0 evaluates never."""
+    eval_episodes: int = 20
+    """Whole games of one evaluation."""
+
     episodes: int = 10
     """--mode test: number of whole games to play."""
     greedy: bool = False
-    """--mode test: take the most probable action instead of sampling."""
+    """--mode test, and evaluations: take the most probable action instead of sampling."""
     checkpoint: str = ""
     """--mode test: checkpoint file to play; empty takes the run's checkpoint.pt."""
     video: str = ""
@@ -78,13 +84,14 @@ FREE_ON_RESUME = {
     *("mode", "name", "root", "total_steps", "total_minutes", "max_env_restarts", "env_timeout", "max_bad_updates"),
     *("learning_rate", "grad_clip", "max_policy_lag"),  # remedies for bad updates, and for old rollouts
     *("device", "amp", "channels_last", "compile", "learner_threads", "log_steps", "checkpoint_minutes"),
-    *("tensorboard", "track", "episodes", "greedy", "checkpoint", "video"),
+    *("tensorboard", "track", "eval_minutes", "eval_episodes", "episodes", "greedy", "checkpoint", "video"),
 }
 
 RUN_LIMITS = {  # flag: lowest and highest value
     **{name: (1, 10**12) for name in ("total_steps", "log_steps")},
-    **{name: (1, 10**6) for name in ("max_bad_updates", "episodes")},
-    **{name: (0, math.inf) for name in ("total_minutes", "learner_threads", "max_env_restarts", "seed")},
+    **{name: (1, 10**6) for name in ("max_bad_updates", "episodes", "eval_episodes")},
+    **{name: (0, math.inf) for name in ("total_minutes", "eval_minutes", "learner_threads")},
+    **{name: (0, math.inf) for name in ("max_env_restarts", "seed")},
     **{name: (1e-6, math.inf) for name in ("env_timeout", "checkpoint_minutes")},
 }
 

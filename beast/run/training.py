@@ -26,7 +26,8 @@ from beast.feeds.feed import Feed
 from beast.learn.learner import Learner
 from beast.run import checkpoint
 from beast.run.console import Console
-from beast.run.directory import Run
+from beast.run.directory import Run, copy_file
+from beast.run.evaluation import Evaluations
 from beast.run.hardware import stream, wait_for
 from beast.run.metrics import Metrics
 from beast.run.policy import agent_of
@@ -39,7 +40,7 @@ class Result(NamedTuple):
     steps: int
     updates: int
     mean_return: float  # of the last 100 games; NaN if none has ended
-    best: float  # the highest such mean at a checkpoint; NaN before 100 games
+    best: float  # the highest such mean at a checkpoint, or mean of an evaluation; NaN if there was none
     directory: Path
     stopped_by: str  # the signal that ended it ("SIGTERM"), or empty
 
@@ -74,6 +75,8 @@ class Training:
         self._began, self._seconds_before = time.monotonic(), learner.seconds
         self._signal = 0  # that asked for an end
         self._has_told_bad_inputs = False
+        self._evaluations: Evaluations | None = None
+        self._evaluated: dict[str, float] = {}  # metrics for the next row
         self.latest: dict[str, float] = {}  # the last row of metrics
         self._gathered: list[dict] = []  # statistics of the updates since then
         self.profile = Profile()
@@ -134,6 +137,10 @@ class Training:
         """
         flags, learner, run = self.flags, self.learner, self.run
         self._feed = feed
+        if flags.eval_minutes:
+            seed = np.random.SeedSequence([flags.seed, 0]).generate_state(1)  # starts count from 1: no other's seeds
+            self._evaluations = Evaluations(run.path, flags, int(seed[0] >> 2), run.log)
+            self.cleanup.callback(self._evaluations.close)
         self._metrics = Metrics(run.path, learner.steps if run.resumed else None, flags.tensorboard, flags.track)
         self.cleanup.callback(self._metrics.close)
         parameters = sum(parameter.numel() for parameter in learner.net.parameters())
@@ -183,6 +190,7 @@ class Training:
             next_save = time.monotonic() + 60 * flags.checkpoint_minutes
             while not (stop.wait(0.25) or self._signal or self.finished()):
                 console.update(learner.steps, self.latest)
+                self._evaluate()
                 if time.monotonic() >= next_save:
                     self.save()
                     next_save = time.monotonic() + 60 * flags.checkpoint_minutes
@@ -213,28 +221,52 @@ class Training:
             run.log("all of --total_steps are done: raise them to train on, or give another --name")
         if self._signal == signal.SIGINT:
             raise KeyboardInterrupt
-        best = learner.best if math.isfinite(learner.best) else math.nan
+        best = learner.best_eval if self._evaluations else learner.best
+        best = best if math.isfinite(best) else math.nan
         stopped_by = signal.Signals(self._signal).name if self._signal else ""
         return Result(learner.steps, learner.updates, mean_return, best, run.path, stopped_by)
 
     def save(self) -> None:
-        """Write checkpoint.pt, and best.pt where the last 100 games are the best yet."""
+        """Write checkpoint.pt, and best.pt where the last 100 games are the best yet and no evaluations choose it."""
         learner = self.learner
         with learner.updating:
             self._gather(learner.settle())
             learner.seconds = self.seconds()
             mean = float(np.mean(learner.returns)) if len(learner.returns) == learner.returns.maxlen else -math.inf
-            is_best = math.isfinite(mean) and mean > learner.best
+            is_best = math.isfinite(mean) and mean > learner.best and not self._evaluations
             if is_best:
                 learner.best = mean
-            wait_for(self.device)  # the learner's thread has a stream of its own
-            state = copy.deepcopy({"config": self._config, **learner.state_dict()})
-            state["agent"] = agent_of(learner.net)
-            state["action_rng"] = self.generator.get_state()
-            wait_for(self.device)
+            state = self._state()
         checkpoint.save(self.run.checkpoint_path, state)
         if is_best:
             checkpoint.save(self.run.best_path, state)
+
+    def _state(self) -> dict:
+        """What a checkpoint holds. Call it while `updating`."""
+        wait_for(self.device)  # the learner's thread has a stream of its own
+        state = copy.deepcopy({"config": self._config, **self.learner.state_dict()})
+        state["agent"] = agent_of(self.learner.net)
+        state["action_rng"] = self.generator.get_state()
+        wait_for(self.device)
+        return state
+
+    def _evaluate(self) -> None:
+        """Take in the evaluation that has ended, and start the one that is due."""
+        evaluations, learner = self._evaluations, self.learner
+        if evaluations is None:
+            return
+        if found := evaluations.result():
+            self._evaluated = found
+            mean = found["eval/episodic_return"]
+            if math.isfinite(mean) and mean > learner.best_eval:
+                learner.best_eval = mean
+                copy_file(evaluations.checkpoint_path, self.run.best_path)
+        if evaluations.is_due():
+            with learner.updating:
+                self._gather(learner.settle())
+                learner.seconds = self.seconds()
+                state = self._state()
+            evaluations.start(state)
 
     def _gather(self, stats: dict[str, float]) -> None:
         if stats:  # a GPU's come one update late
@@ -265,6 +297,8 @@ class Training:
         if learner.returns:
             row["charts/episodic_return"] = float(np.mean(learner.returns))
             row["charts/episodic_length"] = float(np.mean(learner.lengths))
+        row |= self._evaluated
+        self._evaluated = {}
         self._metrics.write(learner.steps, row)
         self.latest = row
         self._gathered.clear()
