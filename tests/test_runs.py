@@ -76,6 +76,18 @@ def test_commit_and_changes_of_a_checkout_are_recorded(tmp_path, monkeypatch):
     assert len(describe_machine()["commit"]) == 40 and describe_machine()["diff"] == ""
     (tmp_path / "model.py").write_text("layers = 3\n")
     assert "-layers = 2\n+layers = 3" in describe_machine()["diff"]
+    assert describe_machine()["untracked"] == {}
+    for name, text in (("my_env.py", "reward = 1\n"), ("token", "secret"), ("large.py", 200_000 * "#"), ("a.log", "")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / ".gitignore").write_text("*.log\n")
+    (tmp_path / "binary.py").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "gone.py").symlink_to("nowhere")
+    untracked = dict.fromkeys((".gitignore", "token", "large.py", "binary.py", "gone.py"))
+    assert describe_machine()["untracked"] == {**untracked, "my_env.py": "reward = 1\n"}
+    for index in range(30):
+        (tmp_path / f"m{index:02}.py").write_text(90_000 * "#")
+    texts = [text for text in describe_machine()["untracked"].values() if text]
+    assert 900_000 < sum(map(len, texts)) <= 1_000_000, "all files together have a limit, too"
 
 
 def test_a_run_with_a_checkpoint_is_resumed_and_remembers_its_starts(tmp_path):
@@ -293,12 +305,12 @@ def test_track_mirrors_the_rows_and_takes_up_the_same_wandb_run_on_resume(tmp_pa
     fake = types.SimpleNamespace(init=lambda **options: inits.append(options) or fake_run)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     for resume_step in (None, 10, None):
-        metrics = Metrics(tmp_path, resume_step, tensorboard=False, track=True)
+        metrics = Metrics(tmp_path, resume_step, tensorboard=False, track=True, project="mine")
         metrics.write(20, {"hours": 0.5})
         metrics.close()
     assert logged[0] == {"step": 20, "hours": 0.5}
     ids = [options["id"] for options in inits]
-    assert ids[0] == ids[1] != ids[2]
+    assert ids[0] == ids[1] != ids[2] and {options["project"] for options in inits} == {"mine"}
 
 
 @pytest.fixture

@@ -62,6 +62,8 @@ class RunFlags:
     """Write TensorBoard events beside metrics.csv."""
     track: bool = False
     """Copy the metrics to Weights & Biases (needs `pip install wandb` and an account)."""
+    track_project: str = "beast"
+    """Project of Weights & Biases that the run belongs to."""
 
     eval_minutes: float = 0.0
     """Minutes between evaluations while it trains: whole games of a process of low priority with seeds of their own.
@@ -84,7 +86,8 @@ FREE_ON_RESUME = {
     *("mode", "name", "root", "total_steps", "total_minutes", "max_env_restarts", "env_timeout", "max_bad_updates"),
     *("learning_rate", "grad_clip", "max_policy_lag"),  # remedies for bad updates, and for old rollouts
     *("device", "amp", "channels_last", "compile", "learner_threads", "log_steps", "checkpoint_minutes"),
-    *("tensorboard", "track", "eval_minutes", "eval_episodes", "episodes", "greedy", "checkpoint", "video"),
+    *("tensorboard", "track", "track_project", "eval_minutes", "eval_episodes"),
+    *("episodes", "greedy", "checkpoint", "video"),
 }
 
 RUN_LIMITS = {  # flag: lowest and highest value

@@ -141,7 +141,8 @@ class Training:
             seed = np.random.SeedSequence([flags.seed, 0]).generate_state(1)  # starts count from 1: no other's seeds
             self._evaluations = Evaluations(run.path, flags, int(seed[0] >> 2), run.log)
             self.cleanup.callback(self._evaluations.close)
-        self._metrics = Metrics(run.path, learner.steps if run.resumed else None, flags.tensorboard, flags.track)
+        resume_step = learner.steps if run.resumed else None
+        self._metrics = Metrics(run.path, resume_step, flags.tensorboard, flags.track, flags.track_project)
         self.cleanup.callback(self._metrics.close)
         parameters = sum(parameter.numel() for parameter in learner.net.parameters())
         precision = " in bf16" if getattr(learner.net, "amp", False) else ""
