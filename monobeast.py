@@ -21,6 +21,7 @@ from gymnasium import spaces
 
 from beast import envs
 from beast.feeds.actors import run_if_actor
+from beast.run import command_line
 from beast.run.flags import RUN_LIMITS, RunFlags
 
 
@@ -106,6 +107,7 @@ class AgentFlags(RunFlags):
 class Flags(AgentFlags):
     """IMPALA with V-trace on one machine. A *step* is one decision of the agent; in Atari it lasts 4 frames."""
 
+    # Actors.
     mode: Literal["train", "test", "tune"] = "train"  # type: ignore[assignment]  # only this agent tunes
     """train, play whole games with a run's checkpoint (test), or measure this environment, model and machine for about
     40 seconds and print the fastest setting of actors, widths, threads and precision (tune), and with --compile whether
@@ -134,6 +136,8 @@ def create_env(flags: Flags, num_envs: int) -> gymnasium.vector.VectorEnv:
 
 
 run_if_actor(Flags, create_env)  # an actor process reads this file down to here, and never imports torch
+if __name__ == "__main__":
+    command_line.print_help_if_asked(Flags, __doc__)  # nor does --help
 
 import copy
 import math
@@ -650,9 +654,7 @@ def validate(flags: Flags) -> Flags:
 
 
 def main() -> None:
-    import tyro
-
-    flags = tyro.cli(Flags, description=__doc__, use_underscores=True)
+    flags = command_line.parse(Flags, __doc__)
     with exit_with_message():
         {"train": train, "test": lambda flags: test(validate(flags)), "tune": tune}[flags.mode](flags)
 

@@ -30,6 +30,7 @@ from beast.feeds import wire
 from beast.feeds.env_server import MAKING_SECONDS
 from beast.feeds.remote import LocalServers, RemoteFeed
 from beast.learn.learner import PublishedWeights
+from beast.run import command_line
 from beast.run.flags import FREE_ON_RESUME, check_limits, check_widths, run_name
 from beast.run.hardware import choose_device, keep_freed_memory
 from beast.run.training import Result, Training
@@ -198,9 +199,7 @@ def validate(flags: Flags, widths_known: bool = True) -> Flags:
 
 
 def main() -> None:
-    import tyro
-
-    flags = tyro.cli(Flags, description=__doc__, use_underscores=True)
+    flags = command_line.parse(Flags, __doc__)
     with exit_with_message():
         train(flags) if flags.mode == "train" else test(validate(flags), make_env)
 

@@ -27,7 +27,7 @@ from beast.feeds.slots import SlotTensors
 from beast.learn.distributions import distribution
 from beast.learn.learner import Learner, inference_copy
 from beast.learn.nests import map_tensors
-from beast.run import checkpoint
+from beast.run import checkpoint, command_line
 from monobeast import Flags, Net
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -253,7 +253,7 @@ def test_a_wrong_command_line_ends_with_an_error_that_helps(tmp_path, run_main, 
 
 
 def test_every_flag_has_a_help_line_that_tells_its_default(run_main, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("COLUMNS", "100")  # in a wider terminal the sections lie side by side
     code, help_text = run_main(monobeast, "--help")
     assert code == 0
     entries = {part.split(maxsplit=1)[0].strip(","): part for part in help_text.split("│ --")[1:]}
@@ -262,6 +262,45 @@ def test_every_flag_has_a_help_line_that_tells_its_default(run_main, monkeypatch
         assert len(words) > len(field.name) + 40, f"--{field.name} has no help"
         default = repr(field.default) if not isinstance(field.default, str) else (field.default or "''")
         assert f"(default: {default})" in words, f"--{field.name}: {words}"
+
+
+def test_help_shows_the_sections_of_the_file(run_main, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    _, help_text = run_main(monobeast, "--help")
+    titles = [line.split("─")[1].strip() for line in help_text.splitlines() if line.startswith("╭")]
+    assert titles[1:] == [
+        *("the run options", "limits options", "hardware options", "records options", "evaluation and test options"),
+        *("rollouts and batches options", "the agent options", "the loss options", "the optimizer options"),
+        "actors options",
+    ]
+    loss = help_text.split("the loss options")[1].split("╭")[0]
+    assert "--vtrace_lambda FLOAT" in loss and "--optimizer " not in loss
+
+
+def test_help_imports_no_torch():
+    command = [sys.executable, "-X", "importtime", "monobeast.py", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "--vtrace_lambda" in done.stdout and "| tyro\n" in done.stderr.replace("|   ", "| ").replace("  ", "")
+    assert not [line for line in done.stderr.splitlines() if line.split("|")[-1].strip() in ("torch", "scipy")]
+
+
+def test_flags_are_parsed_whatever_their_section_and_class():
+    @dataclasses.dataclass
+    class Own(monobeast.Flags):
+        # Mine: of this test.
+        level: int = 3
+        """How hard it is."""
+        discount: float = 0.5
+
+    arguments = ["--level", "4", "--no_tensorboard", "--net", "mlp", "--reward_clip", "2.5", "--seed", "7"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["own.py", *arguments])
+        flags = command_line.parse(Own, None)
+    changes = {"level": 4, "tensorboard": False, "net": "mlp", "reward_clip": 2.5, "seed": 7, "discount": 0.5}
+    assert flags == Own(**changes)
+    known = command_line.read_source(Own)
+    assert known["level"] == command_line.Flag("Mine", "How hard it is.")
+    assert known["discount"].section == "The loss" and known["discount"].help.startswith("Discount of one")
 
 
 def test_actors_do_not_import_torch_and_stay_small(tmp_path):

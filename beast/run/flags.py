@@ -15,6 +15,7 @@ from beast.errors import InputError
 class RunFlags:
     """Flags of a run whatever its agent: the task, the training time, the hardware, the records."""
 
+    # The run.
     mode: Literal["train", "test"] = "train"
     """train, or play whole games with a run's checkpoint (test)."""
     env: str = "PongNoFrameskip-v4"
@@ -29,6 +30,7 @@ class RunFlags:
     init_from: str = ""
     """Checkpoint whose weights a new run begins with, as far as they fit the net; the log says what did not fit."""
 
+    # Limits.
     total_steps: int = 3_000_000
     """Agent steps to train for (an Atari step is 4 frames). The learning rate decays to 0 at this count."""
     total_minutes: float = 0.0
@@ -41,6 +43,7 @@ class RunFlags:
     max_bad_updates: int = 10
     """Updates with a NaN or Inf in loss or gradients are skipped; after this many in a row the run stops."""
 
+    # Hardware.
     device: str = "auto"
     """Device of learner and inference: cpu, cuda, cuda:1 …; auto takes a GPU where there is one."""
     amp: Literal["auto", "on", "off"] = "auto"
@@ -54,6 +57,7 @@ class RunFlags:
     learner_threads: int = 0
     """CPU threads of the learner; 0 takes half of the cores. Inference has one thread."""
 
+    # Records.
     log_steps: int = 20_000
     """Agent steps between two rows of metrics."""
     checkpoint_minutes: float = 5.0
@@ -65,6 +69,7 @@ class RunFlags:
     track_project: str = "beast"
     """Project of Weights & Biases that the run belongs to."""
 
+    # Evaluation and test.
     eval_minutes: float = 0.0
     """Minutes between evaluations while it trains: whole games of a process of low priority with seeds of their own.
     They are the metrics eval/… and choose best.pt. 0 evaluates never."""
