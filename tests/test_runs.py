@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -181,6 +182,13 @@ def test_a_signal_ends_train_but_not_the_program_that_called_it(tmp_path, monkey
         with pytest.raises(KeyboardInterrupt):
             monobeast.train(flags)
     assert (tmp_path / "run" / "checkpoint.pt").exists()
+
+
+def test_the_code_of_the_page_on_runs_trains(tmp_path, monkeypatch, capsys):
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "runs.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(block.replace("20_000", "500, num_actors=1, tensorboard=False"), {})
+    assert capsys.readouterr().out.endswith("runs/cartpole\n")
 
 
 def test_seeds_are_trained_one_after_the_other(tmp_path):
