@@ -21,6 +21,7 @@ from gymnasium import spaces
 
 from beast import envs
 from beast.feeds.actors import run_if_actor
+from beast.run import command_line
 from beast.run.flags import RUN_LIMITS, RunFlags
 
 
@@ -106,6 +107,7 @@ class AgentFlags(RunFlags):
 class Flags(AgentFlags):
     """IMPALA with V-trace on one machine. A *step* is one decision of the agent; in Atari it lasts 4 frames."""
 
+    # Actors.
     mode: Literal["train", "test", "tune"] = "train"  # type: ignore[assignment]  # only this agent tunes
     """train, play whole games with a run's checkpoint (test), or measure this environment, model and machine for about
     40 seconds and print the fastest setting of actors, widths, threads and precision (tune), and with --compile whether
@@ -135,6 +137,8 @@ def create_env(flags: Flags, num_envs: int) -> gymnasium.vector.VectorEnv:
 
 
 run_if_actor(Flags, create_env)  # an actor process reads this file down to here, and never imports torch
+if __name__ == "__main__":
+    command_line.print_help_if_asked(Flags, __doc__)  # nor does --help
 
 import copy
 import math
@@ -163,7 +167,7 @@ from beast.learn.recurrent import Core
 from beast.run import checkpoint, evaluation, tuning
 from beast.run.flags import FREE_ON_RESUME, check_limits, check_widths, run_name
 from beast.run.hardware import choose_device, keep_freed_memory, pin_memory
-from beast.run.training import Training
+from beast.run.training import Result, Training
 
 F = TypeVar("F", bound=AgentFlags)
 GROUPS_PER_ACTOR = 2  # double buffering: one group steps while the other's actions are chosen
@@ -532,10 +536,11 @@ def make_learner(flags: AgentFlags, spaces: EnvSpaces) -> Learner:
     return Learner(net, make_optimizer(flags, net), flags.max_bad_updates)
 
 
-def train(flags: Flags) -> None:
-    """Train until steps or minutes are used up, or SIGINT or SIGTERM asks for an end; a checkpoint is left in any case.
+def train(flags: Flags) -> Result:
+    """Train until steps or minutes are used up, or a signal asks for an end; a checkpoint is left in any case.
 
-    A failure while it trains is logged with its traceback and raises SystemExit(1).
+    SIGTERM and SIGHUP end it as steps do; Ctrl-C raises KeyboardInterrupt when all is saved. A failure while it trains
+    is logged and raises SystemExit(1).
     """
     keep_freed_memory()
     flags = validate(flags)
@@ -565,7 +570,7 @@ def train(flags: Flags) -> None:
             f"{describe_updates(flags, learner.net)}, "
             f"policy lag up to {even_policy_lag(flags)} updates where all groups are equally fast"
         )
-        training.train(
+        return training.train(
             feed, lambda: infer(training, feed, weights), lambda: learn(training, feed, weights), introduction
         )
 
@@ -590,7 +595,7 @@ def test(flags: AgentFlags, create_env: Callable = create_env) -> dict:
     trained = type(flags)(**{key: value for key, value in {**state["config"], **own}.items() if key in known})
     spaces = probe_env(create_env, trained)
     net = Net(spaces.observations, spaces.action, trained).eval()
-    net.load_state_dict(state["net"])
+    checkpoint.load_weights(net, state["net"], path)
     played = evaluation.play(
         lambda num_envs: create_env(trained, num_envs),
         net, trained.env, flags.episodes, flags.seed, flags.greedy, flags.video,
@@ -658,9 +663,7 @@ def validate(flags: Flags) -> Flags:
 
 
 def main() -> None:
-    import tyro
-
-    flags = tyro.cli(Flags, description=__doc__, use_underscores=True)
+    flags = command_line.parse(Flags, __doc__)
     with exit_with_message():
         {"train": train, "test": lambda flags: test(validate(flags)), "tune": tune}[flags.mode](flags)
 

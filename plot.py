@@ -2,10 +2,11 @@
 
     python plot.py runs/pong                                               # curve.png: return over agent steps
     python plot.py runs/a-seed1 runs/a-seed2 runs/b --x hours --out ab.png
-    python plot.py benchmarks/results/pong*.csv --x frames
+    python plot.py benchmarks/results/pong*.csv --x frames --average iqm --labels "two cores"
 
-Runs that differ only in seed and name make one curve: the mean over the seeds, in a band from the lowest to the
-highest. The legend shows the last value of each mean.
+Runs that differ only in seed and name make one curve: the mean or the interquartile mean (IQM) over the seeds, in a
+band of 95 % bootstrap confidence or from the lowest to the highest. The legend shows the last value of each curve, and
+the figure says what was averaged.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -60,6 +61,13 @@ class Flags:
     """Image file to write; its suffix (.png, .svg, .pdf) chooses the format."""
     smooth: int = 1
     """Number of rows to average over, each row with those before it; 1 does not average."""
+    average: Literal["mean", "iqm"] = "mean"
+    """Over seeds: the mean, or the interquartile mean, that of the middle half of the seeds, which outliers move less.
+    """
+    band: Literal["bootstrap", "range"] = "bootstrap"
+    """Around it: the 95 % confidence interval by bootstrap over the seeds, or from the lowest seed to the highest."""
+    labels: tuple[str, ...] = ()
+    """A label for each curve, in the order of the first run of each; none takes what the runs differ in."""
     title: str = ""
     """Title; empty takes the environment's id if all runs share it."""
 
@@ -117,12 +125,18 @@ def group_seeds(curves: Iterable[Curve]) -> list[list[Curve]]:
     return list(groups.values())
 
 
-def label_groups(groups: list[list[Curve]]) -> list[str]:
-    """A label for each group: the flags that differ, if they are few, else its name; and its number of seeds."""
+def label_groups(groups: list[list[Curve]], chosen: Sequence[str] = ()) -> list[str]:
+    """A label for each group: the chosen one, or the flags that differ, if they are few, else its name; and its number
+    of seeds. Raises InputError if there are more or fewer chosen ones than groups."""
+    if chosen and len(chosen) != len(groups):
+        names = ", ".join(group[0].name for group in groups)
+        raise InputError(f"--labels has {len(chosen)} labels for {len(groups)} curves ({names}): give one for each")
     configs = [group[0].config for group in groups]
     flags = [flag for flag in dict.fromkeys(flag for config in configs for flag in config) if flag not in SAME_CURVE]
     differing = [flag for flag in flags if len({json.dumps(config.get(flag)) for config in configs}) > 1]
-    if all(configs) and 1 <= len(differing) <= 3:
+    if chosen:
+        labels = list(chosen)
+    elif all(configs) and 1 <= len(differing) <= 3:
         labels = [
             ", ".join(f"{config.get(flag)}" if flag == "env" else f"{flag} {config.get(flag)}" for flag in differing)
             for config in configs
@@ -132,9 +146,17 @@ def label_groups(groups: list[list[Curve]]) -> list[str]:
     return [f"{label} ({len(group)} seeds)" if len(group) > 1 else label for label, group in zip(labels, groups)]
 
 
-def mean_and_range(group: list[Curve], points: int = 500) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """x, mean, lowest and highest y of a group, over the part of the x axis that its curves have in common. Raises
-    InputError if there is none."""
+def interquartile_mean(ys: np.ndarray) -> np.ndarray:
+    """Mean of the middle half of `ys` [seeds, …]; where that ends within a seed, a part of it counts."""
+    edges = np.arange(len(ys) + 1).clip(len(ys) / 4, len(ys) * 3 / 4)
+    return np.tensordot(np.diff(edges) / (len(ys) / 2), np.sort(ys, axis=0), 1)
+
+
+def average_and_band(
+    group: list[Curve], average: str = "mean", band: str = "bootstrap", points: int = 500, resamples: int = 2000
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """x, average, lower and upper edge of the band of a group, over the part of the x axis that its curves have in
+    common. Raises InputError if there is none."""
     if len(group) == 1:
         return group[0].x, group[0].y, group[0].y, group[0].y
     first, last = max(curve.x[0] for curve in group), min(curve.x[-1] for curve in group)
@@ -142,7 +164,25 @@ def mean_and_range(group: list[Curve], points: int = 500) -> tuple[np.ndarray, n
         raise InputError(f"{group[0].name}: its runs have no part of the x axis in common; draw them one by one")
     x = np.linspace(first, last, points)
     ys = np.stack([np.interp(x, curve.x, curve.y) for curve in group])  # [seeds, points]
-    return x, ys.mean(0), ys.min(0), ys.max(0)
+
+    def over_seeds(ys: np.ndarray) -> np.ndarray:
+        return interquartile_mean(ys) if average == "iqm" else ys.mean(0)
+
+    if band == "range":
+        return x, over_seeds(ys), ys.min(0), ys.max(0)
+    choices = np.random.default_rng(0).integers(len(ys), size=(resamples, len(ys)))
+    lower, upper = np.percentile([over_seeds(ys[chosen]) for chosen in choices], [2.5, 97.5], axis=0)
+    return x, over_seeds(ys), lower, upper
+
+
+def describe_averages(groups: list[list[Curve]], flags: Flags) -> str:
+    """How the figure averages and smooths, for a line below it."""
+    rows = f"a point is the mean of {flags.smooth} rows of metrics.csv" if flags.smooth > 1 else "not smoothed"
+    if max(map(len, groups)) == 1:
+        return rows
+    average = "interquartile mean" if flags.average == "iqm" else "mean"
+    band = "from lowest to highest" if flags.band == "range" else "95 % bootstrap interval"
+    return f"line: {average} over seeds; band: {band}; {rows}"
 
 
 def draw(groups: list[list[Curve]], flags: Flags):
@@ -155,8 +195,8 @@ def draw(groups: list[list[Curve]], flags: Flags):
 
     figure = Figure(figsize=(7.2, 4.2), dpi=160, layout="constrained")
     axes = figure.add_subplot()
-    for index, (group, label) in enumerate(zip(groups, label_groups(groups))):
-        x, mean, lowest, highest = mean_and_range(group)
+    for index, (group, label) in enumerate(zip(groups, label_groups(groups, flags.labels))):
+        x, mean, lowest, highest = average_and_band(group, flags.average, flags.band)
         color = COLORS[index % len(COLORS)]
         axes.plot(x, mean, color=color, linewidth=1.8, label=f"{label}: {mean[-1]:.4g}", solid_capstyle="round")
         if len(group) > 1:
@@ -171,6 +211,7 @@ def draw(groups: list[list[Curve]], flags: Flags):
     if flags.x != "hours":
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 500k, 2M
     axes.set_xlabel(AXIS_LABEL[flags.x], color="#444444", fontsize=10)
+    figure.supxlabel(describe_averages(groups, flags), color="#777777", fontsize=7.5, x=0.99, ha="right")
     axes.set_ylabel(AXIS_LABEL.get(flags.y, flags.y), color="#444444", fontsize=10)
     envs = {curve.config.get("env", "") for group in groups for curve in group}
     title = flags.title or (envs.pop() if len(envs) == 1 else "")

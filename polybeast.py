@@ -30,9 +30,10 @@ from beast.feeds import wire
 from beast.feeds.env_server import MAKING_SECONDS
 from beast.feeds.remote import LocalServers, RemoteFeed
 from beast.learn.learner import PublishedWeights
+from beast.run import command_line
 from beast.run.flags import FREE_ON_RESUME, check_limits, check_widths, run_name
 from beast.run.hardware import choose_device, keep_freed_memory
-from beast.run.training import Training
+from beast.run.training import Result, Training
 from monobeast import AgentFlags, describe_updates, infer, learn, make_learner, probe_env, test, validate_agent
 from polybeast_env import create_env, parse_flags
 
@@ -78,10 +79,11 @@ PLACEMENT_FLAGS = {
 }
 
 
-def train(flags: Flags) -> None:
-    """Train until steps or minutes are used up, or SIGINT or SIGTERM asks for an end; a checkpoint is left in any case.
+def train(flags: Flags) -> Result:
+    """Train until steps or minutes are used up, or a signal asks for an end; a checkpoint is left in any case.
 
-    A failure while it trains is logged with its traceback and raises SystemExit(1).
+    SIGTERM and SIGHUP end it as steps do; Ctrl-C raises KeyboardInterrupt when all is saved. A failure while it trains
+    is logged and raises SystemExit(1).
     """
     keep_freed_memory()
     validate(flags, widths_known=not flags.addresses)
@@ -120,7 +122,7 @@ def train(flags: Flags) -> None:
             introduction = (
                 f"{len(streams)} groups of {flags.group_width} environments, {describe_updates(flags, learner.net)}"
             )
-            training.train(
+            return training.train(
                 feed, lambda: infer(training, feed, weights), lambda: learn(training, feed, weights), introduction,
                 others,
             )  # fmt: skip
@@ -200,9 +202,7 @@ def validate(flags: Flags, widths_known: bool = True) -> Flags:
 
 
 def main() -> None:
-    import tyro
-
-    flags = tyro.cli(Flags, description=__doc__, use_underscores=True)
+    flags = command_line.parse(Flags, __doc__)
     with exit_with_message():
         train(flags) if flags.mode == "train" else test(validate(flags), make_env)
 

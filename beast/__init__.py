@@ -1,3 +1,21 @@
 """What the agents of Beast share and a researcher seldom edits: environments, feeds, learning arithmetic, runs."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from beast.run.policy import Policy
+
 __version__ = "0.1.0"
+
+
+def load(path: str, agent: str = "") -> Policy:
+    """The policy of a checkpoint, with its `net`, its spaces and its `flags`; no code from the file is run.
+
+    `agent` is the file with the `Net` that was trained (`"my_fork.py"`). Left out, it is the module that the checkpoint
+    names, which is imported. Environments are made once, to learn their spaces. Raises MissingFile or InputError.
+    """
+    from beast.run.policy import load  # only here: environments on other hosts need no torch
+
+    return load(path, agent)

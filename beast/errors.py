@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -43,8 +44,16 @@ def first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def exit_with_message() -> Iterator[None]:
-    """End the program with the message of a `UserError` or `WorkerFailure` instead of a traceback, and exit code 1."""
+    """End the program with the message of a `UserError` or `WorkerFailure` instead of a traceback, and exit code 1.
+
+    Ctrl-C ends it quietly by the signal itself, so that a shell's loop ends, too.
+    """
     try:
         yield
+    except KeyboardInterrupt:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
     except (UserError, WorkerFailure) as error:
         sys.exit(f"error: {error}")

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import copy
+import dataclasses
+import importlib.util
 import io
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import toy_envs  # noqa: F401  registers its environments
+from lock_step import small_flags, spaces_of
 from torch import nn
 from waiting import PATIENCE
 
+import beast
+import monobeast
 from beast.errors import InputError, MissingFile
 from beast.run import checkpoint
 
@@ -128,6 +136,138 @@ def test_a_failed_save_leaves_the_old_checkpoint_and_no_rubbish(tmp_path, monkey
         checkpoint.save(path, {"steps": 2})
     assert os.listdir(tmp_path) == ["checkpoint.pt"]
     assert checkpoint.load(path) == {"steps": 1}
+
+
+def edited_run(tmp_path):
+    """A run with another net than the one that its checkpoint is of: one layer more, a renamed one, other actions."""
+    flags = small_flags(root=str(tmp_path), name="old", total_steps=500, tensorboard=False)
+    monobeast.train(flags)
+
+    class Edited(monobeast.Net):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.more = nn.Sequential(*[nn.Linear(2, 2) for _ in range(3)])
+            self.value, self.policy = self.baseline, nn.Linear(20, 2)
+            del self.baseline
+
+        def forward(self, inputs, core_state):
+            x = self.encoders[0](inputs["obs"]["obs"])
+            return self.policy(torch.cat([x, inputs["reward"][..., None] * 0, x[..., :3]], -1)), x[..., 0], core_state
+
+    return flags, Edited
+
+
+def test_an_edited_net_with_an_old_checkpoint_is_told_what_differs(tmp_path, monkeypatch, run_main):
+    flags, edited = edited_run(tmp_path)
+    monkeypatch.setattr(monobeast, "Net", edited)
+    expected = (
+        r"old/checkpoint\.pt: these are the weights of another net; "
+        r"missing in the checkpoint: more\.0\.weight, more\.0\.bias, more\.1\.weight and \d+ more; "
+        r"unknown to this net: baseline\.weight, .* and 2 more; "
+        r"of other shapes: policy\.weight \[2, \d+\] \(this net has \[2, 20\]\)\. .*--init_from .*checkpoint\.pt"
+    )
+    with pytest.raises(InputError, match=expected):
+        monobeast.train(dataclasses.replace(flags, total_steps=1000))
+    code, output = run_main(monobeast, "--mode", "test", "--root", str(tmp_path), "--name", "old")
+    assert code == 1 and "Traceback" not in output and "more.0.weight" in output
+
+
+def test_a_new_run_takes_over_what_fits_and_logs_what_does_not(tmp_path, monkeypatch, capfd):
+    flags, edited = edited_run(tmp_path)
+    path = str(tmp_path / "old" / "checkpoint.pt")
+    old, began = checkpoint.load(path)["net"], []
+    monkeypatch.setattr(monobeast, "Net", edited)
+    init = monobeast.PublishedWeights.__init__
+    monkeypatch.setattr(
+        monobeast.PublishedWeights, "__init__",
+        lambda self, net, *rest: began.append(copy.deepcopy(net.state_dict())) or init(self, net, *rest),
+    )  # fmt: skip
+    new = dataclasses.replace(flags, name="new", init_from=path)
+    monobeast.train(new)
+    told = capfd.readouterr().err
+    assert f"weights are those of {path}; not taken over: missing in the checkpoint: more.0.weight" in told
+    assert "unknown to this net: baseline.weight" in told
+    assert "of other shapes: policy.weight" in told
+    first = "encoders.0.head.0.weight"
+    assert torch.equal(began[0][first], old[first]) and began[0]["policy.weight"].shape == (2, 20)
+    monobeast.train(dataclasses.replace(new, total_steps=1000))
+    assert not torch.equal(began[1][first], old[first]), "a run that is resumed has its own weights"
+    with pytest.raises(InputError, match="none of its weights fits"):
+        checkpoint.load_fitting_weights(nn.Linear(2, 2), path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"core": "lstm"},
+        {"env": "toy_envs:Dict-v0"},
+        {"env": "toy_envs:Tuple-v0", "core": "gru"},
+        {"env": "Pendulum-v1"},
+    ],
+)
+def test_a_loaded_policy_plays_the_games_that_mode_test_plays(tmp_path, changes):
+    flags = small_flags(root=str(tmp_path), name="run", total_steps=500, tensorboard=False, **changes)
+    monobeast.train(flags)
+    path = str(tmp_path / "run" / "checkpoint.pt")
+    policy = beast.load(path)
+    assert policy.steps >= 500 and policy.flags.core == flags.core and not policy.net.training
+    assert policy.observation_space == spaces_of(flags).observations.get("obs", policy.observation_space)
+    played = monobeast.test(dataclasses.replace(flags, checkpoint=path, greedy=True, episodes=4, seed=7))
+    env = policy.make_env(4)
+    observations, _ = env.reset(seed=7)
+    state, reward, done, over = None, 0.0, False, np.zeros(4, bool)
+    returns, is_playing = np.zeros(4), np.ones(4, bool)
+    while is_playing.any():
+        actions, state = policy.act(observations, state, reward, done, greedy=True)
+        observations, reward, terminated, truncated, _ = env.step(actions)
+        done, over = over, terminated | truncated
+        returns += reward * is_playing
+        is_playing &= ~over
+    env.close()
+    np.testing.assert_allclose(returns, played["returns"], rtol=1e-5)
+
+
+def test_a_fork_is_found_by_its_name_or_its_file_and_no_checkpoint_brings_code(tmp_path, monkeypatch):
+    (tmp_path / "my_fork.py").write_text(
+        "from monobeast import *\nimport monobeast\nclass Net(monobeast.Net):\n    is_mine = True\n"
+    )
+    flags = small_flags(root=str(tmp_path), name="run", total_steps=100, tensorboard=False)
+    monobeast.train(flags)
+    path = str(tmp_path / "run" / "checkpoint.pt")
+    state = checkpoint.load(path)
+    assert state["agent"] == "monobeast" and type(beast.load(path).net) is monobeast.Net
+    assert beast.load(path, agent=str(tmp_path / "my_fork.py")).net.is_mine
+    del sys.modules["my_fork"]
+    checkpoint.save(path, {**state, "agent": "my_fork"})
+    with pytest.raises(InputError, match="there is no .*my_fork.py, the agent's file"):
+        beast.load(path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert beast.load(path).net.is_mine
+    checkpoint.save(path, {**state, "agent": f"{tmp_path}/my_fork"})
+    with pytest.raises(InputError, match="no name of a module"):
+        beast.load(path)
+
+
+def test_the_code_of_the_page_on_checkpoints_runs(tmp_path, monkeypatch):
+    page = (Path(__file__).resolve().parent.parent / "docs" / "checkpoints.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 4
+    if not importlib.util.find_spec("onnxscript"):
+        assert "onnx" in blocks.pop()
+    monkeypatch.chdir(tmp_path)
+    monobeast.train(small_flags(name="pong", total_steps=100, core="lstm", tensorboard=False))
+    names: dict = {}
+    for block in blocks:
+        exec(block, names)
+    with torch.no_grad():
+        expected = names["policy"].net(names["inputs"], names["policy"].inputs(np.zeros((1, 4)))[1])[:2]
+    for x, y in zip((names["logits"], names["values"]), expected):
+        torch.testing.assert_close(x, y)
+
+
+def test_importing_beast_imports_no_torch():
+    code = "import sys, beast; assert 'torch' not in sys.modules and callable(beast.load)"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, check=True)
 
 
 def test_leftovers_of_killed_writers_are_removed_and_nothing_else(tmp_path):

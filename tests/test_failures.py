@@ -1,11 +1,13 @@
 """What happens when something dies: real processes, real signals."""
 
 import contextlib
+import fcntl
 import os
 import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -109,13 +111,114 @@ class Training:
 PROMPTLY = 2.0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_writes_a_checkpoint_and_exits_with_zero(tmp_path, number):
+# Ctrl-C ends a shell's loop over runs, too, if the run dies of it.
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 0), (signal.SIGHUP, 0)])
+def test_a_run_that_a_signal_ends_writes_a_checkpoint_and_its_closing_lines(tmp_path, number, code):
     training = Training(tmp_path)
     training.wait_until_training()
     training.process.send_signal(number)
-    assert training.end_promptly() == 0, training.text()
+    assert training.end_promptly() == code, training.text()
     assert (training.run / "checkpoint.pt").exists()
+    assert "stopped at step" in training.text() and "Traceback" not in training.text()
+
+
+def test_a_shell_that_runs_one_seed_after_the_other_stops_at_ctrl_c(tmp_path):
+    run = f"{sys.executable} {ROOT / 'monobeast.py'} --env CartPole-v1 --root . --name $seed --no_tensorboard"
+    shell = subprocess.Popen(
+        ["bash", "-c", f"for seed in 1 2; do {run} --log_steps 1000 --num_actors 1; done"],
+        cwd=tmp_path, start_new_session=True,
+    )  # fmt: skip
+    metrics = tmp_path / "1" / "metrics.csv"
+    try:
+        wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 1)
+        os.killpg(shell.pid, signal.SIGINT)  # as a terminal does
+        wait_until(lambda: shell.poll() is not None or (tmp_path / "2").exists())
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)
+    assert shell.wait() in (-signal.SIGINT, 128 + signal.SIGINT)
+    assert (tmp_path / "1" / "checkpoint.pt").exists() and not (tmp_path / "2").exists()
+
+
+def test_a_second_ctrl_c_ends_the_run_quietly_while_it_saves(tmp_path):
+    code = """
+import time
+from beast.run import checkpoint
+def save(path, state):
+    print("saving", flush=True)
+    time.sleep(600)
+checkpoint.save = save
+"""
+    training = Training(tmp_path, code=code)
+    training.wait_until_training()
+    training.process.send_signal(signal.SIGINT)
+    training.wait_for(lambda: "saving" in training.text(), "the save")
+    training.process.send_signal(signal.SIGINT)
+    assert training.end_promptly() == -signal.SIGINT
+    assert "Traceback" not in training.text()
+
+
+def test_a_run_whose_terminal_closes_saves_and_ends_with_code_0(tmp_path):
+    arguments = ["--env", "CartPole-v1", "--root", str(tmp_path), "--name", "run", "--log_steps", "1000"]
+    main, other = os.openpty()
+
+    def take_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "monobeast.py"), *arguments, "--no_tensorboard"],
+        stdin=other, stdout=other, stderr=other, preexec_fn=take_terminal,
+        env={**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    os.close(other)
+    metrics = tmp_path / "run" / "metrics.csv"
+    wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 1)
+    os.close(main)  # the kernel sends SIGHUP, and writing fails from now on
+    assert process.wait(PATIENCE) == 0
+    assert (tmp_path / "run" / "checkpoint.pt").exists()
+    assert "stopped at step" in (tmp_path / "run" / "out.log").read_text()
+
+
+FULL_DISK = """
+from beast.run import checkpoint, directory, metrics
+def full(path, mode="r", **options):
+    return open(path if "r" in mode else "/dev/full", mode, **options)
+save, write = checkpoint.save, metrics.Metrics.write
+"""
+
+
+@pytest.mark.parametrize(
+    "where, code",
+    [
+        ("metrics.csv: metrics cannot be written", """
+def write_full(self, step, values, rows=[]):
+    rows.append(step)
+    if len(rows) == 5:
+        directory.open, self._file = full, full("", "a")
+        self._writer = metrics.csv.DictWriter(self._file, self._writer.fieldnames)
+    write(self, step, values)
+metrics.Metrics.write = write_full
+"""),
+        ("checkpoint.pt: cannot be written", """
+def save_full(path, state, saves=[]):
+    saves.append(path)
+    if len(saves) == 2:
+        directory.open = full
+    save(path, state)
+checkpoint.save = save_full
+"""),
+    ],
+)  # fmt: skip
+def test_a_full_disk_in_mid_run_is_one_message_and_the_older_checkpoint_stays(tmp_path, where, code):
+    training = Training(tmp_path, "--checkpoint_minutes", "0.01", code=FULL_DISK + code)
+    assert training.end() == 1
+    text = training.text()
+    assert where in text and text.count("No space left on device") == 1 and "Traceback" not in text, text
+    assert "checkpoint" in text and "stopped at step" in text
+    import torch
+
+    assert torch.load(training.run / "checkpoint.pt", weights_only=True)["counts"]["steps"] > 0
 
 
 def test_a_killed_actor_is_restarted_and_training_goes_on(tmp_path):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -26,7 +27,7 @@ from beast.feeds.slots import SlotTensors
 from beast.learn.distributions import distribution
 from beast.learn.learner import Learner, inference_copy
 from beast.learn.nests import map_tensors
-from beast.run import checkpoint
+from beast.run import checkpoint, command_line
 from monobeast import Flags, Net
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -253,7 +254,7 @@ def test_a_wrong_command_line_ends_with_an_error_that_helps(tmp_path, run_main, 
 
 
 def test_every_flag_has_a_help_line_that_tells_its_default(run_main, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("COLUMNS", "100")  # in a wider terminal the sections lie side by side
     code, help_text = run_main(monobeast, "--help")
     assert code == 0
     entries = {part.split(maxsplit=1)[0].strip(","): part for part in help_text.split("│ --")[1:]}
@@ -262,6 +263,45 @@ def test_every_flag_has_a_help_line_that_tells_its_default(run_main, monkeypatch
         assert len(words) > len(field.name) + 40, f"--{field.name} has no help"
         default = repr(field.default) if not isinstance(field.default, str) else (field.default or "''")
         assert f"(default: {default})" in words, f"--{field.name}: {words}"
+
+
+def test_help_shows_the_sections_of_the_file(run_main, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    _, help_text = run_main(monobeast, "--help")
+    titles = [line.split("─")[1].strip() for line in help_text.splitlines() if line.startswith("╭")]
+    assert titles[1:] == [
+        *("the run options", "limits options", "hardware options", "records options", "evaluation and test options"),
+        *("rollouts and batches options", "the agent options", "the loss options", "the optimizer options"),
+        "actors options",
+    ]
+    loss = help_text.split("the loss options")[1].split("╭")[0]
+    assert "--vtrace_lambda FLOAT" in loss and "--optimizer " not in loss
+
+
+def test_help_imports_no_torch():
+    command = [sys.executable, "-X", "importtime", "monobeast.py", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "--vtrace_lambda" in done.stdout and "| tyro\n" in done.stderr.replace("|   ", "| ").replace("  ", "")
+    assert not [line for line in done.stderr.splitlines() if line.split("|")[-1].strip() in ("torch", "scipy")]
+
+
+def test_flags_are_parsed_whatever_their_section_and_class():
+    @dataclasses.dataclass
+    class Own(monobeast.Flags):
+        # Mine: of this test.
+        level: int = 3
+        """How hard it is."""
+        discount: float = 0.5
+
+    arguments = ["--level", "4", "--no_tensorboard", "--net", "mlp", "--reward_clip", "2.5", "--seed", "7"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["own.py", *arguments])
+        flags = command_line.parse(Own, None)
+    changes = {"level": 4, "tensorboard": False, "net": "mlp", "reward_clip": 2.5, "seed": 7, "discount": 0.5}
+    assert flags == Own(**changes)
+    known = command_line.read_source(Own)
+    assert known["level"] == command_line.Flag("Mine", "How hard it is.")
+    assert known["discount"].section == "The loss" and known["discount"].help.startswith("Discount of one")
 
 
 def test_actors_do_not_import_torch_and_stay_small(tmp_path):
@@ -671,3 +711,43 @@ def test_an_update_gets_no_fresh_memory_from_the_kernel(tmp_path):
         [sys.executable, "-c", COUNT_FAULTS, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     assert float(output) < 500, "where malloc gives memory back it is above 15,000"
+
+
+@pytest.mark.parametrize("batch_width", [2, 4, 8])
+@pytest.mark.parametrize("what, name", [("reward", "reward"), ("observation", "observation 'obs'")])
+def test_nan_from_an_environment_is_told_with_its_number_and_group_and_not_blamed_on_the_learning_rate(
+    tmp_path, monkeypatch, capfd, batch_width, what, name
+):
+    monkeypatch.setattr(monobeast.Training, "env_seed", lambda self, group, life: 100 * group)
+    flags = small_flags(root=str(tmp_path), name="run", batch_width=batch_width, max_bad_updates=1)
+
+    def create_env(flags, num_envs):
+        return gymnasium.vector.SyncVectorEnv([lambda: toy_envs.NaNAtStep(102, what)] * num_envs)
+
+    monkeypatch.setattr(monobeast, "create_env", create_env)
+    with pytest.raises(SystemExit):
+        monobeast.train(dataclasses.replace(flags, total_steps=5000, tensorboard=False))
+    told = capfd.readouterr().err
+    message = f"NaN or Inf in {name} of environment 2 in group 1 (in 1 of {batch_width} environments of this update)"
+    assert message in told.split("updates in a row")[1] and "--learning_rate" not in told, told
+    flags = dataclasses.replace(flags, name="more", max_bad_updates=10_000)
+    monobeast.train(dataclasses.replace(flags, total_steps=1500, tensorboard=False))
+    assert capfd.readouterr().err.count(f"an update was skipped: {message}") == 1
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_a_return_that_is_no_number_does_not_stop_best_pt(tmp_path, bad):
+    flags = small_flags(root=str(tmp_path), name="run", total_steps=1000, tensorboard=False)
+    learner = new_learner(flags)
+    with monobeast.Training("mono", flags, learner, set()) as training:
+        for returns in ([bad], 99 * [1.0]):
+            learner.record_episodes([(x, 10) for x in returns])
+            training.save()
+        assert not training.run.best_path.exists()
+        learner.record_episodes([(2.0, 10)])  # the hundred games before it no longer hold the bad one
+        training.save()
+        assert checkpoint.load(training.run.best_path)["counts"]["best"] == pytest.approx(1.01)
+    old = checkpoint.load(training.run.best_path)
+    old["counts"]["best"] = math.inf  # as an earlier version saved it
+    learner.load_state_dict(old)
+    assert learner.best == -math.inf

@@ -35,12 +35,50 @@ def test_runs_that_differ_in_seed_and_name_alone_are_one_curve(tmp_path):
     assert plot.label_groups(groups) == ["core none (2 seeds)", "core lstm"]
 
 
+def seeds_of(tmp_path, values) -> list:
+    return read([make_run(tmp_path / f"a{i}", [value, value], seed=i) for i, value in enumerate(values)])
+
+
+def test_the_interquartile_mean_is_that_of_the_middle_half(tmp_path):
+    np.testing.assert_allclose(plot.interquartile_mean(np.array([100.0, 2, 4, -50])), (2 + 4) / 2)
+    # Of five seeds the middle half holds the third, and three quarters of the second and of the fourth.
+    np.testing.assert_allclose(plot.interquartile_mean(np.array([[1.0], [2], [3], [5], [9]])), [(1.5 + 3 + 3.75) / 2.5])
+    np.testing.assert_allclose(plot.interquartile_mean(np.array([1.0, 2])), 1.5)
+    curves = seeds_of(tmp_path, [100, 2, 4, -50])
+    assert plot.average_and_band(curves, average="iqm", points=2)[1].tolist() == [3, 3]
+    assert plot.average_and_band(curves, average="mean", points=2)[1].tolist() == [14, 14]
+
+
+def test_the_bootstrap_interval_is_that_of_the_mean_over_resampled_seeds(tmp_path):
+    values = np.random.default_rng(1).normal(10, 3, size=30)
+    _, mean, lower, upper = plot.average_and_band(seeds_of(tmp_path, values), points=2)
+    error = values.std() / np.sqrt(30)  # with so many seeds the interval is nearly the normal one
+    np.testing.assert_allclose([lower[0], upper[0]], mean[0] + np.array([-1.96, 1.96]) * error, atol=0.3 * error)
+
+
+def test_labels_are_the_users_and_the_figure_says_how_it_averages(tmp_path):
+    curves = read(
+        [make_run(tmp_path / f"{core}{seed}", [1, 2], seed=seed, core=core) for core in ("a", "b") for seed in (1, 2)]
+    )
+    groups = plot.group_seeds(curves)
+    flags = plot.Flags(paths=("a",), labels=("no memory", "LSTM"), average="iqm", smooth=5)
+    figure = plot.draw(groups, flags)
+    texts = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert texts == ["no memory (2 seeds): 2", "LSTM (2 seeds): 2"]
+    told = "line: interquartile mean over seeds; band: 95 % bootstrap interval; a point is the mean of 5 rows"
+    assert figure.get_supxlabel().startswith(told)
+    single = plot.draw([curves[:1]], plot.Flags(paths=("a",)))
+    assert single.get_supxlabel() == "not smoothed"
+    with pytest.raises(ValueError, match="--labels has 1 labels for 2 curves .a1, b1.: give one for each"):
+        plot.draw(groups, plot.Flags(paths=("a",), labels=("one",)))
+
+
 def test_a_curve_is_the_mean_with_the_lowest_and_highest_of_its_seeds_where_all_of_them_reach(tmp_path):
     paths = [
         make_run(tmp_path / "a", [0, 10, 20], steps=[0, 10, 20], seed=1),
         make_run(tmp_path / "b", [4, 4, 4], steps=[5, 10, 15], seed=2),
     ]
-    x, mean, lowest, highest = plot.mean_and_range(read(paths), points=3)
+    x, mean, lowest, highest = plot.average_and_band(read(paths), band="range", points=3)
     np.testing.assert_allclose(x, [5, 10, 15])
     np.testing.assert_allclose(mean, [(5 + 4) / 2, (10 + 4) / 2, (15 + 4) / 2])
     np.testing.assert_allclose(lowest, [4, 4, 4])
@@ -50,7 +88,7 @@ def test_a_curve_is_the_mean_with_the_lowest_and_highest_of_its_seeds_where_all_
 def test_runs_without_a_common_part_are_not_averaged(tmp_path):
     paths = [make_run(tmp_path / str(s), [0, 1], steps=[10**s, 2 * 10**s], seed=s) for s in (1, 3)]
     with pytest.raises(ValueError, match="no part of the x axis in common"):
-        plot.mean_and_range(read(paths))
+        plot.average_and_band(read(paths))
 
 
 def test_frames_and_hours_are_read_from_their_own_columns(tmp_path):

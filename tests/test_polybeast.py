@@ -173,15 +173,15 @@ def learned_steps(tmp_path, more_than: int = 0):
 ENDLESS = ["--env", "CartPole-v1", "--total_steps", "1000000000", "--log_steps", "500"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_with_exit_code_0_a_checkpoint_and_no_server_left(tmp_path, number):
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 0), (signal.SIGHUP, 0)])
+def test_a_signal_ends_it_with_a_checkpoint_and_no_server_left(tmp_path, number, code):
     process = start(tmp_path, *ENDLESS)
     wait_until(lambda: learned_steps(tmp_path))
     servers = servers_of(process.pid)
     assert len(servers) == 2
     process.send_signal(number)
     output = finish(process)
-    assert process.returncode == 0 and "stopped at step" in output and "Traceback" not in output, output
+    assert process.returncode == code and "stopped at step" in output and "Traceback" not in output, output
     assert (tmp_path / "run" / "checkpoint.pt").exists()
     assert not set(servers) & {int(line.split()[0]) for line in running_servers()}
 
@@ -205,7 +205,7 @@ def test_a_killed_server_is_replaced_and_training_goes_on(tmp_path):
         wait_until(lambda: learned_steps(tmp_path, steps + 2000))
         assert len(servers_of(process.pid)) == 2
     finally:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         output = finish(process)
     assert process.returncode == 0 and "exit code -9" in output and "Restarting" in output, output
 

@@ -146,7 +146,7 @@ def test_two_hosts_by_hand_train_as_the_docs_say(checkout, port):
             read_until(process, r"[1-9][\d,]* steps +\d+ %")
             os.killpg(process.pid, signal.SIGINT)
             output = process.communicate(timeout=PATIENCE)[0].decode()
-        assert process.returncode == 0 and "stopped at step" in output, output
+        assert process.returncode == -signal.SIGINT and "stopped at step" in output, output
         assert server.poll() is None  # it waits for the next learner
 
 
@@ -181,7 +181,8 @@ def test_every_flag_that_the_pages_name_exists():
     programs = (monobeast.Flags, plot.Flags, throughput.Options)
     known = {field.name for flags in programs for field in dataclasses.fields(flags)}
     known |= set(vars(polybeast_env.parse_flags([])))
-    for path in ("polybeast.py", "benchmarks/peers/compare.py"):  # read as text: these need libbeast, and peers
+    # Read as text: these need libbeast, and peers.
+    for path in ("polybeast.py", "examples/seeds.py", "benchmarks/peers/compare.py"):
         known |= set(re.findall(r"^    (\w+): ", (ROOT / path).read_text(), re.MULTILINE))
     named = {name.removeprefix("no_") for name in re.findall(r"--([a-z_]+)", BEAST_COMMANDS)} - {"help", "logdir"}
     assert len(named) > 20

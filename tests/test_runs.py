@@ -1,22 +1,30 @@
 from __future__ import annotations
 
+import contextlib
 import csv
+import dataclasses
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import types
 from pathlib import Path
 
+import psutil
 import pytest
-from waiting import PATIENCE
+from lock_step import small_flags
+from waiting import PATIENCE, wait_until
 
+import monobeast
 from beast.errors import InputError, MissingPackage
+from beast.run import checkpoint, directory
 from beast.run import console as console_module
-from beast.run import directory
 from beast.run.console import Console
 from beast.run.directory import Run, describe_machine
+from beast.run.evaluation import Evaluations
 from beast.run.metrics import COLUMNS, Metrics
 
 ROOT = Path(__file__).parent.parent
@@ -69,6 +77,18 @@ def test_commit_and_changes_of_a_checkout_are_recorded(tmp_path, monkeypatch):
     assert len(describe_machine()["commit"]) == 40 and describe_machine()["diff"] == ""
     (tmp_path / "model.py").write_text("layers = 3\n")
     assert "-layers = 2\n+layers = 3" in describe_machine()["diff"]
+    assert describe_machine()["untracked"] == {}
+    for name, text in (("my_env.py", "reward = 1\n"), ("token", "secret"), ("large.py", 200_000 * "#"), ("a.log", "")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / ".gitignore").write_text("*.log\n")
+    (tmp_path / "binary.py").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "gone.py").symlink_to("nowhere")
+    untracked = dict.fromkeys((".gitignore", "token", "large.py", "binary.py", "gone.py"))
+    assert describe_machine()["untracked"] == {**untracked, "my_env.py": "reward = 1\n"}
+    for index in range(30):
+        (tmp_path / f"m{index:02}.py").write_text(90_000 * "#")
+    texts = [text for text in describe_machine()["untracked"].values() if text]
+    assert 900_000 < sum(map(len, texts)) <= 1_000_000, "all files together have a limit, too"
 
 
 def test_a_run_with_a_checkpoint_is_resumed_and_remembers_its_starts(tmp_path):
@@ -133,6 +153,52 @@ def test_a_run_whose_files_cannot_be_written_is_refused_and_left_unlocked(tmp_pa
         start(tmp_path)
     (tmp_path / "pong" / "config.json").rmdir()
     start(tmp_path).close()
+
+
+def test_train_returns_what_the_run_came_to_and_leaves_signals_as_they_were(tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    flags = small_flags(root=str(tmp_path), name="run", total_steps=4000, log_steps=1000, tensorboard=False)
+    result = monobeast.train(flags)
+    assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    state = checkpoint.load(result.directory / "checkpoint.pt")
+    assert result.directory == tmp_path / "run" and result.stopped_by == ""
+    assert 4000 <= result.steps == state["counts"]["steps"] and result.updates == state["counts"]["updates"]
+    assert result.mean_return == pytest.approx(sum(state["returns"]) / len(state["returns"]))
+    assert result.best == state["counts"]["best"] > 5
+    assert math.isnan(monobeast.train(dataclasses.replace(flags, name="short", total_steps=1)).best)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_train_but_not_the_program_that_called_it(tmp_path, monkeypatch, number):
+    def infer(*arguments, original=monobeast.infer):
+        os.kill(os.getpid(), number)
+        original(*arguments)
+
+    monkeypatch.setattr(monobeast, "infer", infer)
+    flags = small_flags(root=str(tmp_path), name="run", tensorboard=False)
+    if number == signal.SIGTERM:
+        assert monobeast.train(flags).stopped_by == "SIGTERM"
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            monobeast.train(flags)
+    assert (tmp_path / "run" / "checkpoint.pt").exists()
+
+
+def test_the_code_of_the_page_on_runs_trains(tmp_path, monkeypatch, capsys):
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "runs.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(block.replace("20_000", "500, num_actors=1, tensorboard=False"), {})
+    assert capsys.readouterr().out.endswith("runs/cartpole\n")
+
+
+def test_seeds_are_trained_one_after_the_other(tmp_path):
+    command = f"{sys.executable} -m examples.seeds --env CartPole-v1 --name cart --seeds 3 5 --total_steps 500"
+    command += f" --root {tmp_path} --num_actors 1 --no_tensorboard"
+    output = subprocess.run(command.split(), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    lines = output.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["seed 3", "seed 5"], output
+    for seed in (3, 5):
+        assert json.loads((tmp_path / f"cart-seed{seed}" / "config.json").read_text())["seed"] == seed
 
 
 HOLD = """
@@ -247,12 +313,12 @@ def test_track_mirrors_the_rows_and_takes_up_the_same_wandb_run_on_resume(tmp_pa
     fake = types.SimpleNamespace(init=lambda **options: inits.append(options) or fake_run)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     for resume_step in (None, 10, None):
-        metrics = Metrics(tmp_path, resume_step, tensorboard=False, track=True)
+        metrics = Metrics(tmp_path, resume_step, tensorboard=False, track=True, project="mine")
         metrics.write(20, {"hours": 0.5})
         metrics.close()
     assert logged[0] == {"step": 20, "hours": 0.5}
     ids = [options["id"] for options in inits]
-    assert ids[0] == ids[1] != ids[2]
+    assert ids[0] == ids[1] != ids[2] and {options["project"] for options in inits} == {"mine"}
 
 
 @pytest.fixture
@@ -329,3 +395,55 @@ console.close()
     assert done.returncode == 0, text
     assert "a message" in text and "\x1b[2K" in text, "the line was not redrawn in place"
     assert "20 steps" in text and "mean return" in text and "waiting" not in text and "…" not in text
+
+
+def test_evaluations_play_whole_games_with_seeds_of_their_own_and_choose_best_pt(tmp_path):
+    command = [sys.executable, "monobeast.py", "--env", "CartPole-v1", "--root", str(tmp_path), "--name", "run"]
+    command += ["--num_actors", "1", "--log_steps", "500", "--no_tensorboard", "--total_minutes", "10"]
+    process = subprocess.Popen([*command, "--eval_minutes", "0.01", "--eval_episodes", "3"], cwd=ROOT)
+    run, niceness, seeds = tmp_path / "run", set(), set()
+
+    def rows() -> list[dict]:
+        for child in psutil.Process(process.pid).children():
+            with contextlib.suppress(psutil.Error):
+                words = child.cmdline()
+                if str(run / "eval/checkpoint.pt") in words:
+                    niceness.add(child.nice())
+                    seeds.add(words[words.index("--seed") + 1])
+        return [row for row in rows_of(run) if row.get("eval/step")] if (run / "metrics.csv").exists() else []
+
+    try:
+        wait_until(lambda: len(rows()) >= 2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
+    found = rows_of(run)
+    evaluated = [row for row in found if row.get("eval/step")]
+    assert len(evaluated) < len(found), "an evaluation is in one row"
+    for row in evaluated:
+        assert float(row["eval/episodes"]) == 3 and float(row["eval/step"]) <= float(row["step"])
+        assert float(row["eval/episodic_return"]) == float(row["eval/episodic_length"]) > 5, "CartPole pays 1 a step"
+    returns = {int(float(row["eval/step"])): float(row["eval/episodic_return"]) for row in evaluated}
+    best = checkpoint.load(run / "best.pt")["counts"]
+    assert returns.get(best["steps"], math.inf) >= max(returns.values())  # or one that ended after the last row
+    newest = checkpoint.load(run / "checkpoint.pt")["counts"]
+    assert newest["best_eval"] >= max(returns.values()) - 1e-3  # the CSV has nine digits
+    assert 19 in niceness
+    assert len(seeds) == 1 and "1" not in seeds and not (run / "test.json").exists()
+
+
+def test_an_evaluation_that_fails_is_logged_and_training_goes_on(tmp_path):
+    flags = small_flags(root=str(tmp_path), name="run", eval_minutes=1e-9, tensorboard=False)
+    logged: list[str] = []
+    evaluations = Evaluations(tmp_path, flags, 7, logged.append)
+    assert evaluations.is_due() and evaluations.result() == {}
+    evaluations.start({"config": {}})
+    assert not evaluations.is_due()
+    wait_until(lambda: evaluations._process.popen.poll() is not None)
+    assert evaluations.result() == {} and evaluations.is_due()
+    assert len(logged) == 1 and logged[0].startswith("the evaluation exited with code 1; what it printed last:")
+    evaluations.start({"config": {}})
+    running = evaluations._process.popen
+    evaluations.close()
+    assert running.poll() == -signal.SIGKILL

@@ -198,5 +198,20 @@ class StartsProcess(Counting):
         self.simulator.wait()
 
 
+class NaNAtStep(Counting):
+    """From the `n`th step since it was made, `what` is NaN in the one environment whose first seed is `seed`."""
+
+    def __init__(self, seed: int = 0, what: str = "reward", n: int = 100):
+        super().__init__()
+        self.seed, self.what, self.steps_left = seed, what, n
+
+    def step(self, action):
+        observation, reward, *ends = super().step(action)
+        self.steps_left -= 1
+        if self.name == self.seed and self.steps_left < 0:
+            observation, reward = (observation, np.nan) if self.what == "reward" else (observation * np.nan, reward)
+        return observation, reward, *ends
+
+
 for _toy in (Counting, MemoryCue, MultiDiscrete, Tuple, Dict, Pixel, CrashAtStep, CrashInReset, Hang, StartsProcess):
     gymnasium.register(f"{_toy.__name__}-v0", f"toy_envs:{_toy.__name__}")

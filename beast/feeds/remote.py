@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import subprocess
@@ -56,6 +57,8 @@ class RemoteFeed(Feed):
         # As many as streams, queue and learner hold, twice, as a stream may be slower than the others.
         self._seen = SeenObservations(2 * (num_rows + flags.queue_width + B) * T, self.device)
         self._to_device = partial(Tensor.to, device=self.device, non_blocking=True)
+        self._group_width, self._batch_width = flags.group_width, B
+        self._num_batches: collections.Counter = collections.Counter()  # that began with this group
         self._waiting: list[int] = []  # columns in the queue, at each update since the last row of metrics
 
     def close(self) -> None:
@@ -104,12 +107,16 @@ class RemoteFeed(Feed):
             rollout = dict(zip(ENV_OUTPUTS + AGENT_OUTPUTS, (*env_outputs, *agent_outputs)))  # [T+1, B, …]
             rollout |= split_observations(rollout["obs"])
             obs, numbers = rollout.pop("obs"), rollout.pop("number")
+            group = int(rollout["group"][0, 0])  # a group wider than a batch comes in parts, in order
+            first = self._num_batches[group] * self._batch_width % self._group_width
+            self._num_batches[group] += 1
             lag = learner.updates - int(rollout["policy_version"][1:].min())
             if not self._accept(map_tensors(Tensor.numpy, rollout), lag):
                 continue
             batch, core_state = map_tensors(self._to_device, (rollout, core_state))
             batch["obs"] = self._seen.find(obs, numbers)
             learner.laps.lap("gather")
+            learner.first_env, learner.group_width = first, self._group_width
             yield batch, core_state
             self._waiting.append(self.queue.size())
 

@@ -163,6 +163,7 @@ class SharedMemoryFeed(Feed):
             if is_copy:
                 self._release(taken)
             for first in range(0, len(taken) * self.memory.group_width, width):
+                self.learner.first_env, self.learner.group_width = first, self.memory.group_width
                 yield columns(rollout, first, width), tuple(state[:, first : first + width] for state in core_state)
             if not is_copy:
                 self.tensors.check_unwritten(rollout)

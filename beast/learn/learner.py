@@ -27,7 +27,10 @@ class Learner:
         self.returns: deque[float] = deque(maxlen=100)
         self.lengths: deque[int] = deque(maxlen=100)
         self.episodes = 0
-        self.best = -math.inf
+        self.best = self.best_eval = -math.inf  # mean return of the last 100 games, and of an evaluation
+        self.first_env, self.group_width = 0, 1  # of the rollout in hand: its first environment, counted in its group
+        self.bad_inputs = ""  # NaN and Inf that the environments gave to the latest bad updates
+        self._batch: dict = {}  # the rollout in hand
         self.laps = Laps()
         self.updating = threading.Lock()  # whoever holds it sees a learner between two updates
         self._on_their_way: tuple[list[str], torch.Tensor, torch.cuda.Event] | None = None  # a GPU's statistics
@@ -35,6 +38,7 @@ class Learner:
     def measure(self, batch: dict) -> dict[str, torch.Tensor]:
         """Steps in `batch` [T+1, B, …] and their policy lag in updates, on the device. The update may edit its batch:
         call this before it."""
+        self._batch = batch
         final = is_final(batch["done"], batch["terminated"], batch["truncated"])[:-1]
         lag = (self.updates - batch["policy_version"][1:]).float()
         return {"stats/policy_lag_mean": lag.mean(), "stats/policy_lag_max": lag.max(), "steps": (~final).sum()}
@@ -58,10 +62,12 @@ class Learner:
         else:
             numbers = self._count(dict(zip(stats, values.tolist())))
         if numbers and self.bad_updates_in_a_row >= self.max_bad_updates:
+            remedy = "Lower --learning_rate or --grad_clip, or try --amp off, and resume the run."
+            if self.bad_inputs:
+                remedy = f"The environments gave what no net can learn from: {self.bad_inputs}. Mend them, and resume."
             raise FloatingPointError(
                 f"loss or gradients were NaN or Inf in {self.bad_updates_in_a_row} updates in a row "
-                f"(--max_bad_updates {self.max_bad_updates}); the last: {numbers}. "
-                "Lower --learning_rate or --grad_clip, or try --amp off, and resume the run."
+                f"(--max_bad_updates {self.max_bad_updates}); the last: {numbers}. {remedy}"
             )
         return numbers
 
@@ -78,6 +84,10 @@ class Learner:
         is_bad = bool(stats.pop("is_bad"))
         self.bad_updates += is_bad
         self.bad_updates_in_a_row = self.bad_updates_in_a_row + 1 if is_bad else 0
+        if is_bad:  # a GPU has the next rollout in hand already, which an environment that is broken has spoiled, too
+            self.bad_inputs = describe_non_finite(self._batch, self.first_env, self.group_width) or self.bad_inputs
+        else:
+            self.bad_inputs = ""
         return stats
 
     def record_episodes(self, finished: list[tuple[float, int]]) -> None:
@@ -88,7 +98,7 @@ class Learner:
 
     def state_dict(self) -> dict:
         """All that a later start needs to go on as if there had been no stop; on a GPU call `settle` first."""
-        counts = ("steps", "updates", "bad_updates", "seconds", "episodes", "best")
+        counts = ("steps", "updates", "bad_updates", "seconds", "episodes", "best", "best_eval")
         return {
             "net": self.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -108,9 +118,33 @@ class Learner:
                 if moment.shape == parameter.shape:
                     moments[name] = torch.empty_like(parameter).copy_(moment)
         vars(self).update({**state["counts"], "bad_updates_in_a_row": 0})  # earlier versions saved these, too
+        if not math.isfinite(self.best):  # an infinite return that an earlier version took for the best
+            self.best = -math.inf
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
         torch.set_rng_state(state["rng"])
+
+
+def describe_non_finite(batch: dict, first_env: int, group_width: int) -> str:
+    """Each float field of a rollout [T+1, B, …] that holds a NaN or Inf from an environment: its name, the first such
+    environment's group and number there, and how many have one; empty if there is none.
+
+    `first_env` is the number of the first column's environment in its group.
+    """
+    observed = {f"observation {name!r}": x for kind in ("obs", "final_obs") for name, x in batch.get(kind, {}).items()}
+    found = []
+    for name, x in {**observed, "reward": batch.get("reward")}.items():
+        if x is None or not x.is_floating_point():
+            continue
+        spoiled = ~x.isfinite().flatten(2).all(-1) if x.dim() > 2 else ~x.isfinite()  # [T+1, B]
+        if spoiled.any():
+            row, column = (int(index) for index in spoiled.nonzero()[0])
+            number, group = (first_env + column) % group_width, int(batch["group"][row, column])
+            found.append(
+                f"NaN or Inf in {name} of environment {number} in group {group} "
+                f"(in {int(spoiled.any(0).sum())} of {spoiled.shape[1]} environments of this update)"
+            )
+    return "; ".join(found)
 
 
 def step_unless(optimizer: torch.optim.Optimizer, is_bad: torch.Tensor) -> None:

@@ -56,6 +56,53 @@ def load(path: str | os.PathLike) -> dict[str, Any]:
     return state
 
 
+def differences(net: torch.nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, list[str]]:
+    """What keeps a net from taking these weights: descriptions of weights by what is wrong with them, empty if nothing
+    is."""
+    own = net.state_dict()
+    shared = own.keys() & weights.keys()
+    found = {
+        "missing in the checkpoint": [name for name in own if name not in weights],
+        "unknown to this net": [name for name in weights if name not in own],
+        "of other shapes": [
+            f"{name} {list(weights[name].shape)} (this net has {list(x.shape)})"
+            for name, x in own.items()
+            if name in shared and x.shape != weights[name].shape
+        ],
+    }
+    return {problem: names for problem, names in found.items() if names}
+
+
+def describe_differences(found: dict[str, list[str]]) -> str:
+    """The same in one line, with a few weights of each kind."""
+    return "; ".join(
+        f"{problem}: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        for problem, names in found.items()
+    )
+
+
+def load_weights(net: torch.nn.Module, weights: dict[str, torch.Tensor], path: str | os.PathLike) -> None:
+    """Give the net the weights of the checkpoint at `path`. Raises InputError that names what differs."""
+    if found := differences(net, weights):
+        raise InputError(
+            f"{path}: these are the weights of another net; {describe_differences(found)}. Undo the change of the net "
+            f"(or of its flags), or begin a run of another --name with --init_from {path}, which takes over what fits"
+        )
+    net.load_state_dict(weights)
+
+
+def load_fitting_weights(net: torch.nn.Module, path: str | os.PathLike) -> str:
+    """Give the net those weights of the checkpoint at `path` that fit, and say which did not. Raises InputError if none
+    does."""
+    weights, own = load(path)["net"], net.state_dict()
+    fitting = {name: x for name, x in weights.items() if name in own and own[name].shape == x.shape}
+    found = describe_differences(differences(net, weights))
+    if not fitting:
+        raise InputError(f"--init_from {path}: none of its weights fits this net; {found}")
+    net.load_state_dict(fitting, strict=False)
+    return f"{len(fitting)} of {len(own)} weights are those of {path}" + (f"; not taken over: {found}" if found else "")
+
+
 def refuse_unloadable(value: Any, where: str) -> None:
     """Raise TypeError for a value that `load` would refuse. The message tells where in the state it is."""
     kind = type(value)  # exactly: a numpy.float64 is a float to isinstance, but not to the loader

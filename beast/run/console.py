@@ -63,13 +63,15 @@ class Console:
         for least_important in ("waiting", "lag", "frames"):
             if len(" │ ".join(fields.values())) > self._live.console.width:
                 fields.pop(least_important, None)
-        self._live.start()
-        self._live.update(Text(" │ ".join(fields.values()), no_wrap=True, overflow="ellipsis"), refresh=True)
+        with contextlib.suppress(OSError):  # the terminal is gone
+            self._live.start()
+            self._live.update(Text(" │ ".join(fields.values()), no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def close(self) -> None:
         """End the live display; its last line stays."""
         if self._live:
-            self._live.stop()
+            with contextlib.suppress(OSError):
+                self._live.stop()
 
     def _fields(self, step: int, values: Mapping[str, float], speed: float) -> dict[str, str]:
         """The parts of the line. Their widths are constant, except for values of unusual size."""

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from typing import Any, BinaryIO
 
 from beast.errors import InputError, first_line
 from beast.run.console import tell
+
+MAX_UNTRACKED_FILES, MAX_UNTRACKED_FILE_BYTES, MAX_UNTRACKED_BYTES = 200, 100_000, 1_000_000  # of each start
 
 
 class Run:
@@ -69,8 +72,8 @@ class Run:
             raise
 
     def log(self, message: str) -> None:
-        """Append `message` to out.log with the time, and print it on stderr."""
-        with open(self.path / "out.log", "a", encoding="utf-8") as file:
+        """Append `message` to out.log with the time, and print it on stderr. A full disk does not keep it from that."""
+        with contextlib.suppress(OSError), open(self.path / "out.log", "a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
         tell(message)
 
@@ -127,6 +130,12 @@ def replace_file(path: str | os.PathLike, write: Callable[[BinaryIO], object]) -
         ) from error
 
 
+def copy_file(source: Path, path: Path) -> None:
+    """Replace the file at `path` by a copy of `source`, as `replace_file` does."""
+    with open(source, "rb") as original:
+        replace_file(path, lambda file: shutil.copyfileobj(original, file))
+
+
 def write_json(path: Path, value: Any) -> None:
     """Replace the file by `value` as JSON."""
     replace_file(path, lambda file: file.write((json.dumps(value, indent=2) + "\n").encode()))
@@ -154,6 +163,7 @@ def describe_machine() -> dict[str, Any]:
     return {
         "commit": git(code, "rev-parse", "HEAD"),
         "diff": git(code, "diff", "--no-ext-diff", "--no-textconv", "HEAD"),
+        "untracked": untracked_files(code),
         "versions": versions,
         "platform": platform.platform(),
         "cpu": cpu_model(),
@@ -162,6 +172,25 @@ def describe_machine() -> dict[str, Any]:
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
+
+
+def untracked_files(directory: Path) -> dict[str, str | None]:
+    """Files that git neither has nor ignores, by name: the text of Python files, up to a size, and None for others.
+
+    Only code is copied: the others may hold data, or a secret.
+    """
+    found: dict[str, str | None] = {}
+    left = MAX_UNTRACKED_BYTES
+    names = (git(directory, "ls-files", "--others", "--exclude-standard", "-z") or "").split("\0")
+    for name in list(filter(None, names))[:MAX_UNTRACKED_FILES]:
+        found[name] = None
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            path = directory / name
+            size = path.stat().st_size
+            if path.suffix == ".py" and size <= min(left, MAX_UNTRACKED_FILE_BYTES):
+                found[name] = path.read_text(encoding="utf-8")
+                left -= size
+    return found
 
 
 def git(directory: Path, *command: str) -> str | None:

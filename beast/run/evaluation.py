@@ -1,10 +1,15 @@
-"""Whole games with a trained policy, for `--mode test`, and films of them."""
+"""Whole games with a trained policy, for `--mode test` and while a run trains, and films of them."""
 
 from __future__ import annotations
 
+import inspect
 import math
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +21,22 @@ from beast.envs.groups import EnvGroup, finished_episodes
 from beast.envs.rows import env_actions
 from beast.errors import MissingPackage
 from beast.feeds.memory import RolloutMemory
+from beast.feeds.processes import Child
 from beast.learn.distributions import distribution
 from beast.learn.nests import columns, map_tensors
-from beast.run.directory import write_json
+from beast.run import checkpoint
+from beast.run.directory import read_json, write_json
+
+# An agent's file, in a process that yields to all others and ends with its parent.
+BEHIND = """
+import ctypes, os, runpy, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+os.nice(19)
+sys.argv = sys.argv[1:]
+sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def play(
@@ -81,6 +99,60 @@ def report(played: list[tuple[float, int]], flags, path: str, steps: int) -> dic
     write_json(output, result)
     print(f"written to {output}" + (f" and {flags.video}" if flags.video else ""))
     return result
+
+
+class Evaluations:
+    """Whole games with the weights of a run that trains, in a process that runs `--mode test` at low priority.
+
+    Its files are in `<run>/eval/`. There is one evaluation at a time; `minutes` are from start to start.
+    """
+
+    def __init__(self, directory: Path, flags: Any, seed: int, log: Callable[[str], None]):
+        """The same `seed` gives each evaluation the same games to begin with."""
+        self.checkpoint_path, self._result_path = directory / "eval/checkpoint.pt", directory / "eval/test.json"
+        arguments = {"checkpoint": self.checkpoint_path, "episodes": flags.eval_episodes, "seed": seed}
+        # The file of the flags' class is the agent's own, or that of its fork.
+        self._command = [sys.executable, "-c", BEHIND, inspect.getfile(type(flags)), "--mode", "test"]
+        self._command += [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
+        self._command += ["--greedy"] if flags.greedy else []
+        self._seconds, self._log = 60 * flags.eval_minutes, log
+        self._process = Child("the evaluation", 0)
+        self._next = time.monotonic() + self._seconds
+
+    def is_due(self) -> bool:
+        return self._process.popen is None and time.monotonic() >= self._next
+
+    def start(self, state: dict) -> None:
+        """Evaluate the weights of a checkpoint's `state`."""
+        self._next = time.monotonic() + self._seconds
+        self.checkpoint_path.parent.mkdir(exist_ok=True)
+        self._result_path.unlink(missing_ok=True)
+        checkpoint.save(self.checkpoint_path, state)
+        self._process.start(self._command, stdout=subprocess.DEVNULL)
+
+    def result(self) -> dict[str, float]:
+        """Metrics of the evaluation that has ended since the last call; empty if none has. A failure is logged."""
+        popen = self._process.popen
+        if popen is None or popen.poll() is None:
+            return {}
+        how = self._process.end(0)
+        found = read_json(self._result_path, missing=None)
+        if popen.returncode or found is None:
+            self._log(how)
+            return {}
+        return {
+            "eval/episodic_return": found["mean"],
+            "eval/standard_error": found["standard_error"] if len(found["returns"]) > 1 else math.nan,
+            "eval/episodic_length": float(np.mean(found["lengths_in_steps"])),
+            "eval/episodes": len(found["returns"]),
+            "eval/step": found["steps"],
+        }
+
+    def close(self) -> None:
+        """Give up the one that runs."""
+        if self._process.popen:
+            self._process.popen.kill()
+            self._process.end(1)
 
 
 class Film:

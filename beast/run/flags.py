@@ -15,6 +15,7 @@ from beast.errors import InputError
 class RunFlags:
     """Flags of a run whatever its agent: the task, the training time, the hardware, the records."""
 
+    # The run.
     mode: Literal["train", "test"] = "train"
     """train, or play whole games with a run's checkpoint (test)."""
     env: str = "PongNoFrameskip-v4"
@@ -26,7 +27,10 @@ class RunFlags:
     """Directory that holds the runs."""
     seed: int = 1
     """Seed of environments, weights and action sampling. A run with another seed is an independent repetition."""
+    init_from: str = ""
+    """Checkpoint whose weights a new run begins with, as far as they fit the net; the log says what did not fit."""
 
+    # Limits.
     total_steps: int = 3_000_000
     """Agent steps to train for (an Atari step is 4 frames). The learning rate decays to 0 at this count."""
     total_minutes: float = 0.0
@@ -39,6 +43,7 @@ class RunFlags:
     max_bad_updates: int = 10
     """Updates with a NaN or Inf in loss or gradients are skipped; after this many in a row the run stops."""
 
+    # Hardware.
     device: str = "auto"
     """Device of learner and inference: cpu, cuda, cuda:1 …; auto takes a GPU where there is one."""
     amp: Literal["auto", "on", "off"] = "auto"
@@ -52,6 +57,7 @@ class RunFlags:
     learner_threads: int = 0
     """CPU threads of the learner; 0 takes half of the cores. Inference has one thread."""
 
+    # Records.
     log_steps: int = 20_000
     """Agent steps between two rows of metrics."""
     checkpoint_minutes: float = 5.0
@@ -60,11 +66,20 @@ class RunFlags:
     """Write TensorBoard events beside metrics.csv."""
     track: bool = False
     """Copy the metrics to Weights & Biases (needs `pip install wandb` and an account)."""
+    track_project: str = "beast"
+    """Project of Weights & Biases that the run belongs to."""
+
+    # Evaluation and test.
+    eval_minutes: float = 0.0
+    """Minutes between evaluations while it trains: whole games of a process of low priority with seeds of their own.
+    They are the metrics eval/… and choose best.pt. 0 evaluates never."""
+    eval_episodes: int = 20
+    """Whole games of one evaluation."""
 
     episodes: int = 10
     """--mode test: number of whole games to play."""
     greedy: bool = False
-    """--mode test: take the most probable action instead of sampling."""
+    """--mode test, and evaluations: take the most probable action instead of sampling."""
     checkpoint: str = ""
     """--mode test: checkpoint file to play; empty takes the run's checkpoint.pt."""
     video: str = ""
@@ -76,13 +91,15 @@ FREE_ON_RESUME = {
     *("mode", "name", "root", "total_steps", "total_minutes", "max_env_restarts", "env_timeout", "max_bad_updates"),
     *("learning_rate", "grad_clip", "max_policy_lag"),  # remedies for bad updates, and for old rollouts
     *("device", "amp", "channels_last", "compile", "learner_threads", "log_steps", "checkpoint_minutes"),
-    *("tensorboard", "track", "episodes", "greedy", "checkpoint", "video"),
+    *("tensorboard", "track", "track_project", "eval_minutes", "eval_episodes"),
+    *("episodes", "greedy", "checkpoint", "video"),
 }
 
 RUN_LIMITS = {  # flag: lowest and highest value
     **{name: (1, 10**12) for name in ("total_steps", "log_steps")},
-    **{name: (1, 10**6) for name in ("max_bad_updates", "episodes")},
-    **{name: (0, math.inf) for name in ("total_minutes", "learner_threads", "max_env_restarts", "seed")},
+    **{name: (1, 10**6) for name in ("max_bad_updates", "episodes", "eval_episodes")},
+    **{name: (0, math.inf) for name in ("total_minutes", "eval_minutes", "learner_threads")},
+    **{name: (0, math.inf) for name in ("max_env_restarts", "seed")},
     **{name: (1e-6, math.inf) for name in ("env_timeout", "checkpoint_minutes")},
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import uuid
@@ -10,7 +11,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from beast.errors import MissingPackage
+from beast.errors import InputError, MissingPackage, first_line
 from beast.run.directory import read_json, replace_file
 
 # The first columns of metrics.csv, whose names dashboards know. All others follow in the order of their first values.
@@ -26,11 +27,14 @@ class Metrics:
     """Numbers over agent steps: rows of `<path>/metrics.csv`, and on request TensorBoard and Weights & Biases.
 
     `resume_step` is the step of the checkpoint from which the run resumes: rows and events after it describe lost
-    training and are dropped. None begins a new file. With `track`, raises MissingPackage without wandb.
+    training and are dropped. None begins a new file. With `track`, into this `project`, raises MissingPackage without
+    wandb.
     """
 
-    def __init__(self, path: Path, resume_step: int | None, tensorboard: bool = True, track: bool = False):
-        self._wandb = start_wandb(path, new=resume_step is None) if track else None
+    def __init__(
+        self, path: Path, resume_step: int | None, tensorboard: bool = True, track: bool = False, project: str = "beast"
+    ):
+        self._wandb = start_wandb(path, project, new=resume_step is None) if track else None
         self._path = path / "metrics.csv"
         purge_step = 0 if resume_step is None else resume_step + 1
         columns, rows = read_rows(self._path) if purge_step and self._path.exists() else (list(COLUMNS), [])
@@ -42,7 +46,19 @@ class Metrics:
             self._tensorboard = SummaryWriter(str(path), purge_step=purge_step)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Record `values` at agent step `step`; the file has them on return. A new name becomes a new column."""
+        """Record `values` at agent step `step`; the file has them on return. A new name becomes a new column.
+
+        Raises InputError if the disk is full.
+        """
+        try:
+            self._write(step, values)
+        except OSError as error:
+            raise InputError(
+                f"{self._path}: metrics cannot be written ({first_line(error)}); the checkpoints are untouched. "
+                "Free some space, and give the same command again to go on from the newest"
+            ) from error
+
+    def _write(self, step: int, values: Mapping[str, float]) -> None:
         new = [name for name in values if name not in self._writer.fieldnames]
         if new:
             self._file.close()
@@ -61,9 +77,11 @@ class Metrics:
 
     def close(self) -> None:
         """Close the files and end the Weights & Biases run."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk, which `write` has told of
+            self._file.close()
         if self._tensorboard:
-            self._tensorboard.close()
+            with contextlib.suppress(OSError):
+                self._tensorboard.close()
         if self._wandb:
             self._wandb.finish()
 
@@ -87,7 +105,7 @@ def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     return list(reader.fieldnames or COLUMNS), rows
 
 
-def start_wandb(path: Path, new: bool) -> Any:
+def start_wandb(path: Path, project: str, new: bool) -> Any:
     """A run of Weights & Biases with the name and flags of the run at `path`, resumed unless it is `new`."""
     try:
         import wandb
@@ -97,7 +115,7 @@ def start_wandb(path: Path, new: bool) -> Any:
     id_path = path / "wandb_id"
     if new or not id_path.exists():
         id_path.write_text(uuid.uuid4().hex)
-    names = {"project": "beast", "name": path.name, "id": id_path.read_text(), "dir": str(path)}
+    names = {"project": project, "name": path.name, "id": id_path.read_text(), "dir": str(path)}
     run = wandb.init(**names, resume="allow", config=read_json(path / "config.json", missing={}))
     run.define_metric("*", step_metric="step")  # wandb's own may not decrease, but a resume goes back to its checkpoint
     return run

@@ -14,20 +14,35 @@ import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from beast import envs
-from beast.errors import WorkerFailure
+from beast.errors import UserError, WorkerFailure
 from beast.feeds.feed import Feed
 from beast.learn.learner import Learner
 from beast.run import checkpoint
 from beast.run.console import Console
-from beast.run.directory import Run
+from beast.run.directory import Run, copy_file
+from beast.run.evaluation import Evaluations
 from beast.run.hardware import stream, wait_for
 from beast.run.metrics import Metrics
+from beast.run.policy import agent_of
 from beast.run.profile import Laps, Profile
+
+
+class Result(NamedTuple):
+    """What a run has come to when a start of it ends."""
+
+    steps: int
+    updates: int
+    mean_return: float  # of the last 100 games; NaN if none has ended
+    best: float  # the highest such mean at a checkpoint, or mean of an evaluation; NaN if there was none
+    directory: Path
+    stopped_by: str  # the signal that ended it ("SIGTERM"), or empty
 
 
 class Training:
@@ -47,15 +62,21 @@ class Training:
         self.generator.manual_seed(self.env_seed(2**16, 0))
         if self.run.resumed:
             state = checkpoint.load(self.run.checkpoint_path)
+            checkpoint.load_weights(learner.net, state["net"], self.run.checkpoint_path)
             learner.load_state_dict(state)
             self.run.log(f"resumed at step {learner.steps:,}")
             if state["action_rng"].shape == self.generator.get_state().shape:
                 self.generator.set_state(state["action_rng"])
             else:  # a GPU's generator has another state than a CPU's
                 self.run.log(f"action noise begins anew: the run was on another kind of device than {self.device}")
+        elif flags.init_from:
+            self.run.log(checkpoint.load_fitting_weights(learner.net, flags.init_from))
         self.frames_per_step = envs.frames_per_step(flags.env)
         self._began, self._seconds_before = time.monotonic(), learner.seconds
-        self._is_interrupted = False
+        self._signal = 0  # that asked for an end
+        self._has_told_bad_inputs = False
+        self._evaluations: Evaluations | None = None
+        self._evaluated: dict[str, float] = {}  # metrics for the next row
         self.latest: dict[str, float] = {}  # the last row of metrics
         self._gathered: list[dict] = []  # statistics of the updates since then
         self.profile = Profile()
@@ -63,16 +84,19 @@ class Training:
         self.profile.cores |= {"process": time.process_time, "learner": lambda: learner.laps.cpu_seconds}
 
     def __enter__(self) -> Training:
-        """From here on a SIGINT or SIGTERM is noted; a second one does what it did before."""
+        """From here on a SIGINT, SIGTERM or SIGHUP is noted; a second one does what it did before."""
         handlers_before = self.cleanup.enter_context(contextlib.ExitStack())
 
         def note(number: int, frame) -> None:  # may run inside any call of the main thread, so it takes no lock
-            self._is_interrupted = True
+            self._signal = number
             handlers_before.close()
 
         if threading.current_thread() is threading.main_thread():  # only this one may set handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
-                handlers_before.callback(signal.signal, number, signal.getsignal(number))
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                before = signal.getsignal(number)
+                if number == signal.SIGHUP and before == signal.SIG_IGN:  # nohup
+                    continue
+                handlers_before.callback(signal.signal, number, before)
                 signal.signal(number, note)
         return self
 
@@ -95,21 +119,30 @@ class Training:
     def record(self, stats: dict[str, float]) -> None:
         """Take in the statistics of an update, and write a row of metrics if one is due. Call it while `updating`."""
         self._gather(stats)
-        if self._gathered and self.learner.steps // self.flags.log_steps != self._row_steps // self.flags.log_steps:
+        if self.learner.bad_inputs and not self._has_told_bad_inputs:
+            self._has_told_bad_inputs = True  # once a start
+            self.run.log(f"an update was skipped: {self.learner.bad_inputs}")
+        if self.learner.steps // self.flags.log_steps != self._row_steps // self.flags.log_steps:
             self._write_metrics()
             self.learner.laps.lap("records")
 
     def train(
         self, feed: Feed, infer: Callable, learn: Callable, introduction: str, others: Iterable[Callable[[], None]] = ()
-    ) -> None:
+    ) -> Result:
         """Run `infer`, `learn` and each of `others` in threads of their own, until all steps or minutes are used up, a
         signal asks for an end or one of them ends. All of them have to end when the feed is closed.
 
-        A checkpoint is left in any case. The first failure is logged with its traceback and raises SystemExit(1).
+        A checkpoint is left in any case. The first failure is logged, with its traceback unless it is the user's to
+        mend, and raises SystemExit(1). A SIGINT raises KeyboardInterrupt when all is saved and told.
         """
         flags, learner, run = self.flags, self.learner, self.run
         self._feed = feed
-        self._metrics = Metrics(run.path, learner.steps if run.resumed else None, flags.tensorboard, flags.track)
+        if flags.eval_minutes:
+            seed = np.random.SeedSequence([flags.seed, 0]).generate_state(1)  # starts count from 1: no other's seeds
+            self._evaluations = Evaluations(run.path, flags, int(seed[0] >> 2), run.log)
+            self.cleanup.callback(self._evaluations.close)
+        resume_step = learner.steps if run.resumed else None
+        self._metrics = Metrics(run.path, resume_step, flags.tensorboard, flags.track, flags.track_project)
         self.cleanup.callback(self._metrics.close)
         parameters = sum(parameter.numel() for parameter in learner.net.parameters())
         precision = " in bf16" if getattr(learner.net, "amp", False) else ""
@@ -143,54 +176,98 @@ class Training:
         self._row_began = self._began = time.monotonic()
         self.profile.begin()
         threads = ThreadPoolExecutor(len(works))
+        failure: BaseException | None = None
+
+        def fail(error: BaseException) -> None:
+            nonlocal failure
+            if failure is None:  # later ones may follow from it
+                failure = error
+                has_message = isinstance(error, (WorkerFailure, UserError))
+                run.log(str(error) if has_message else "".join(traceback.format_exception(error)))
+
         try:
             for work in works:
                 threads.submit(work).add_done_callback(end_all)
             next_save = time.monotonic() + 60 * flags.checkpoint_minutes
-            while not (stop.wait(0.25) or self._is_interrupted or self.finished()):
+            while not (stop.wait(0.25) or self._signal or self.finished()):
                 console.update(learner.steps, self.latest)
+                self._evaluate()
                 if time.monotonic() >= next_save:
                     self.save()
                     next_save = time.monotonic() + 60 * flags.checkpoint_minutes
+        except UserError as error:  # no checkpoint can be written
+            fail(error)
         finally:
             times = self.profile.table(time.monotonic() - self._began)  # before those that wait for the others' end
             feed.close()
             threads.shutdown()
-            failure = next((future.exception() for future in ended if future.exception()), None)
-            if failure:  # logged before anything else can fail
-                has_traceback = isinstance(failure, WorkerFailure)
-                run.log(str(failure) if has_traceback else "".join(traceback.format_exception(failure)))
+            for cause in filter(None, (future.exception() for future in ended)):
+                fail(cause)
             self._gather(learner.settle())
-            if self._gathered:
-                self._write_metrics()
-            self.save()
+            for write in (self._write_metrics, self.save):
+                try:
+                    write()
+                except UserError as error:
+                    fail(error)
         console.update(learner.steps, self.latest, final=True)
+        mean_return = float(np.mean(learner.returns)) if learner.returns else math.nan
         mean = "no episode has ended yet"
         if learner.returns:
-            mean = f"mean return of the last {len(learner.returns)} episodes {np.mean(learner.returns):.2f}"
+            mean = f"mean return of the last {len(learner.returns)} episodes {mean_return:.2f}"
         run.log(f"stopped at step {learner.steps:,}: {mean}, {learner.seconds / 60:.1f} minutes, {run.checkpoint_path}")
         run.log(times)
         if failure:
             sys.exit(1)
         if learner.steps >= flags.total_steps:
             run.log("all of --total_steps are done: raise them to train on, or give another --name")
+        if self._signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        best = learner.best_eval if self._evaluations else learner.best
+        best = best if math.isfinite(best) else math.nan
+        stopped_by = signal.Signals(self._signal).name if self._signal else ""
+        return Result(learner.steps, learner.updates, mean_return, best, run.path, stopped_by)
 
     def save(self) -> None:
-        """Write checkpoint.pt, and best.pt where the last 100 games are the best yet."""
+        """Write checkpoint.pt, and best.pt where the last 100 games are the best yet and no evaluations choose it."""
         learner = self.learner
         with learner.updating:
             self._gather(learner.settle())
             learner.seconds = self.seconds()
-            is_best = len(learner.returns) == learner.returns.maxlen and np.mean(learner.returns) > learner.best
+            mean = float(np.mean(learner.returns)) if len(learner.returns) == learner.returns.maxlen else -math.inf
+            is_best = math.isfinite(mean) and mean > learner.best and not self._evaluations
             if is_best:
-                learner.best = float(np.mean(learner.returns))
-            wait_for(self.device)  # the learner's thread has a stream of its own
-            state = copy.deepcopy({"config": self._config, **learner.state_dict()})
-            state["action_rng"] = self.generator.get_state()
-            wait_for(self.device)
+                learner.best = mean
+            state = self._state()
         checkpoint.save(self.run.checkpoint_path, state)
         if is_best:
             checkpoint.save(self.run.best_path, state)
+
+    def _state(self) -> dict:
+        """What a checkpoint holds. Call it while `updating`."""
+        wait_for(self.device)  # the learner's thread has a stream of its own
+        state = copy.deepcopy({"config": self._config, **self.learner.state_dict()})
+        state["agent"] = agent_of(self.learner.net)
+        state["action_rng"] = self.generator.get_state()
+        wait_for(self.device)
+        return state
+
+    def _evaluate(self) -> None:
+        """Take in the evaluation that has ended, and start the one that is due."""
+        evaluations, learner = self._evaluations, self.learner
+        if evaluations is None:
+            return
+        if found := evaluations.result():
+            self._evaluated = found
+            mean = found["eval/episodic_return"]
+            if math.isfinite(mean) and mean > learner.best_eval:
+                learner.best_eval = mean
+                copy_file(evaluations.checkpoint_path, self.run.best_path)
+        if evaluations.is_due():
+            with learner.updating:
+                self._gather(learner.settle())
+                learner.seconds = self.seconds()
+                state = self._state()
+            evaluations.start(state)
 
     def _gather(self, stats: dict[str, float]) -> None:
         if stats:  # a GPU's come one update late
@@ -198,6 +275,8 @@ class Training:
 
     def _write_metrics(self) -> None:
         """A row of metrics over all updates since the last one, but for losses those that were not skipped."""
+        if not self._gathered:
+            return
         learner, now = self.learner, time.monotonic()
         seconds = now - self._row_began
         shares = self.profile.shares(seconds)
@@ -219,6 +298,8 @@ class Training:
         if learner.returns:
             row["charts/episodic_return"] = float(np.mean(learner.returns))
             row["charts/episodic_length"] = float(np.mean(learner.lengths))
+        row |= self._evaluated
+        self._evaluated = {}
         self._metrics.write(learner.steps, row)
         self.latest = row
         self._gathered.clear()

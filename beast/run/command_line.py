@@ -1,0 +1,80 @@
+"""A program's flags from its command line, and its `--help` in the sections of the file that declares them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+F = TypeVar("F")
+
+
+@dataclass
+class Flag:
+    """What a class's source says of a flag: its docstring, and the comment that heads its section."""
+
+    section: str
+    help: str
+
+
+def read_source(flags_class: type) -> dict[str, Flag]:
+    """Name -> flag, of a class and those that it inherits from, in the order of their sections.
+
+    A section begins with a comment above a field, after an empty line or the class; the title is what it says before a
+    colon or full stop. A field that a class declares again stays in its section.
+    """
+    found: dict[str, Flag] = {}
+    for base in reversed(flags_class.__mro__[:-1]):
+        try:
+            source = textwrap.dedent(inspect.getsource(base))
+        except OSError:  # there is no file, as in a notebook
+            continue
+        lines, section = source.splitlines(), ""
+        (definition,) = ast.parse(source).body
+        assert isinstance(definition, ast.ClassDef)
+        for statement, following in zip(definition.body, [*definition.body[1:], None]):
+            if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+                continue
+            first = statement.lineno - 2  # the line above, counted from 0
+            while lines[first].lstrip().startswith("#"):
+                first -= 1
+            is_head = not lines[first].strip() or first == definition.lineno - 1
+            if is_head and first < statement.lineno - 2:
+                section = re.split(r"[:.]", lines[first + 1].strip(" #"))[0]
+            name, text = statement.target.id, ""
+            if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                text = inspect.cleandoc(str(following.value.value))
+            before = found.get(name, Flag(section, ""))
+            found[name] = Flag(before.section, text or before.help)
+    return found
+
+
+def parse(flags_class: type[F], description: str | None) -> F:
+    """Flags from the command line. `--help`, and an error in the line, end the program."""
+    import tyro
+
+    known, hints = read_source(flags_class), get_type_hints(flags_class, include_extras=True)
+    annotated: Any = Annotated  # with types that are made here
+    sections: dict[str, list] = {}
+    for each in fields(flags_class):  # type: ignore[arg-type]
+        flag = known.get(each.name, Flag("", ""))
+        kind = annotated[hints[each.name], tyro.conf.arg(help=" ".join(flag.help.split()))]
+        default: Any = field(default=each.default, default_factory=each.default_factory)
+        sections.setdefault(flag.section, []).append((each.name, kind, default))
+    parts: list[Any] = []
+    for title, own in sections.items():
+        part = make_dataclass("Section", own)
+        kind = annotated[part, tyro.conf.arg(name=title.lower() or "general"), tyro.conf.OmitArgPrefixes]
+        parts.append((f"section_{len(parts)}", kind, field(default_factory=part)))
+    parsed: Any = tyro.cli(make_dataclass("Sections", parts), description=description, use_underscores=True)
+    return flags_class(**{name: value for part in vars(parsed).values() for name, value in vars(part).items()})
+
+
+def print_help_if_asked(flags_class: type, description: str | None) -> None:
+    """End the program with `--help` if that is asked for: before torch is imported, which takes seconds."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        parse(flags_class, description)

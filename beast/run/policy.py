@@ -1,0 +1,126 @@
+"""A trained policy, to be used from Python: what `beast.load` returns."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import Space
+from torch import nn
+
+from beast.envs.groups import EnvGroup
+from beast.envs.rows import action_shape_dtype, env_actions, observation_field, parts_by_name
+from beast.errors import InputError
+from beast.learn.distributions import distribution
+from beast.run import checkpoint
+
+
+class State(NamedTuple):
+    """What a policy remembers of N environments from one action to the next."""
+
+    core: tuple
+    """The core's state, tensors [layers, N, …]; empty without a core."""
+    action: torch.Tensor
+    """The last actions, [1, N, …], as the net sees them."""
+
+
+class Policy:
+    """A net in eval mode on the CPU, its flags, and the spaces of the environments that it was trained on."""
+
+    def __init__(self, net: nn.Module, observation_space: Space, flags: Any, steps: int, make_env: Callable):
+        self.net, self.flags, self.steps, self.make_env = net, flags, steps, make_env
+        self.observation_space, self.action_space = observation_space, net.action_space
+        """The spaces of one environment; `flags` are those of the training, `steps` the agent steps of it, and
+        `make_env(num_envs)` makes the vector environment of the training."""
+        self.generator = torch.Generator().manual_seed(flags.seed)
+
+    def inputs(self, observations, state: State | None = None, reward=0.0, done=False) -> tuple[dict, tuple]:
+        """What the net's `forward` takes to choose the actions of these N observations: see `act`."""
+        parts = parts_by_name(self.observation_space, observations)
+        spaces = parts_by_name(self.observation_space, self.observation_space)
+        obs = {
+            name: torch.from_numpy(np.array(part, observation_field(spaces[name])[1]))[None]
+            for name, part in parts.items()
+        }
+        num_envs = next(iter(obs.values())).shape[1]
+        if state is None:
+            shape, dtype = action_shape_dtype(self.action_space)
+            action = torch.from_numpy(np.zeros((1, num_envs, *shape), dtype))
+            state, done = State(self.net.initial_state(num_envs), action), True
+        rows = {name: np.broadcast_to(x, (1, num_envs)) for name, x in (("reward", reward), ("done", done))}
+        inputs = {
+            "obs": obs,
+            "reward": torch.from_numpy(rows["reward"].astype(np.float32)),
+            "done": torch.from_numpy(rows["done"].astype(bool)),
+            "action": state.action,
+        }
+        return inputs, state.core
+
+    def act(self, observations, state: State | None = None, reward=0.0, done=False, greedy: bool = False):
+        """Actions for N environments, in the form that a vector environment takes, and the state to come back with.
+
+        `observations` are as a vector environment gives them, with the `reward` [N] of the last actions. `done` [N]
+        says which of them are the first of their episodes; without a state all are. `greedy` takes the most probable
+        actions instead of drawing them.
+        """
+        inputs, core = self.inputs(observations, state, reward, done)
+        with torch.no_grad():
+            policy_logits, _, core = self.net(inputs, core)
+        policy = distribution(self.action_space, policy_logits)
+        action = policy.mode() if greedy else policy.sample(self.generator)
+        return env_actions(self.action_space, action[0].numpy()), State(core, action)
+
+
+def load(path: str, agent: str = "") -> Policy:
+    """The policy of a checkpoint: see `beast.load`."""
+    state = checkpoint.load(path)
+    module = import_agent(agent or state.get("agent", "monobeast"), path)
+    known = {field.name for field in fields(module.Flags)}
+    config = {key: value for key, value in state["config"].items() if key in known}
+    flags = module.Flags(**{**config, "mode": "test"})
+    make_env = partial(module.create_env, flags)
+    with closing(make_env(1)) as env:
+        spaces, observation_space = EnvGroup(env).spaces, env.single_observation_space
+    net = module.Net(spaces.observations, spaces.action, flags).eval()
+    checkpoint.load_weights(net, state["net"], path)
+    return Policy(net.requires_grad_(False), observation_space, flags, state["counts"]["steps"], make_env)
+
+
+def agent_of(net: nn.Module) -> str:
+    """The name of the module that a net's class comes from: the agent's file without its `.py`."""
+    name = type(net).__module__
+    if name == "__main__":
+        name = Path(getattr(sys.modules[name], "__file__", None) or "monobeast").stem
+    return name
+
+
+def import_agent(agent: str, path: str) -> ModuleType:
+    """The agent's module: a file, or a name that Python finds as it finds any import, or beside Beast's package.
+
+    A checkpoint has only the name, so it cannot bring code of its own.
+    """
+    file = Path(agent)
+    if not agent.endswith(".py"):
+        if not all(part.isidentifier() for part in agent.split(".")):
+            raise InputError(f"{path}: its agent {agent!r} is no name of a module; give the agent's file yourself")
+        if agent in sys.modules or importlib.util.find_spec(agent.partition(".")[0]):
+            return importlib.import_module(agent)
+        file = Path(__file__).resolve().parents[2] / f"{agent}.py"
+    if not file.is_file():
+        raise InputError(f"{path}: there is no {file}, the agent's file; give the path of the one that trained it")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
