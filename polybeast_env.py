@@ -22,14 +22,17 @@ import gymnasium  # noqa: E402
 from beast import envs  # noqa: E402
 from beast.errors import exit_with_message  # noqa: E402
 from beast.feeds import env_server  # noqa: E402
-from beast.run.flags import check_limits  # noqa: E402
+from beast.run.flags import add_env_flags, check_env_flags, check_limits  # noqa: E402
 
 
 # FORK HERE: your environment. Any gymnasium environment will do, for example
 #   gymnasium.vector.SyncVectorEnv([lambda: YourEnv(difficulty=3)] * num_envs)
-def create_env(flags, num_envs: int) -> gymnasium.vector.VectorEnv:
-    """Environments for one group. Called for every stream, in its own thread."""
-    return envs.make(flags.env, num_envs)
+def create_env(flags, num_envs: int, **overrides) -> gymnasium.vector.VectorEnv:
+    """Environments for one group. Called for every stream, in its own thread.
+
+    `overrides` are arguments of an environment that go before the flags': render_mode, where a game is filmed.
+    """
+    return envs.make(flags.env, num_envs, **envs.options(flags) | overrides)
 
 
 def parse_flags(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -37,13 +40,8 @@ def parse_flags(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Serve environments to a PolyBeast learner.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
+    add_env_flags(parser)
     add = parser.add_argument
-    add(
-        "--env",
-        default="PongNoFrameskip-v4",
-        help="environment id: <Game>NoFrameskip-v4 or ALE/<Game>-v5 (Atari), MinAtar/<Game>-v0, any of gymnasium's, or "
-        "module:id",
-    )
     add(
         "--address",
         default="127.0.0.1:4431",
@@ -90,6 +88,7 @@ def log(line: str) -> None:
 def main() -> None:
     flags = parse_flags()
     with exit_with_message():
+        check_env_flags(flags)
         check_limits(flags, {"group_width": (1, 2**15), "max_streams": (1, 256), "niceness": (0, 19)})
         token, tls = env_server.security(flags.address, flags.token_file, flags.tls_cert, flags.tls_key, flags.insecure)
         if tls:

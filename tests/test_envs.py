@@ -1,8 +1,11 @@
 """Environments and the rows they write."""
 
 import copy
+import dataclasses
+import json
 import subprocess
 import sys
+import types
 from functools import partial, reduce
 from operator import getitem
 from pathlib import Path
@@ -20,9 +23,11 @@ from gymnasium.vector.utils import create_empty_array
 from beast import envs
 from beast.envs.games import ATARI_FRAMES_PER_EPISODE, LifeEpisodes
 from beast.envs.groups import EnvGroup, finished_episodes
+from beast.envs.probe import probe_env
 from beast.envs.rows import env_actions
 from beast.errors import InputError, MissingFile, MissingPackage
 from beast.run.evaluation import Film
+from beast.run.flags import EnvFlags
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 SCALARS = {
@@ -487,6 +492,132 @@ def test_impossible_requests_are_refused_with_what_to_do(monkeypatch, tmp_path):
         envs.make("ALE/Pong-v5", 1)
 
 
+def env_flags(**changes) -> EnvFlags:
+    return dataclasses.replace(EnvFlags(), **changes)
+
+
+def from_flags(num_envs: int = 1, **changes):
+    flags = env_flags(**changes)
+    return envs.make(flags.env, num_envs, **envs.options(flags))
+
+
+def test_flags_choose_the_atari_protocol_and_what_they_leave_open_the_id_implies(monkeypatch):
+    made: list[dict] = []
+    original = AtariVectorEnv.__init__
+
+    def record(self, game, num_envs, **settings):
+        made.append(settings)
+        original(self, game, num_envs, **settings)
+
+    monkeypatch.setattr(AtariVectorEnv, "__init__", record)
+    env = from_flags(
+        env="ALE/Breakout-v5", frame_stack=2, frame_skip=3, resize=64, sticky_actions=0.5, noops=7, episodic_life="on",
+        full_action_space="on", env_kwargs='{"maxpool": false}',
+    )  # fmt: skip
+    assert env.single_observation_space.shape == (2, 64, 64) and env.single_action_space == spaces.Discrete(18)
+    assert isinstance(env, LifeEpisodes) and env.metadata["frames_per_step"] == 3
+    protocol = {"repeat_action_probability": 0.5, "noop_max": 7, "use_fire_reset": False, "maxpool": False}
+    assert protocol.items() <= made[-1].items()
+    env = from_flags(env="BreakoutNoFrameskip-v4", episodic_life="off", grayscale="off", resize=40, noops=0)
+    assert env.single_observation_space.shape == (40, 40, 12) and not isinstance(env, LifeEpisodes)
+    assert made[-1]["noop_max"] == 0 and env.metadata["frames_per_step"] == 4
+    env.reset(seed=1)
+    observations = env.step(np.array([0]))[0]
+    assert observations.shape == (1, 40, 40, 12) and observations in env.observation_space
+
+
+class ColorImages(gymnasium.Env):
+    """Red images [6, 8, 3] as bright as the step's number, or [3, 6, 8]; pays the number."""
+
+    metadata = {"render_modes": [], "render_fps": 30}
+
+    def __init__(self, channels_first: bool = False):
+        self.shape = (3, 6, 8) if channels_first else (6, 8, 3)
+        self.observation_space, self.action_space = spaces.Box(0, 255, self.shape, np.uint8), spaces.Discrete(2)
+
+    def _image(self):
+        image = np.zeros(self.shape, np.uint8)
+        image[(0,) if self.shape[0] == 3 else (..., 0)] = self.count
+        return image
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return self._image(), {}
+
+    def step(self, action):
+        self.count += 1
+        return self._image(), float(self.count), self.count == 100, False, {}
+
+
+gymnasium.register("ColorImages-v0", ColorImages)
+
+
+@pytest.mark.parametrize("channels_first", [False, True])
+def test_images_are_skipped_and_stacked_in_their_channels_with_the_newest_last(channels_first):
+    kwargs = json.dumps({"channels_first": channels_first})
+    env = from_flags(2, env="ColorImages-v0", frame_stack=2, frame_skip=3, env_kwargs=kwargs)
+    assert env.single_observation_space.shape == ((6, 6, 8) if channels_first else (6, 8, 6))
+    assert env.metadata["frames_per_step"] == 3 and env.metadata["render_fps"] == 10
+    env.reset(seed=1)
+    for count in (3, 6):
+        observations, rewards, *_ = env.step(np.zeros(2, int))
+        assert rewards.tolist() == [3 * count - 3] * 2, "the sum over three frames"
+    channels = observations[1, :, 0, 0] if channels_first else observations[1, 0, 0]
+    assert channels.tolist() == [3, 0, 0, 6, 0, 0] and observations in env.observation_space
+    assert EnvGroup(env).fields["obs/obs"][1] == "uint8"
+
+
+def test_images_become_gray_and_small_where_opencv_is_installed(monkeypatch):
+    env = from_flags(env="ColorImages-v0", grayscale="on", frame_stack=3)
+    assert env.single_observation_space.shape == (6, 8, 3)
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(MissingPackage, match="pip install opencv-python-headless"):
+        from_flags(env="ColorImages-v0", resize=4)
+    opencv = types.SimpleNamespace(
+        INTER_AREA=0, resize=lambda image, shape, interpolation: image[: shape[1], : shape[0]]
+    )
+    monkeypatch.setitem(sys.modules, "cv2", opencv)
+    for grayscale, channels in (("on", 1), ("off", 3)):
+        env = from_flags(env="ColorImages-v0", grayscale=grayscale, resize=4)
+        assert env.single_observation_space.shape == (4, 4, channels)
+        assert env.reset(seed=1)[0] in env.observation_space
+    with pytest.raises(InputError, match="channels first"):
+        from_flags(env="ColorImages-v0", resize=4, env_kwargs='{"channels_first": true}')
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"env_kwargs": "{map_name: 8x8}"}, r"--env_kwargs '\{map_name: 8x8\}' is no JSON \(Expecting"),
+        ({"env_kwargs": "[1]"}, r"--env_kwargs '\[1\]' is JSON, but no object: \[1\]"),
+        ({"frame_stack": 4}, r"frame_stack is for images, and CartPole-v1 observes Box"),
+        ({"frame_skip": 2}, r"frame_skip is for images, and CartPole-v1 observes Box"),
+        ({"noops": 3}, r"noops is for Atari ids, and CartPole-v1 is none"),
+        ({"full_action_space": "on"}, r"full_action_space is for Atari ids"),
+    ],
+)
+def test_flags_that_an_environment_cannot_follow_are_refused_by_name(changes, message):
+    with pytest.raises(InputError, match=message):
+        from_flags(**{"env": "CartPole-v1", **changes})
+
+
+def test_an_environment_is_called_what_the_flag_says_unless_create_env_does_not_look_at_it():
+    flags = env_flags(env="BreakoutNoFrameskip-v4", frame_skip=2)
+
+    def probe(make_envs):
+        spaces = probe_env(make_envs, flags)
+        return spaces.env_id, spaces.frames_per_step
+
+    assert probe(lambda flags, n: envs.make(flags.env, n, **envs.options(flags))) == ("BreakoutNoFrameskip-v4", 2)
+    assert probe(lambda flags, n: SyncVectorEnv([toy_envs.Counting] * n)) == ("Counting", 1)
+    assert probe(lambda flags, n: gymnasium.make_vec("CartPole-v1", n)) == ("CartPole-v1", 1)
+    assert probe(lambda flags, n: envs.make("ALE/Pong-v5", n, frame_skip=5)) == ("ALE/Pong-v5", 5)
+    assert probe(lambda flags, n: SyncVectorEnv([lambda: gymnasium.make("Pendulum-v1")] * n)) == ("Pendulum-v1", 1)
+    own = "mine"
+    flags.env = own
+    assert probe(lambda flags, n: SyncVectorEnv([toy_envs.Counting] * n * bool(flags.env))) == (own, 1)
+
+
 def test_gymnasium_ids_run_at_full_speed_and_user_ids_name_their_module():
     env = envs.make("Pendulum-v1", 2)
     assert isinstance(env, SyncVectorEnv) and not env.copy, "a copy of every observation less"
@@ -693,11 +824,11 @@ def test_a_film_of_atari_is_in_color_and_ends_with_the_first_game(tmp_path):
     pytest.importorskip("imageio_ffmpeg")
     import imageio.v2 as imageio
 
-    env = envs.make("ALE/Breakout-v5", 1)
+    env = envs.make("ALE/Breakout-v5", 1, render_mode="rgb_array")
     group, path = EnvGroup(env), tmp_path / "game.mp4"
     rows = new_rows(group, 2)
     group.reset(5, row(rows, 0))
-    film = Film("ALE/Breakout-v5", env, str(path), 5)
+    film = Film(env, str(path))
     for t in range(10):
         action = np.array([t % 4])
         group.step(action, row(rows, 1))

@@ -1,6 +1,7 @@
 """PolyBeast: the same agent as MonoBeast, trained through real env servers."""
 
 import csv
+import dataclasses
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ from beast.feeds import remote
 from beast.feeds.remote import SeenObservations
 from beast.learn.nests import map_tensors
 from beast.run import checkpoint
+from beast.run.flags import EnvFlags
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ["--group_width", "4", "--batch_width", "4", "--unroll_length", "8", "--hidden_size", "64", "--core_size", "32"]
@@ -231,6 +233,25 @@ def test_own_arguments_of_the_env_server_reach_create_env_here_and_there(run_her
     assert code != 0 and "--no_such_flag" in output, output
     code, output = run_here("--env", "CartPole-v1", "--total_steps", "500", "--server_arguments=--max_streams 3")
     assert code == 0, output
+
+
+def test_the_choices_of_the_environment_reach_its_servers_and_what_is_played(tmp_path, run_here):
+    arguments = ["--env", "toy_envs:Counting-v0", "--env_kwargs", '{"max_length": 2}', "--num_servers", "1"]
+    code, output = run_here(*arguments, "--total_steps", "500", "--log_steps", "200")
+    assert code == 0, output
+    assert 1 < float(rows(tmp_path)[-1]["charts/episodic_length"]) <= 2
+    code, output = run_here("--mode", "test", "--episodes", "20")
+    assert code == 0 and max(json.loads((tmp_path / "run" / "test.json").read_text())["lengths_in_steps"]) == 2, output
+    flags = polybeast.Flags(
+        env="ALE/Pong-v5", env_kwargs='{"maxpool": false}', frame_stack=2, frame_skip=3, resize=40, grayscale="off",
+        sticky_actions=0.5, noops=0, episodic_life="on", full_action_space="on",
+    )  # fmt: skip
+    parsed = polybeast.parse_flags(polybeast.server_command_line(flags))
+    changed = {field.name: getattr(flags, field.name) for field in dataclasses.fields(EnvFlags)}
+    assert changed.items() <= vars(parsed).items() and parsed.group_width == 16
+    defaults = vars(polybeast.parse_flags([]))
+    assert not changed.items() & defaults.items(), "each was given another value"
+    assert dataclasses.asdict(EnvFlags()).items() <= defaults.items()
 
 
 @pytest.mark.parametrize("where", ["infer", "learn"])

@@ -24,11 +24,13 @@ AGENT_FIELDS = ("action", "policy_logits", "baseline", "policy_version")  # writ
 
 
 class EnvSpaces(NamedTuple):
-    """What the rows of an environment look like."""
+    """What the rows of an environment look like, and what it is called."""
 
     observations: dict[str, Space]  # by the name of each part of an observation
     action: Space
     final_observations: bool = False  # beside a new episode's first one lies that of a truncated episode (SAME_STEP)
+    env_id: str = ""  # for people to read, where `probe_env` found it
+    frames_per_step: int = 1
 
 
 def rollout_fields(spaces: EnvSpaces) -> dict[str, tuple[tuple[int, ...], str]]:
