@@ -20,6 +20,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # 
 import gymnasium  # noqa: E402
 
 from beast import envs  # noqa: E402
+from beast.envs.probe import probe_env  # noqa: E402
 from beast.errors import exit_with_message  # noqa: E402
 from beast.feeds import env_server  # noqa: E402
 from beast.run.flags import add_env_flags, check_env_flags, check_limits  # noqa: E402
@@ -96,18 +97,20 @@ def main() -> None:
         elif not env_server.is_local(flags.address):
             log(f"--insecure: all who can connect to {flags.address} can read along, and without a token step too")
         os.nice(flags.niceness)
+        # A parent has made and checked such an environment itself.
+        env_id = flags.env if flags.parent_pid else probe_env(create_env, flags).env_id
         server = env_server.EnvServer(
             lambda: env_server.VectorEnvGroup(create_env(flags, flags.group_width)),
             flags.address,
             make_example=lambda: env_server.VectorEnvGroup(create_env(flags, 1), flags.group_width),
-            env_id=flags.env,
+            env_id=env_id,
             max_streams=flags.max_streams,
             token=token,
             tls=tls,
             log=log,
             replaceable=bool(flags.parent_pid),
         )
-    env_server.serve(server, f"{flags.env} ({flags.max_streams} streams of {flags.group_width})", flags.parent_pid)
+    env_server.serve(server, f"{env_id} ({flags.max_streams} streams of {flags.group_width})", flags.parent_pid)
 
 
 if __name__ == "__main__":

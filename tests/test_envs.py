@@ -17,6 +17,7 @@ import toy_envs
 from ale_py import Action
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium import spaces
+from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import create_empty_array
 
@@ -492,8 +493,8 @@ def test_impossible_requests_are_refused_with_what_to_do(monkeypatch, tmp_path):
         envs.make("ALE/Pong-v5", 1)
 
 
-def env_flags(**changes) -> EnvFlags:
-    return dataclasses.replace(EnvFlags(), **changes)
+def env_flags(**changes):
+    return types.SimpleNamespace(**{**dataclasses.asdict(EnvFlags()), "group_width": 4, **changes})
 
 
 def from_flags(num_envs: int = 1, **changes):
@@ -779,6 +780,197 @@ def test_an_env_that_does_not_reset_itself_is_refused():
 # ------------------------------------------------------------------------------------------------- toys
 
 
+# ------------------------------------------------------------------------------------ what create_env gives
+
+
+class TwoAgents:
+    """PettingZoo's parallel interface."""
+
+    possible_agents = ["a", "b"]
+    metadata: dict = {}
+    render_mode = None
+
+    def observation_space(self, agent):
+        return spaces.Discrete(2)
+
+    action_space = observation_space
+
+
+class WrongShape(toy_envs.Counting):
+    def _observation(self):
+        return np.zeros(2, np.float32)
+
+
+class WrongNest(toy_envs.Dict):
+    def _show(self):
+        return {"image": super()._show()["image"]}
+
+
+class OldInterface(toy_envs.Counting):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0]
+
+
+class FourValues(toy_envs.Counting):
+    def step(self, action):
+        return super().step(action)[:4]
+
+
+class RaisesInReset(toy_envs.Counting):
+    def reset(self, *, seed=None, options=None):
+        raise RuntimeError("no license\nand much more")
+
+
+class RaisesInStep(toy_envs.Counting):
+    def step(self, action):
+        return self.no_such_thing
+
+
+class NeedsPackage(toy_envs.Counting):
+    def __init__(self):
+        raise DependencyNotInstalled(
+            'Box2D is not installed, you can install it by run `pip install "gymnasium[box2d]"`'
+        )
+
+
+class ImportsNothing(toy_envs.Counting):
+    def __init__(self):
+        import no_such_simulator  # noqa: F401
+
+
+class Exits(toy_envs.Counting):
+    def __init__(self):
+        sys.exit("no display")
+
+
+class OnlyResets(VectorEnv):
+    """A vector env that its author has not finished."""
+
+    num_envs = 2
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    single_observation_space = spaces.Box(0, 1, (3,), np.float32)
+    single_action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((3, 2), np.float32), {}
+
+
+class WrongRows(OnlyResets):
+    def step(self, actions):
+        raise AssertionError("the reset is refused before")
+
+
+def sync(env_class):
+    return lambda flags, num_envs: SyncVectorEnv([env_class] * num_envs)
+
+
+@pytest.mark.parametrize(
+    "create_env, message",
+    [
+        (lambda flags, num_envs: None, r"create_env\(\) returned None: return a vector env, as in gymnasium"),
+        (lambda flags, num_envs: toy_envs.Counting(), "returned Counting, which is no vector env: return a vector env"),
+        (lambda flags, num_envs: [toy_envs.Counting()], "returned list, which is no vector env"),
+        (lambda flags, num_envs: SyncVectorEnv([toy_envs.Counting]), r"num_envs=2\) returned 1 environments"),
+        (lambda flags, num_envs: TwoAgents(), "TwoAgents has several agents; one agent per environment is supported"),
+        (sync(TwoAgents), "TwoAgents has several agents; one agent per environment is supported"),
+        (sync(WrongShape), r"WrongShape: reset\(\) gave observations of shape \(2,\), the observation .* says \(3,\)"),
+        (sync(WrongNest), r"WrongNest: reset\(\) gave an observation that is not nested as its space .*'number'"),
+        (lambda flags, num_envs: WrongRows(), r"WrongRows: reset\(\) gave observations of shape \(3, 2\).*\(2, 3\)"),
+        (sync(OldInterface), r"OldInterface: reset\(\) returned a ndarray instead of \(observation, info\)"),
+        (sync(FourValues), r"FourValues: step\(\) returned 4 values instead of \(observation, reward, terminated"),
+        (
+            sync(RaisesInReset),
+            r"RaisesInReset: reset\(\) raised RuntimeError: no license \(.*test_envs.py:\d+, in reset",
+        ),
+        (
+            sync(RaisesInStep),
+            r"RaisesInStep: step\(\) raised AttributeError: .*no_such_thing' \(.*test_envs.py:\d+, in st",
+        ),
+        (sync(NeedsPackage), r"Box2D is not installed, .*pip install \"gymnasium\[box2d\]\"`$"),
+        (sync(ImportsNothing), r"No module named 'no_such_simulator' \(.*test_envs.py:\d+, in __init__\)$"),
+        (sync(Exits), r"cannot be made: SystemExit: no display \(.*test_envs.py:\d+, in __init__\)$"),
+        (lambda flags, num_envs: OnlyResets(), r"OnlyResets, which has no step\(\) of its own"),
+        (lambda flags, num_envs: SyncVectorEnv([toy_envs.Counting] * num_envs, autoreset_mode="Disabled"), "autoreset"),
+    ],
+)
+def test_what_create_env_gives_is_checked_and_refused_in_one_line(create_env, message):
+    with pytest.raises((InputError, MissingPackage), match=message) as refused:
+        probe_env(create_env, env_flags())
+    assert "\n" not in str(refused.value)
+
+
+def test_a_module_that_imports_what_is_not_there_is_told_apart_from_one_that_is_not_there_itself(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_envs_a.py").write_text("import numpy\nimport no_such_simulator\n")
+    (tmp_path / "my_envs_b.py").write_text("import numpy\n\n1 / 0\n")
+    for env_id, message in (
+        (
+            "no_such_module:X-v0",
+            "No module named 'no_such_module'; what stands before ':' is a module that is installed or on",
+        ),
+        (
+            "my_envs_a:X-v0",
+            r"my_envs_a imports what is not installed: .*'no_such_simulator' \(.*my_envs_a.py:2, in <mod",
+        ),
+        ("my_envs_b:X-v0", r"my_envs_b cannot be imported: ZeroDivisionError: .* \(.*my_envs_b.py:3, in <module>\)$"),
+    ):
+        with pytest.raises((InputError, MissingPackage), match=message):
+            envs.make(env_id, 1)
+
+
+class Renders(toy_envs.Counting):
+    metadata = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, render_mode=None, frame=None):
+        super().__init__()
+        self.render_mode, self.frame = render_mode, frame
+
+    def render(self):
+        if isinstance(self.frame, Exception):
+            raise self.frame
+        return self.frame
+
+
+@pytest.mark.parametrize(
+    "create_env, message",
+    [
+        (
+            lambda flags, n: SyncVectorEnv([Renders] * n),
+            "create_env.* takes no render_mode: TypeError.*Take .*overrides",
+        ),
+        (
+            lambda flags, n, **_: SyncVectorEnv([Renders] * n),
+            "--video: Renders has the render_mode None. Take .*overrides",
+        ),
+        (
+            RuntimeError("an OpenGL platform library has not been loaded"),
+            r"render\(\) of Renders raised .*MUJOCO_GL=egl",
+        ),
+        (
+            ValueError("no camera"),
+            r"render\(\) of Renders raised ValueError: no camera \(.*test_envs.py:\d+, in render\)$",
+        ),
+        (DependencyNotInstalled("pygame is not installed"), "--video: Renders: pygame is not installed$"),
+        (None, "gave a NoneType for a frame instead of an image"),
+        (np.zeros((4, 4)), r"gave an array of shape \(4, 4\) for a frame"),
+    ],
+)
+def test_an_environment_that_cannot_be_filmed_is_refused_before_a_game_is_played(create_env, message):
+    def creates(flags, num_envs, **overrides):
+        return SyncVectorEnv([lambda: Renders(frame=create_env, **overrides)] * num_envs)
+
+    with pytest.raises((InputError, MissingPackage), match=message):
+        probe_env(create_env if callable(create_env) else creates, env_flags(), render_mode="rgb_array")
+
+
+def test_an_id_without_render_mode_cannot_be_filmed():
+    def create_env(flags, num_envs, **overrides):
+        return envs.make(flags.env, num_envs, **envs.options(flags) | overrides)
+
+    with pytest.raises(InputError, match="--video: toy_envs:Counting-v0 takes no render_mode"):
+        probe_env(create_env, env_flags(env="toy_envs:Counting-v0"), render_mode="rgb_array")
+
+
 @pytest.mark.parametrize(
     ("toy", "best", "play_well"),
     [
@@ -814,7 +1006,7 @@ def test_the_crashing_toys_crash_and_the_pixel_toy_is_atari_sized():
     with pytest.raises(RuntimeError, match="this toy breaks here"):
         play(EnvGroup(envs.make("toy_envs:CrashAtStep-v0", 2, n=5)), 20)
     with pytest.raises(RuntimeError, match="cannot be reset"):
-        play(EnvGroup(envs.make("toy_envs:CrashInReset-v0", 2)), 1)
+        play(EnvGroup(envs.make("toy_envs:CrashInReset-v0", 2)), 1, seed=5)
     group = EnvGroup(envs.make("toy_envs:Pixel-v0", 2))
     assert group.fields["obs/obs"] == ((4, 84, 84), "uint8")
     assert finished_episodes(play(group, 51)) == [(0.0, 50)] * 2

@@ -9,6 +9,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from beast.envs.probe import SEED
+
 
 class Counting(gymnasium.Env):
     """Observes [seed, episode, step of the episode]; pays the number of the step.
@@ -166,10 +168,12 @@ class CrashAtStep(Counting):
 
 
 class CrashInReset(Counting):
-    """Cannot be reset."""
+    """Cannot be reset, but with the seed of `probe_env`."""
 
     def reset(self, *, seed=None, options=None):
-        raise RuntimeError("this toy cannot be reset")
+        if seed not in (SEED, SEED + 1):
+            raise RuntimeError("this toy cannot be reset")
+        return super().reset(seed=seed)
 
 
 class Hang(Counting):

@@ -16,7 +16,7 @@ from gymnasium.vector import VectorEnv
 
 from beast.envs.games import ATARI_FRAMES_PER_STEP, ATARI_ID, MINATAR_GAMES, atari_games, make_atari, register_minatar
 from beast.envs.images import process_images
-from beast.errors import InputError, MissingPackage
+from beast.errors import InputError, MissingPackage, raised
 
 
 def options(flags) -> dict[str, Any]:
@@ -109,7 +109,13 @@ def _make_registered(env_id: str, num_envs: int, of_images: dict[str, Any], kwar
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
-            raise MissingPackage(f"{env_id}: {error}; what stands before ':' is a module on PYTHONPATH") from error
+            if error.name and f"{module}.".startswith(f"{error.name}."):
+                message = f"{env_id}: {error}; what stands before ':' is a module that is installed or on PYTHONPATH"
+            else:
+                message = f"{env_id}: the module {module} imports what is not installed: {raised(error)}"
+            raise MissingPackage(message) from error
+        except Exception as error:
+            raise InputError(f"{env_id}: the module {module} cannot be imported: {raised(error)}") from error
     if name.startswith("MinAtar/"):
         register_minatar(env_id)
     spec = gymnasium.registry.get(name)
