@@ -25,7 +25,8 @@ from beast import envs
 from beast.envs.games import ATARI_FRAMES_PER_EPISODE, LifeEpisodes
 from beast.envs.groups import EnvGroup, finished_episodes
 from beast.envs.probe import probe_env
-from beast.envs.rows import env_actions
+from beast.envs.rows import env_actions, observation_field, parts_by_name
+from beast.envs.texts import leave_out_texts
 from beast.errors import InputError, MissingFile, MissingPackage
 from beast.run.evaluation import Film
 from beast.run.flags import EnvFlags
@@ -176,7 +177,7 @@ NESTED = spaces.Dict({"place": spaces.Dict({"x": BOX, "room": spaces.Discrete(9)
 
 
 @pytest.mark.parametrize("vector_env", [SyncVectorEnv, partial(AsyncVectorEnv, shared_memory=False)])
-@pytest.mark.parametrize("space", [BOX, NESTED])
+@pytest.mark.parametrize("space", [BOX, NESTED, spaces.Tuple((BOX, NESTED))])
 def test_a_same_step_row_holds_the_last_observation_of_an_episode_that_it_truncates(vector_env, space):
     group = EnvGroup(vector_env([partial(Cut, space)] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
     assert group.spaces.final_observations
@@ -192,7 +193,7 @@ def test_a_same_step_row_holds_the_last_observation_of_an_episode_that_it_trunca
             if env.step(0)[3]:
                 env.reset()
         for name, final in rows["final_obs"].items():
-            keys = name.split(".") if isinstance(space, spaces.Dict) else []
+            keys = [int(key) if key.isdigit() else key for key in name.split(".")] if space is not BOX else []
             for t, last in ((3, 3), (6, 7)):  # observation 4 of the list begins the second episode
                 np.testing.assert_array_equal(
                     final[t, k], reduce(getitem, keys, env.shown[last]), err_msg=f"{name} {t}"
@@ -758,6 +759,33 @@ def test_parts_of_dict_observations_get_their_own_names_nested_ones_joined_by_do
     assert observations["dice"][1].tolist() == [[2, 5]] * 2
     assert observations["place.room"][1].tolist() == [7, 7]
     assert observations["place.x"][1].tolist() == [[0.5, -0.5]] * 2
+
+
+def test_parts_of_tuples_are_named_by_their_index_and_texts_are_left_out():
+    group = EnvGroup(envs.make("toy_envs:Nested-v0", 3))
+    assert {name: field for name, field in group.fields.items() if name.startswith("obs/")} == {
+        "obs/inner.flags": ((3,), "int8"),
+        "obs/inner.pair.0": ((), "int64"),
+        "obs/inner.pair.1": ((2,), "float32"),
+        "obs/sizes": ((2,), "int64"),
+    }
+    rows = play(group, 20, actions=lambda t: np.full(3, t % 3))
+    shown = rows["obs"]["inner.pair.0"] - 5 + rows["obs"]["sizes"][..., 0]
+    actions = (np.arange(1, 21) % 3)[:, None]
+    counts = ~rows["done"][1:]
+    np.testing.assert_array_equal(rows["reward"][1:][counts], (shown[:-1] == actions)[counts])
+    assert 0 < rows["reward"].sum() and set(rows["obs"]["inner.flags"].flat) == {1}
+    space = spaces.Tuple((spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3))), spaces.Dict(a=spaces.Discrete(4))))
+    assert parts_by_name(space, ((1, 2), {"a": 3})) == {"0.0": 1, "0.1": 2, "1.a": 3}
+
+
+def test_a_mission_of_numbers_stays_and_a_text_elsewhere_is_refused_with_the_wrapper_that_leaves_it_out():
+    space = spaces.Dict(text=spaces.Text(5), mission=spaces.Box(0, 1, (2,)))
+    env = toy_envs.Counting()
+    env.observation_space = space
+    assert list(leave_out_texts(env).observation_space) == ["mission"], "one of numbers can be learned from"
+    with pytest.raises(InputError, match="beast.envs.texts.leave_out_texts"):
+        observation_field(spaces.Text(5))
 
 
 def test_observation_spaces_that_have_no_array_are_refused_and_so_are_two_of_one_name():

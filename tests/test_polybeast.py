@@ -235,6 +235,12 @@ def test_own_arguments_of_the_env_server_reach_create_env_here_and_there(run_her
     assert code == 0, output
 
 
+@pytest.mark.parametrize("env", ["toy_envs:Nested-v0", "Blackjack-v1"])
+def test_nested_observations_and_tuples_train(tmp_path, run_here, env):
+    code, output = run_here("--env", env, "--num_servers", "1", "--total_steps", "500", "--log_steps", "200")
+    assert code == 0 and rows(tmp_path), output
+
+
 def test_the_choices_of_the_environment_reach_its_servers_and_what_is_played(tmp_path, run_here):
     arguments = ["--env", "toy_envs:Counting-v0", "--env_kwargs", '{"max_length": 2}', "--num_servers", "1"]
     code, output = run_here(*arguments, "--total_steps", "500", "--log_steps", "200")

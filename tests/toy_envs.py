@@ -136,6 +136,41 @@ class Dict(_Matching):
         return float(action == self.shown)
 
 
+class Mission(gymnasium.Space):
+    """As MiniGrid's: a space of a kind of its own, whose elements are texts."""
+
+    def sample(self, mask=None, probability=None):
+        return "go to the door"
+
+    def contains(self, x):
+        return isinstance(x, str)
+
+
+class Nested(_Matching):
+    """Pays for the sum of two numbers below 2, one in a Tuple within a Dict within a Dict; with texts beside it."""
+
+    def __init__(self):
+        pair = spaces.Tuple((spaces.Discrete(2, start=5), spaces.Box(-1, 1, (2,), np.float32)))
+        self.observation_space = spaces.Dict(
+            {
+                "inner": spaces.Dict({"pair": pair, "flags": spaces.MultiBinary(3)}),
+                "sizes": spaces.MultiDiscrete([2, 3]),
+                "hint": spaces.Text(20),
+                "mission": Mission(),
+            }
+        )
+        self.action_space = spaces.Discrete(3)
+
+    def _show(self):
+        first, second = self.np_random.integers(2, size=2)
+        self.shown = first + second
+        inner = {"pair": (5 + first, np.zeros(2, np.float32)), "flags": np.ones(3, np.int8)}
+        return {"inner": inner, "sizes": np.array([second, 2]), "hint": "add", "mission": "go to the door"}
+
+    def _pay(self, action):
+        return float(action == self.shown)
+
+
 class Pixel(gymnasium.Env):
     """Costs nothing: one Atari-sized image that never changes, episodes of 50 steps, no reward."""
 
@@ -202,5 +237,17 @@ class StartsProcess(Counting):
         self.simulator.wait()
 
 
-for _toy in (Counting, MemoryCue, MultiDiscrete, Tuple, Dict, Pixel, CrashAtStep, CrashInReset, Hang, StartsProcess):
+for _toy in (
+    Counting,
+    MemoryCue,
+    MultiDiscrete,
+    Tuple,
+    Dict,
+    Nested,
+    Pixel,
+    CrashAtStep,
+    CrashInReset,
+    Hang,
+    StartsProcess,
+):
     gymnasium.register(f"{_toy.__name__}-v0", f"toy_envs:{_toy.__name__}")

@@ -16,6 +16,7 @@ from gymnasium.vector import VectorEnv
 
 from beast.envs.games import ATARI_FRAMES_PER_STEP, ATARI_ID, MINATAR_GAMES, atari_games, make_atari, register_minatar
 from beast.envs.images import process_images
+from beast.envs.texts import leave_out_texts
 from beast.errors import InputError, MissingPackage, raised
 
 
@@ -64,7 +65,8 @@ def make(
 
     MinAtar games (`MinAtar/<Game>-v0` with all six actions, `-v1` with those that matter; sticky 10 %, difficulty
     ramping) run without MinAtar's plotting libraries. Every other id goes to gymnasium, `module:Id` included: to the
-    vector env that its specification names, or one after the other in this process.
+    vector env that its specification names, or one after the other in this process. Texts in their Dict observations
+    are left out (`beast.envs.texts`), as MiniGrid's missions are.
 
     None leaves a choice to the id. `frame_stack`, `frame_skip`, `resize` and `grayscale` are for Atari and for all that
     observes images (`beast.envs.images`). `sticky_actions` (a probability), `noops` (at most so many), `episodic_life`
@@ -124,7 +126,7 @@ def _make_registered(env_id: str, num_envs: int, of_images: dict[str, Any], kwar
         raise _unknown_id(env_id)
     if spec.vector_entry_point is not None and not of_images:
         return gymnasium.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **kwargs)
-    wrappers = [partial(process_images, env_id=env_id, **of_images)] if of_images else []
+    wrappers = [leave_out_texts, *([partial(process_images, env_id=env_id, **of_images)] if of_images else [])]
     # Without copy=False every observation is copied once more a step; the checker wraps each env in one more layer.
     return gymnasium.make_vec(
         spec, num_envs, vectorization_mode="sync", vector_kwargs={"copy": False}, disable_env_checker=True,
