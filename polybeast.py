@@ -15,6 +15,7 @@ import contextlib
 import os
 import shlex
 import sys
+import threading
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,12 +32,14 @@ from beast.feeds import wire
 from beast.feeds.env_server import MAKING_SECONDS
 from beast.feeds.remote import LocalServers, RemoteFeed
 from beast.learn.learner import PublishedWeights
+from beast.run.console import tell
 from beast.run.flags import FREE_ON_RESUME, check_limits, check_widths, env_arguments, run_name
 from beast.run.hardware import choose_device, keep_freed_memory
 from beast.run.training import Training
 from monobeast import AgentFlags, describe_updates, infer, learn, make_learner, probe_env, test, validate_agent
 from polybeast_env import create_env, parse_flags
 
+QUIET_SECONDS = 2.0  # before a line says which env server the learner waits for
 STREAMS_PER_SERVER = 2  # double buffering: one group steps while the other's actions are chosen
 
 
@@ -118,11 +121,9 @@ def train(flags: Flags) -> None:
                 env_timeout=flags.env_timeout, connect_timeout=max(flags.env_timeout, 10) + MAKING_SECONDS,
                 max_env_restarts=flags.max_env_restarts, log=training.run.log, **security,
             )  # fmt: skip
-            others = (
-                [feed.pool.run, lambda: servers.watch(feed.closed.is_set, training.run.log)]
-                if servers
-                else [feed.pool.run]
-            )
+            others = [feed.pool.run, lambda: feed.watch(flags.group_width)]
+            if servers:
+                others.append(lambda: servers.watch(feed.closed.is_set, training.run.log))
             introduction = f"{len(streams)} groups of {flags.group_width} environments, {describe_updates(flags)}"
             training.train(
                 feed, lambda: infer(training, feed, weights), lambda: learn(training, feed, weights), introduction,
@@ -159,13 +160,19 @@ def query_servers(flags: Flags, addresses: list[str], security: dict) -> tuple[F
     Raises InputError if they do not have the same, Unreachable if one cannot be reached.
     """
     first: dict = {}
+    timeout = max(flags.env_timeout, 10)
     for address in addresses:
+        waiting = f"waiting for the env server at {address}, for {timeout:g} s at most (--env_timeout)"
+        timer = threading.Timer(QUIET_SECONDS, tell, [waiting])
+        timer.start()
         try:
-            hello = dict(libbeast.handshake(address, timeout=max(flags.env_timeout, 10), **security))
+            hello = dict(libbeast.handshake(address, timeout=timeout, **security))
         except ConnectionError as error:
             raise Unreachable(str(error)) from error
         except ValueError as error:
             raise InputError(str(error)) from error
+        finally:
+            timer.cancel()
         first = first or hello
         for name in ("env", "num_envs", "observation_space", "action_space"):
             if hello[name] != first[name]:

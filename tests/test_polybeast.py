@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import types
 from functools import partial
 from pathlib import Path
 
@@ -205,11 +207,13 @@ def test_a_killed_server_is_replaced_and_training_goes_on(tmp_path):
         wait_until(lambda: [row for row in rows(tmp_path) if float(row["stats/env_restarts"]) > 0])
         steps = int(rows(tmp_path)[-1]["step"])
         wait_until(lambda: learned_steps(tmp_path, steps + 2000))
+        wait_until(lambda: "connected again" in (tmp_path / "run" / "out.log").read_text())
         assert len(servers_of(process.pid)) == 2
     finally:
         process.send_signal(signal.SIGINT)
         output = finish(process)
     assert process.returncode == 0 and "exit code -9" in output and "Restarting" in output, output
+    assert "connected again: all 4 streams" in output[output.index("Reconnecting") :], output
 
 
 @pytest.mark.parametrize("env", ["toy_envs:CrashAtStep-v0", "toy_envs:CrashInReset-v0"])
@@ -226,6 +230,47 @@ def test_a_server_whose_environment_hangs_is_replaced_and_training_goes_on(tmp_p
     output = finish(process)
     assert process.returncode == 0, output
     assert output.count("its environment hangs") >= 1 and "Restarting it" in output, output
+
+
+def test_a_slow_start_shows_how_many_environments_are_reset(run_here, monkeypatch):
+    monkeypatch.setattr(remote, "PROGRESS_SECONDS", 0.3)
+    code, output = run_here("--env", "toy_envs:SlowReset-v0", "--num_servers", "1", "--total_steps", "100")
+    assert code == 0 and "resetting environments: 0 of 8" in output, output
+    assert "connected again" not in output, "nothing was lost"
+
+
+def test_streams_that_are_back_are_told_of_once_after_they_were_lost(monkeypatch):
+    monkeypatch.setattr(remote, "PROGRESS_SECONDS", -1)
+    lines: list[str] = []
+    feed = remote.RemoteFeed.__new__(remote.RemoteFeed)
+    feed._log, feed._is_lost, feed.num_streams = lines.append, threading.Event(), 4
+    connected = iter([0, 3, 4, 4, "lost", 3, 4, 4, 3])  # the last one is a stream that is lost and not yet told of
+
+    def counters():
+        if (streams := next(connected)) == "lost":
+            feed._tell_lost("a stream was lost")
+            streams = next(connected)
+        return {"streams_connected": streams}
+
+    left = iter([False] * 8)
+    feed.pool = types.SimpleNamespace(counters=counters)
+    feed.closed = types.SimpleNamespace(wait=lambda seconds: next(left, True))
+    feed.watch(16)
+    assert lines == [
+        "resetting environments: 0 of 64",
+        "resetting environments: 48 of 64",
+        "a stream was lost",
+        "connected environments: 48 of 64",
+        "connected again: all 4 streams",
+    ]
+
+
+def test_a_learner_says_which_server_it_waits_for(tmp_path, run_here, monkeypatch):
+    monkeypatch.setattr(polybeast, "QUIET_SECONDS", 0.1)
+    code, output = run_here("--addresses", f"unix:{tmp_path / 'nobody'}", "--env_timeout", "2")
+    assert code == 1 and output.startswith(f"waiting for the env server at unix:{tmp_path / 'nobody'}, for 10 s"), (
+        output
+    )
 
 
 def test_own_arguments_of_the_env_server_reach_create_env_here_and_there(run_here):

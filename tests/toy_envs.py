@@ -211,6 +211,15 @@ class CrashInReset(Counting):
         return super().reset(seed=seed)
 
 
+class SlowReset(Counting):
+    """Takes half a second to begin, when it is given a seed."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            time.sleep(0.5)
+        return super().reset(seed=seed)
+
+
 class Hang(Counting):
     """Sleeps for an hour in the `n`th step since it was made."""
 
@@ -247,6 +256,7 @@ for _toy in (
     Pixel,
     CrashAtStep,
     CrashInReset,
+    SlowReset,
     Hang,
     StartsProcess,
 ):
