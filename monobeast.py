@@ -131,9 +131,12 @@ class Flags(AgentFlags):
 
 # FORK HERE: your environment. Any gymnasium environment will do, for example
 #   gymnasium.vector.SyncVectorEnv([lambda: YourEnv(difficulty=3)] * num_envs)
-def create_env(flags: Flags, num_envs: int) -> gymnasium.vector.VectorEnv:
-    """Environments for one group. Called in every actor process, and in the main process to learn the spaces."""
-    return envs.make(flags.env, num_envs)
+def create_env(flags: Flags, num_envs: int, **overrides) -> gymnasium.vector.VectorEnv:
+    """Environments for one group. Called in every actor process, and in the main process to learn the spaces.
+
+    `overrides` are arguments of an environment that go before the flags': render_mode, where a game is filmed.
+    """
+    return envs.make(flags.env, num_envs, **envs.options(flags) | overrides)
 
 
 run_if_actor(Flags, create_env)  # an actor process reads this file down to here, and never imports torch
@@ -144,14 +147,14 @@ import copy
 import math
 import os
 from collections.abc import Callable
-from contextlib import closing
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from beast.envs.groups import EnvGroup
+from beast.envs.probe import probe_env
 from beast.envs.rows import EnvSpaces, policy_width, rollout_fields
 from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import ActorProcesses, LocalActors
@@ -165,7 +168,7 @@ from beast.learn.learner import Learner, PublishedWeights, step_unless
 from beast.learn.nests import map_tensors
 from beast.learn.recurrent import Core
 from beast.run import checkpoint, evaluation, tuning
-from beast.run.flags import FREE_ON_RESUME, check_limits, check_widths, run_name
+from beast.run.flags import FREE_ON_RESUME, check_env_flags, check_limits, check_widths, run_name
 from beast.run.hardware import choose_device, keep_freed_memory, pin_memory
 from beast.run.training import Result, Training
 
@@ -543,13 +546,15 @@ def train(flags: Flags) -> Result:
     is logged and raises SystemExit(1).
     """
     keep_freed_memory()
-    flags = validate(flags)
+    validate(flags)  # before any environment is made
     spaces = probe_env(create_env, flags)
+    flags = validate(replace(flags, env=spaces.env_id))
     if flags.auto:
         flags = tuning.settings_of_existing_run(flags) or tune(flags)
     torch.manual_seed(flags.seed)
     learner = make_learner(flags, spaces)
     with Training("mono", flags, learner, FREE_ON_RESUME | {"actor_niceness", "pin_actors", "auto"}) as training:
+        training.frames_per_step = spaces.frames_per_step
         num_groups = flags.num_actors * GROUPS_PER_ACTOR
         memory = RolloutMemory(rollout_fields(spaces), flags.num_slots, flags.unroll_length, flags.group_width)
         if training.device.type == "cuda":
@@ -593,20 +598,14 @@ def test(flags: AgentFlags, create_env: Callable = create_env) -> dict:
     own = {"seed": flags.seed, "video": flags.video, "greedy": flags.greedy, "mode": "test"}
     known = {field.name for field in fields(flags)}
     trained = type(flags)(**{key: value for key, value in {**state["config"], **own}.items() if key in known})
-    spaces = probe_env(create_env, trained)
+    overrides = {"render_mode": "rgb_array"} if flags.video else {}
+    spaces = probe_env(create_env, trained, **overrides)
+    trained = replace(trained, env=spaces.env_id)
     net = Net(spaces.observations, spaces.action, trained).eval()
     checkpoint.load_weights(net, state["net"], path)
-    played = evaluation.play(
-        lambda num_envs: create_env(trained, num_envs),
-        net, trained.env, flags.episodes, flags.seed, flags.greedy, flags.video,
-    )  # fmt: skip
+    make_envs = partial(create_env, trained, **overrides)
+    played = evaluation.play(make_envs, net, flags.episodes, flags.seed, flags.greedy, flags.video)
     return evaluation.report(played, trained, path, state["counts"]["steps"])
-
-
-def probe_env(create_env: Callable, flags: AgentFlags) -> EnvSpaces:
-    """The spaces of the environments that `create_env(flags, num_envs)` makes."""
-    with closing(create_env(flags, 1)) as env:
-        return EnvGroup(env).spaces
 
 
 def describe_updates(flags: AgentFlags, net: nn.Module) -> str:
@@ -617,6 +616,7 @@ def describe_updates(flags: AgentFlags, net: nn.Module) -> str:
 
 def validate_agent(flags: F) -> F:
     """The flags with `auto` filled in. Raises InputError with the value, the limit and the remedy."""
+    flags = replace(flags, env_kwargs=check_env_flags(flags))
     if flags.reward_clip == "auto":
         flags = replace(flags, reward_clip=1.0 if envs.is_atari(flags.env) else 0.0)
     if flags.normalize_returns == "auto":

@@ -15,6 +15,7 @@ import contextlib
 import os
 import shlex
 import sys
+import threading
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,6 +25,7 @@ try:
 except ModuleNotFoundError:
     sys.exit("PolyBeast needs its C++ part, libbeast: `pip install .` builds it (README.md, PolyBeast)")
 
+from beast import envs
 from beast.envs.rows import EnvSpaces, spaces_by_name
 from beast.errors import InputError, MissingFile, Unreachable, exit_with_message
 from beast.feeds import wire
@@ -31,12 +33,14 @@ from beast.feeds.env_server import MAKING_SECONDS
 from beast.feeds.remote import LocalServers, RemoteFeed
 from beast.learn.learner import PublishedWeights
 from beast.run import command_line
-from beast.run.flags import FREE_ON_RESUME, check_limits, check_widths, run_name
+from beast.run.console import tell
+from beast.run.flags import FREE_ON_RESUME, check_limits, check_widths, env_arguments, run_name
 from beast.run.hardware import choose_device, keep_freed_memory
 from beast.run.training import Result, Training
 from monobeast import AgentFlags, describe_updates, infer, learn, make_learner, probe_env, test, validate_agent
 from polybeast_env import create_env, parse_flags
 
+QUIET_SECONDS = 2.0  # before a line says which env server the learner waits for
 STREAMS_PER_SERVER = 2  # double buffering: one group steps while the other's actions are chosen
 
 
@@ -49,7 +53,8 @@ class Flags(AgentFlags):
     num_servers: int = 2
     """Env servers to start here, where no --addresses are given; each serves two groups of environments."""
     addresses: tuple[str, ...] = ()
-    """Env servers that run already, `host:port` or `unix:/path`. Environment and group width are theirs then."""
+    """Env servers that run already, `host:port` or `unix:/path`. Environment and group width are theirs then; the
+    learner counts frames by --frame_skip and plays --mode test by its own flags, so give it the servers'."""
     token_file: str = ""
     """File with the secret that the env servers ask for."""
     tls_ca: str = ""
@@ -92,19 +97,24 @@ def train(flags: Flags) -> Result:
     with contextlib.ExitStack() as servers_to_close:
         addresses, servers = list(flags.addresses), None
         if not addresses:
-            probe_env(make_env, flags)  # an environment that cannot be used is reported here
+            # An environment that cannot be used is reported here.
+            spaces = probe_env(create_env, parse_flags(server_command_line(flags)))
+            frames_per_step, flags = spaces.frames_per_step, replace(flags, env=spaces.env_id)
             servers = LocalServers(
                 os.path.join(os.path.dirname(os.path.abspath(__file__)), "polybeast_env.py"),
-                [*env_arguments(flags), "--niceness", str(flags.server_niceness)],
+                [*server_command_line(flags), "--niceness", str(flags.server_niceness)],
                 flags.num_servers,
                 flags.max_env_restarts,
             )
             servers_to_close.callback(servers.close)
             addresses = servers.addresses
         flags, spaces = query_servers(flags, addresses, security)
+        if flags.addresses:
+            frames_per_step = envs.frames_per_step(flags.env, flags.frame_skip)
         torch.manual_seed(flags.seed)
         learner = make_learner(flags, spaces)
         with Training("poly", flags, learner, FREE_ON_RESUME | PLACEMENT_FLAGS) as training:
+            training.frames_per_step = frames_per_step
             weights = PublishedWeights(learner.net, learner.updates, flags.compile)
             if flags.compile:
                 learner.net.forward = torch.compile(learner.net.forward)
@@ -114,11 +124,9 @@ def train(flags: Flags) -> Result:
                 env_timeout=flags.env_timeout, connect_timeout=max(flags.env_timeout, 10) + MAKING_SECONDS,
                 max_env_restarts=flags.max_env_restarts, log=training.run.log, **security,
             )  # fmt: skip
-            others = (
-                [feed.pool.run, lambda: servers.watch(feed.closed.is_set, training.run.log)]
-                if servers
-                else [feed.pool.run]
-            )
+            others = [feed.pool.run, lambda: feed.watch(flags.group_width)]
+            if servers:
+                others.append(lambda: servers.watch(feed.closed.is_set, training.run.log))
             introduction = (
                 f"{len(streams)} groups of {flags.group_width} environments, {describe_updates(flags, learner.net)}"
             )
@@ -128,14 +136,14 @@ def train(flags: Flags) -> Result:
             )  # fmt: skip
 
 
-def make_env(flags: Flags, num_envs: int):
+def make_env(flags: Flags, num_envs: int, **overrides):
     """The environments of an env server with these flags, in this process."""
-    return create_env(parse_flags(env_arguments(flags)), num_envs)
+    return create_env(parse_flags(server_command_line(flags)), num_envs, **overrides)
 
 
-def env_arguments(flags: Flags) -> list[str]:
-    """The command line of polybeast_env.py for these flags."""
-    return ["--env", flags.env, "--group_width", str(flags.group_width), *shlex.split(flags.server_arguments)]
+def server_command_line(flags: Flags) -> list[str]:
+    """The arguments of polybeast_env.py for these flags."""
+    return [*env_arguments(flags), "--group_width", str(flags.group_width), *shlex.split(flags.server_arguments)]
 
 
 def read_security(flags: Flags) -> dict:
@@ -157,13 +165,19 @@ def query_servers(flags: Flags, addresses: list[str], security: dict) -> tuple[F
     Raises InputError if they do not have the same, Unreachable if one cannot be reached.
     """
     first: dict = {}
+    timeout = max(flags.env_timeout, 10)
     for address in addresses:
+        waiting = f"waiting for the env server at {address}, for {timeout:g} s at most (--env_timeout)"
+        timer = threading.Timer(QUIET_SECONDS, tell, [waiting])
+        timer.start()
         try:
-            hello = dict(libbeast.handshake(address, timeout=max(flags.env_timeout, 10), **security))
+            hello = dict(libbeast.handshake(address, timeout=timeout, **security))
         except ConnectionError as error:
             raise Unreachable(str(error)) from error
         except ValueError as error:
             raise InputError(str(error)) from error
+        finally:
+            timer.cancel()
         first = first or hello
         for name in ("env", "num_envs", "observation_space", "action_space"):
             if hello[name] != first[name]:

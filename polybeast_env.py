@@ -20,16 +20,20 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # 
 import gymnasium  # noqa: E402
 
 from beast import envs  # noqa: E402
+from beast.envs.probe import probe_env  # noqa: E402
 from beast.errors import exit_with_message  # noqa: E402
 from beast.feeds import env_server  # noqa: E402
-from beast.run.flags import check_limits  # noqa: E402
+from beast.run.flags import add_env_flags, check_env_flags, check_limits  # noqa: E402
 
 
 # FORK HERE: your environment. Any gymnasium environment will do, for example
 #   gymnasium.vector.SyncVectorEnv([lambda: YourEnv(difficulty=3)] * num_envs)
-def create_env(flags, num_envs: int) -> gymnasium.vector.VectorEnv:
-    """Environments for one group. Called for every stream, in its own thread."""
-    return envs.make(flags.env, num_envs)
+def create_env(flags, num_envs: int, **overrides) -> gymnasium.vector.VectorEnv:
+    """Environments for one group. Called for every stream, in its own thread.
+
+    `overrides` are arguments of an environment that go before the flags': render_mode, where a game is filmed.
+    """
+    return envs.make(flags.env, num_envs, **envs.options(flags) | overrides)
 
 
 def parse_flags(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -37,13 +41,8 @@ def parse_flags(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Serve environments to a PolyBeast learner.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
+    add_env_flags(parser)
     add = parser.add_argument
-    add(
-        "--env",
-        default="PongNoFrameskip-v4",
-        help="environment id: <Game>NoFrameskip-v4 or ALE/<Game>-v5 (Atari), MinAtar/<Game>-v0, any of gymnasium's, or "
-        "module:id",
-    )
     add(
         "--address",
         default="127.0.0.1:4431",
@@ -90,6 +89,7 @@ def log(line: str) -> None:
 def main() -> None:
     flags = parse_flags()
     with exit_with_message():
+        check_env_flags(flags)
         check_limits(flags, {"group_width": (1, 2**15), "max_streams": (1, 256), "niceness": (0, 19)})
         token, tls = env_server.security(flags.address, flags.token_file, flags.tls_cert, flags.tls_key, flags.insecure)
         if tls:
@@ -97,18 +97,20 @@ def main() -> None:
         elif not env_server.is_local(flags.address):
             log(f"--insecure: all who can connect to {flags.address} can read along, and without a token step too")
         os.nice(flags.niceness)
+        # A parent has made and checked such an environment itself.
+        env_id = flags.env if flags.parent_pid else probe_env(create_env, flags).env_id
         server = env_server.EnvServer(
             lambda: env_server.VectorEnvGroup(create_env(flags, flags.group_width)),
             flags.address,
             make_example=lambda: env_server.VectorEnvGroup(create_env(flags, 1), flags.group_width),
-            env_id=flags.env,
+            env_id=env_id,
             max_streams=flags.max_streams,
             token=token,
             tls=tls,
             log=log,
             replaceable=bool(flags.parent_pid),
         )
-    env_server.serve(server, f"{flags.env} ({flags.max_streams} streams of {flags.group_width})", flags.parent_pid)
+    env_server.serve(server, f"{env_id} ({flags.max_streams} streams of {flags.group_width})", flags.parent_pid)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -40,6 +43,27 @@ class WorkerFailure(Exception):
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, to be quoted in another one."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+
+
+def raised(error: BaseException) -> str:
+    """Type and first line of an error and where it was raised, for people whose code it may come from: the innermost
+    line outside of the libraries that called it."""
+    lines = traceback.extract_tb(error.__traceback__)
+    found = f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__
+    if not lines:
+        return found
+    rank, last = max((_is_users(line.filename), index) for index, line in enumerate(lines))
+    return f"{found} ({lines[last].filename}:{lines[last].lineno}, in {lines[last].name})"
+
+
+def _is_users(filename: str) -> int:
+    """2 for a file outside of all libraries, 1 for an installed package, 0 for Python, gymnasium and Beast."""
+    path = Path(filename)
+    if filename.startswith("<") or path.is_relative_to(Path(__file__).parent) or "gymnasium" in path.parts:
+        return 0
+    if "site-packages" in path.parts or "dist-packages" in path.parts:
+        return 1
+    return 0 if path.is_relative_to(sysconfig.get_paths()["stdlib"]) else 2
 
 
 @contextlib.contextmanager

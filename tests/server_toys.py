@@ -72,12 +72,13 @@ class Dtypes(_Toy):
 
 
 class Meeting(_Toy):
-    """A step that ends only when another environment of this process is in its step at the same time."""
+    """A second step that ends only when another environment of this process is in its own at the same time."""
 
     observation_space = spaces.Discrete(2)
 
     def step(self, action):
-        _meeting.wait()
+        if self.count == 1:
+            _meeting.wait()
         return super().step(action)
 
 
@@ -87,22 +88,26 @@ class CannotBeMade(_Toy):
 
 
 class Exits(_Toy):
-    """Ends the program, it believes, in its first step."""
+    """Ends the program, it believes, in its second step."""
 
     observation_space = spaces.Discrete(2)
 
     def step(self, action):
-        sys.exit("this toy exits")
+        if self.count == 1:
+            sys.exit("this toy exits")
+        return super().step(action)
 
 
 class Hangs(_Toy):
-    """Says so on stderr and sleeps for an hour in its first step."""
+    """Says so on stderr and sleeps for an hour in its second step."""
 
     observation_space = spaces.Discrete(2)
 
     def step(self, action):
-        print("hanging", file=sys.stderr, flush=True)
-        time.sleep(3600)
+        if self.count == 1:
+            print("hanging", file=sys.stderr, flush=True)
+            time.sleep(3600)
+        return super().step(action)
 
 
 for _toy in (Scalar, Large, Dtypes, Meeting, CannotBeMade, Exits, Hangs):

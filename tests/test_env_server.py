@@ -345,7 +345,9 @@ def test_two_streams_step_at_the_same_time(tmp_path):
         Stream(server.address) as one,
         Stream(server.address) as other,
     ):
-        one.row(), other.row()
+        for stream in (one, other):
+            stream.row()
+            stream.act(np.zeros(1, np.int64))
         for stream in (one, other):
             stream.send(wire.FromLearner(actions=array_message(np.zeros(1, np.int64))))
         assert one.row()["reward"] == other.row()["reward"] == 0.5
@@ -594,6 +596,25 @@ def test_flags_that_cannot_be_are_refused_at_the_start(refused_start, certificat
     assert "TLS key and certificate do not fit" in garbage
 
 
+@pytest.mark.parametrize(
+    "env, expected",
+    [
+        (
+            "server_toys:CannotBeMade-v0",
+            r"RuntimeError: this toy cannot be made \(\S+server_toys.py:\d+, in __init__\)",
+        ),
+        ("NoSuchGame-v0", "no environment is called 'NoSuchGame-v0'"),
+        (
+            'toy_envs:CrashAtStep-v0 --env_kwargs={"n":1}',
+            r"step\(\) raised RuntimeError: this toy breaks here \(\S+toy_",
+        ),
+    ],
+)
+def test_a_server_checks_its_environment_before_it_says_that_it_serves(tmp_path, refused_start, env, expected):
+    output = refused_start("--address", f"unix:{tmp_path / 'envs'}", "--env", *env.split())
+    assert re.match(f"error: .*{expected}", output) and "serving" not in output and "Traceback" not in output
+
+
 def test_a_port_or_socket_that_is_taken_is_refused_and_its_server_goes_on(tmp_path, refused_start):
     for address in ("127.0.0.1:0", f"unix:{tmp_path / 'envs'}"):
         with ServerProcess(tmp_path, "CartPole-v1", address=address) as server:
@@ -633,11 +654,9 @@ def failure(server: ServerProcess) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "env, fewest_steps, expected",
     [
-        ("server_toys:CannotBeMade-v0", -1, "RuntimeError: this toy cannot be made"),
         ("toy_envs:CrashInReset-v0", -1, "RuntimeError: this toy cannot be reset"),
         ("toy_envs:CrashAtStep-v0", 49, "RuntimeError: this toy breaks here"),
-        ("server_toys:Exits-v0", 0, "SystemExit: this toy exits"),
-        ("NoSuchGame-v0", -1, "InputError: no environment is called 'NoSuchGame-v0'"),
+        ("server_toys:Exits-v0", 1, "SystemExit: this toy exits"),
     ],
 )
 def test_an_environment_that_raises_tells_the_learner_and_the_next_stream_gets_new_ones(
@@ -646,7 +665,7 @@ def test_an_environment_that_raises_tells_the_learner_and_the_next_stream_gets_n
     with ServerProcess(tmp_path, env, "--group_width", "2") as server:
         for _ in range(3):  # more than there are places
             steps, error = failure(server)
-            assert steps >= fewest_steps and (steps == fewest_steps or fewest_steps > 0)
+            assert steps >= fewest_steps and (steps == fewest_steps or fewest_steps > 1)
             assert error.startswith("Traceback") and expected in error.splitlines()[-1]
 
 
@@ -686,6 +705,7 @@ def test_a_hanging_environment_does_not_hold_up_the_end(tmp_path):
         Stream(server.address) as stream,
     ):
         stream.row()
+        stream.act(np.zeros(1, np.int64))
         stream.send(wire.FromLearner(actions=array_message(np.zeros(1, np.int64))))
         wait_until(lambda: "hanging" in server.errors())
         server.process.terminate()

@@ -1,8 +1,11 @@
 """Environments and the rows they write."""
 
 import copy
+import dataclasses
+import json
 import subprocess
 import sys
+import types
 from functools import partial, reduce
 from operator import getitem
 from pathlib import Path
@@ -14,15 +17,19 @@ import toy_envs
 from ale_py import Action
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium import spaces
+from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import create_empty_array
 
 from beast import envs
 from beast.envs.games import ATARI_FRAMES_PER_EPISODE, LifeEpisodes
 from beast.envs.groups import EnvGroup, finished_episodes
-from beast.envs.rows import env_actions
+from beast.envs.probe import probe_env
+from beast.envs.rows import env_actions, observation_field, parts_by_name
+from beast.envs.texts import leave_out_texts
 from beast.errors import InputError, MissingFile, MissingPackage
 from beast.run.evaluation import Film
+from beast.run.flags import EnvFlags
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 SCALARS = {
@@ -170,7 +177,7 @@ NESTED = spaces.Dict({"place": spaces.Dict({"x": BOX, "room": spaces.Discrete(9)
 
 
 @pytest.mark.parametrize("vector_env", [SyncVectorEnv, partial(AsyncVectorEnv, shared_memory=False)])
-@pytest.mark.parametrize("space", [BOX, NESTED])
+@pytest.mark.parametrize("space", [BOX, NESTED, spaces.Tuple((BOX, NESTED))])
 def test_a_same_step_row_holds_the_last_observation_of_an_episode_that_it_truncates(vector_env, space):
     group = EnvGroup(vector_env([partial(Cut, space)] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
     assert group.spaces.final_observations
@@ -186,7 +193,7 @@ def test_a_same_step_row_holds_the_last_observation_of_an_episode_that_it_trunca
             if env.step(0)[3]:
                 env.reset()
         for name, final in rows["final_obs"].items():
-            keys = name.split(".") if isinstance(space, spaces.Dict) else []
+            keys = [int(key) if key.isdigit() else key for key in name.split(".")] if space is not BOX else []
             for t, last in ((3, 3), (6, 7)):  # observation 4 of the list begins the second episode
                 np.testing.assert_array_equal(
                     final[t, k], reduce(getitem, keys, env.shown[last]), err_msg=f"{name} {t}"
@@ -488,6 +495,132 @@ def test_impossible_requests_are_refused_with_what_to_do(monkeypatch, tmp_path):
         envs.make("ALE/Pong-v5", 1)
 
 
+def env_flags(**changes):
+    return types.SimpleNamespace(**{**dataclasses.asdict(EnvFlags()), "group_width": 4, **changes})
+
+
+def from_flags(num_envs: int = 1, **changes):
+    flags = env_flags(**changes)
+    return envs.make(flags.env, num_envs, **envs.options(flags))
+
+
+def test_flags_choose_the_atari_protocol_and_what_they_leave_open_the_id_implies(monkeypatch):
+    made: list[dict] = []
+    original = AtariVectorEnv.__init__
+
+    def record(self, game, num_envs, **settings):
+        made.append(settings)
+        original(self, game, num_envs, **settings)
+
+    monkeypatch.setattr(AtariVectorEnv, "__init__", record)
+    env = from_flags(
+        env="ALE/Breakout-v5", frame_stack=2, frame_skip=3, resize=64, sticky_actions=0.5, noops=7, episodic_life="on",
+        full_action_space="on", env_kwargs='{"maxpool": false}',
+    )  # fmt: skip
+    assert env.single_observation_space.shape == (2, 64, 64) and env.single_action_space == spaces.Discrete(18)
+    assert isinstance(env, LifeEpisodes) and env.metadata["frames_per_step"] == 3
+    protocol = {"repeat_action_probability": 0.5, "noop_max": 7, "use_fire_reset": False, "maxpool": False}
+    assert protocol.items() <= made[-1].items()
+    env = from_flags(env="BreakoutNoFrameskip-v4", episodic_life="off", grayscale="off", resize=40, noops=0)
+    assert env.single_observation_space.shape == (40, 40, 12) and not isinstance(env, LifeEpisodes)
+    assert made[-1]["noop_max"] == 0 and env.metadata["frames_per_step"] == 4
+    env.reset(seed=1)
+    observations = env.step(np.array([0]))[0]
+    assert observations.shape == (1, 40, 40, 12) and observations in env.observation_space
+
+
+class ColorImages(gymnasium.Env):
+    """Red images [6, 8, 3] as bright as the step's number, or [3, 6, 8]; pays the number."""
+
+    metadata = {"render_modes": [], "render_fps": 30}
+
+    def __init__(self, channels_first: bool = False):
+        self.shape = (3, 6, 8) if channels_first else (6, 8, 3)
+        self.observation_space, self.action_space = spaces.Box(0, 255, self.shape, np.uint8), spaces.Discrete(2)
+
+    def _image(self):
+        image = np.zeros(self.shape, np.uint8)
+        image[(0,) if self.shape[0] == 3 else (..., 0)] = self.count
+        return image
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return self._image(), {}
+
+    def step(self, action):
+        self.count += 1
+        return self._image(), float(self.count), self.count == 100, False, {}
+
+
+gymnasium.register("ColorImages-v0", ColorImages)
+
+
+@pytest.mark.parametrize("channels_first", [False, True])
+def test_images_are_skipped_and_stacked_in_their_channels_with_the_newest_last(channels_first):
+    kwargs = json.dumps({"channels_first": channels_first})
+    env = from_flags(2, env="ColorImages-v0", frame_stack=2, frame_skip=3, env_kwargs=kwargs)
+    assert env.single_observation_space.shape == ((6, 6, 8) if channels_first else (6, 8, 6))
+    assert env.metadata["frames_per_step"] == 3 and env.metadata["render_fps"] == 10
+    env.reset(seed=1)
+    for count in (3, 6):
+        observations, rewards, *_ = env.step(np.zeros(2, int))
+        assert rewards.tolist() == [3 * count - 3] * 2, "the sum over three frames"
+    channels = observations[1, :, 0, 0] if channels_first else observations[1, 0, 0]
+    assert channels.tolist() == [3, 0, 0, 6, 0, 0] and observations in env.observation_space
+    assert EnvGroup(env).fields["obs/obs"][1] == "uint8"
+
+
+def test_images_become_gray_and_small_where_opencv_is_installed(monkeypatch):
+    env = from_flags(env="ColorImages-v0", grayscale="on", frame_stack=3)
+    assert env.single_observation_space.shape == (6, 8, 3)
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(MissingPackage, match="pip install opencv-python-headless"):
+        from_flags(env="ColorImages-v0", resize=4)
+    opencv = types.SimpleNamespace(
+        INTER_AREA=0, resize=lambda image, shape, interpolation: image[: shape[1], : shape[0]]
+    )
+    monkeypatch.setitem(sys.modules, "cv2", opencv)
+    for grayscale, channels in (("on", 1), ("off", 3)):
+        env = from_flags(env="ColorImages-v0", grayscale=grayscale, resize=4)
+        assert env.single_observation_space.shape == (4, 4, channels)
+        assert env.reset(seed=1)[0] in env.observation_space
+    with pytest.raises(InputError, match="channels first"):
+        from_flags(env="ColorImages-v0", resize=4, env_kwargs='{"channels_first": true}')
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"env_kwargs": "{map_name: 8x8}"}, r"--env_kwargs '\{map_name: 8x8\}' is no JSON \(Expecting"),
+        ({"env_kwargs": "[1]"}, r"--env_kwargs '\[1\]' is JSON, but no object: \[1\]"),
+        ({"frame_stack": 4}, r"frame_stack is for images, and CartPole-v1 observes Box"),
+        ({"frame_skip": 2}, r"frame_skip is for images, and CartPole-v1 observes Box"),
+        ({"noops": 3}, r"noops is for Atari ids, and CartPole-v1 is none"),
+        ({"full_action_space": "on"}, r"full_action_space is for Atari ids"),
+    ],
+)
+def test_flags_that_an_environment_cannot_follow_are_refused_by_name(changes, message):
+    with pytest.raises(InputError, match=message):
+        from_flags(**{"env": "CartPole-v1", **changes})
+
+
+def test_an_environment_is_called_what_the_flag_says_unless_create_env_does_not_look_at_it():
+    flags = env_flags(env="BreakoutNoFrameskip-v4", frame_skip=2)
+
+    def probe(make_envs):
+        spaces = probe_env(make_envs, flags)
+        return spaces.env_id, spaces.frames_per_step
+
+    assert probe(lambda flags, n: envs.make(flags.env, n, **envs.options(flags))) == ("BreakoutNoFrameskip-v4", 2)
+    assert probe(lambda flags, n: SyncVectorEnv([toy_envs.Counting] * n)) == ("Counting", 1)
+    assert probe(lambda flags, n: gymnasium.make_vec("CartPole-v1", n)) == ("CartPole-v1", 1)
+    assert probe(lambda flags, n: envs.make("ALE/Pong-v5", n, frame_skip=5)) == ("ALE/Pong-v5", 5)
+    assert probe(lambda flags, n: SyncVectorEnv([lambda: gymnasium.make("Pendulum-v1")] * n)) == ("Pendulum-v1", 1)
+    own = "mine"
+    flags.env = own
+    assert probe(lambda flags, n: SyncVectorEnv([toy_envs.Counting] * n * bool(flags.env))) == (own, 1)
+
+
 def test_gymnasium_ids_run_at_full_speed_and_user_ids_name_their_module():
     env = envs.make("Pendulum-v1", 2)
     assert isinstance(env, SyncVectorEnv) and not env.copy, "a copy of every observation less"
@@ -629,6 +762,33 @@ def test_parts_of_dict_observations_get_their_own_names_nested_ones_joined_by_do
     assert observations["place.x"][1].tolist() == [[0.5, -0.5]] * 2
 
 
+def test_parts_of_tuples_are_named_by_their_index_and_texts_are_left_out():
+    group = EnvGroup(envs.make("toy_envs:Nested-v0", 3))
+    assert {name: field for name, field in group.fields.items() if name.startswith("obs/")} == {
+        "obs/inner.flags": ((3,), "int8"),
+        "obs/inner.pair.0": ((), "int64"),
+        "obs/inner.pair.1": ((2,), "float32"),
+        "obs/sizes": ((2,), "int64"),
+    }
+    rows = play(group, 20, actions=lambda t: np.full(3, t % 3))
+    shown = rows["obs"]["inner.pair.0"] - 5 + rows["obs"]["sizes"][..., 0]
+    actions = (np.arange(1, 21) % 3)[:, None]
+    counts = ~rows["done"][1:]
+    np.testing.assert_array_equal(rows["reward"][1:][counts], (shown[:-1] == actions)[counts])
+    assert 0 < rows["reward"].sum() and set(rows["obs"]["inner.flags"].flat) == {1}
+    space = spaces.Tuple((spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3))), spaces.Dict(a=spaces.Discrete(4))))
+    assert parts_by_name(space, ((1, 2), {"a": 3})) == {"0.0": 1, "0.1": 2, "1.a": 3}
+
+
+def test_a_mission_of_numbers_stays_and_a_text_elsewhere_is_refused_with_the_wrapper_that_leaves_it_out():
+    space = spaces.Dict(text=spaces.Text(5), mission=spaces.Box(0, 1, (2,)))
+    env = toy_envs.Counting()
+    env.observation_space = space
+    assert list(leave_out_texts(env).observation_space) == ["mission"], "one of numbers can be learned from"
+    with pytest.raises(InputError, match="beast.envs.texts.leave_out_texts"):
+        observation_field(spaces.Text(5))
+
+
 def test_observation_spaces_that_have_no_array_are_refused_and_so_are_two_of_one_name():
     with pytest.raises(ValueError, match="Text.*is not supported; supported are Box"):
         EnvGroup(TruncatesAsTold(spaces.Dict({"text": spaces.Text(5)}), {}))
@@ -647,6 +807,197 @@ def test_an_env_that_does_not_reset_itself_is_refused():
 
 
 # ------------------------------------------------------------------------------------------------- toys
+
+
+# ------------------------------------------------------------------------------------ what create_env gives
+
+
+class TwoAgents:
+    """PettingZoo's parallel interface."""
+
+    possible_agents = ["a", "b"]
+    metadata: dict = {}
+    render_mode = None
+
+    def observation_space(self, agent):
+        return spaces.Discrete(2)
+
+    action_space = observation_space
+
+
+class WrongShape(toy_envs.Counting):
+    def _observation(self):
+        return np.zeros(2, np.float32)
+
+
+class WrongNest(toy_envs.Dict):
+    def _show(self):
+        return {"image": super()._show()["image"]}
+
+
+class OldInterface(toy_envs.Counting):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0]
+
+
+class FourValues(toy_envs.Counting):
+    def step(self, action):
+        return super().step(action)[:4]
+
+
+class RaisesInReset(toy_envs.Counting):
+    def reset(self, *, seed=None, options=None):
+        raise RuntimeError("no license\nand much more")
+
+
+class RaisesInStep(toy_envs.Counting):
+    def step(self, action):
+        return self.no_such_thing
+
+
+class NeedsPackage(toy_envs.Counting):
+    def __init__(self):
+        raise DependencyNotInstalled(
+            'Box2D is not installed, you can install it by run `pip install "gymnasium[box2d]"`'
+        )
+
+
+class ImportsNothing(toy_envs.Counting):
+    def __init__(self):
+        import no_such_simulator  # noqa: F401
+
+
+class Exits(toy_envs.Counting):
+    def __init__(self):
+        sys.exit("no display")
+
+
+class OnlyResets(VectorEnv):
+    """A vector env that its author has not finished."""
+
+    num_envs = 2
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    single_observation_space = spaces.Box(0, 1, (3,), np.float32)
+    single_action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((3, 2), np.float32), {}
+
+
+class WrongRows(OnlyResets):
+    def step(self, actions):
+        raise AssertionError("the reset is refused before")
+
+
+def sync(env_class):
+    return lambda flags, num_envs: SyncVectorEnv([env_class] * num_envs)
+
+
+@pytest.mark.parametrize(
+    "create_env, message",
+    [
+        (lambda flags, num_envs: None, r"create_env\(\) returned None: return a vector env, as in gymnasium"),
+        (lambda flags, num_envs: toy_envs.Counting(), "returned Counting, which is no vector env: return a vector env"),
+        (lambda flags, num_envs: [toy_envs.Counting()], "returned list, which is no vector env"),
+        (lambda flags, num_envs: SyncVectorEnv([toy_envs.Counting]), r"num_envs=2\) returned 1 environments"),
+        (lambda flags, num_envs: TwoAgents(), "TwoAgents has several agents; one agent per environment is supported"),
+        (sync(TwoAgents), "TwoAgents has several agents; one agent per environment is supported"),
+        (sync(WrongShape), r"WrongShape: reset\(\) gave observations of shape \(2,\), the observation .* says \(3,\)"),
+        (sync(WrongNest), r"WrongNest: reset\(\) gave an observation that is not nested as its space .*'number'"),
+        (lambda flags, num_envs: WrongRows(), r"WrongRows: reset\(\) gave observations of shape \(3, 2\).*\(2, 3\)"),
+        (sync(OldInterface), r"OldInterface: reset\(\) returned a ndarray instead of \(observation, info\)"),
+        (sync(FourValues), r"FourValues: step\(\) returned 4 values instead of \(observation, reward, terminated"),
+        (
+            sync(RaisesInReset),
+            r"RaisesInReset: reset\(\) raised RuntimeError: no license \(.*test_envs.py:\d+, in reset",
+        ),
+        (
+            sync(RaisesInStep),
+            r"RaisesInStep: step\(\) raised AttributeError: .*no_such_thing' \(.*test_envs.py:\d+, in st",
+        ),
+        (sync(NeedsPackage), r"Box2D is not installed, .*pip install \"gymnasium\[box2d\]\"`$"),
+        (sync(ImportsNothing), r"No module named 'no_such_simulator' \(.*test_envs.py:\d+, in __init__\)$"),
+        (sync(Exits), r"cannot be made: SystemExit: no display \(.*test_envs.py:\d+, in __init__\)$"),
+        (lambda flags, num_envs: OnlyResets(), r"OnlyResets, which has no step\(\) of its own"),
+        (lambda flags, num_envs: SyncVectorEnv([toy_envs.Counting] * num_envs, autoreset_mode="Disabled"), "autoreset"),
+    ],
+)
+def test_what_create_env_gives_is_checked_and_refused_in_one_line(create_env, message):
+    with pytest.raises((InputError, MissingPackage), match=message) as refused:
+        probe_env(create_env, env_flags())
+    assert "\n" not in str(refused.value)
+
+
+def test_a_module_that_imports_what_is_not_there_is_told_apart_from_one_that_is_not_there_itself(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_envs_a.py").write_text("import numpy\nimport no_such_simulator\n")
+    (tmp_path / "my_envs_b.py").write_text("import numpy\n\n1 / 0\n")
+    for env_id, message in (
+        (
+            "no_such_module:X-v0",
+            "No module named 'no_such_module'; what stands before ':' is a module that is installed or on",
+        ),
+        (
+            "my_envs_a:X-v0",
+            r"my_envs_a imports what is not installed: .*'no_such_simulator' \(.*my_envs_a.py:2, in <mod",
+        ),
+        ("my_envs_b:X-v0", r"my_envs_b cannot be imported: ZeroDivisionError: .* \(.*my_envs_b.py:3, in <module>\)$"),
+    ):
+        with pytest.raises((InputError, MissingPackage), match=message):
+            envs.make(env_id, 1)
+
+
+class Renders(toy_envs.Counting):
+    metadata = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, render_mode=None, frame=None):
+        super().__init__()
+        self.render_mode, self.frame = render_mode, frame
+
+    def render(self):
+        if isinstance(self.frame, Exception):
+            raise self.frame
+        return self.frame
+
+
+@pytest.mark.parametrize(
+    "create_env, message",
+    [
+        (
+            lambda flags, n: SyncVectorEnv([Renders] * n),
+            "create_env.* takes no render_mode: TypeError.*Take .*overrides",
+        ),
+        (
+            lambda flags, n, **_: SyncVectorEnv([Renders] * n),
+            "--video: Renders has the render_mode None. Take .*overrides",
+        ),
+        (
+            RuntimeError("an OpenGL platform library has not been loaded"),
+            r"render\(\) of Renders raised .*MUJOCO_GL=egl",
+        ),
+        (
+            ValueError("no camera"),
+            r"render\(\) of Renders raised ValueError: no camera \(.*test_envs.py:\d+, in render\)$",
+        ),
+        (DependencyNotInstalled("pygame is not installed"), "--video: Renders: pygame is not installed$"),
+        (None, "gave a NoneType for a frame instead of an image"),
+        (np.zeros((4, 4)), r"gave an array of shape \(4, 4\) for a frame"),
+    ],
+)
+def test_an_environment_that_cannot_be_filmed_is_refused_before_a_game_is_played(create_env, message):
+    def creates(flags, num_envs, **overrides):
+        return SyncVectorEnv([lambda: Renders(frame=create_env, **overrides)] * num_envs)
+
+    with pytest.raises((InputError, MissingPackage), match=message):
+        probe_env(create_env if callable(create_env) else creates, env_flags(), render_mode="rgb_array")
+
+
+def test_an_id_without_render_mode_cannot_be_filmed():
+    def create_env(flags, num_envs, **overrides):
+        return envs.make(flags.env, num_envs, **envs.options(flags) | overrides)
+
+    with pytest.raises(InputError, match="--video: toy_envs:Counting-v0 takes no render_mode"):
+        probe_env(create_env, env_flags(env="toy_envs:Counting-v0"), render_mode="rgb_array")
 
 
 @pytest.mark.parametrize(
@@ -684,7 +1035,7 @@ def test_the_crashing_toys_crash_and_the_pixel_toy_is_atari_sized():
     with pytest.raises(RuntimeError, match="this toy breaks here"):
         play(EnvGroup(envs.make("toy_envs:CrashAtStep-v0", 2, n=5)), 20)
     with pytest.raises(RuntimeError, match="cannot be reset"):
-        play(EnvGroup(envs.make("toy_envs:CrashInReset-v0", 2)), 1)
+        play(EnvGroup(envs.make("toy_envs:CrashInReset-v0", 2)), 1, seed=5)
     group = EnvGroup(envs.make("toy_envs:Pixel-v0", 2))
     assert group.fields["obs/obs"] == ((4, 84, 84), "uint8")
     assert finished_episodes(play(group, 51)) == [(0.0, 50)] * 2
@@ -694,11 +1045,11 @@ def test_a_film_of_atari_is_in_color_and_ends_with_the_first_game(tmp_path):
     pytest.importorskip("imageio_ffmpeg")
     import imageio.v2 as imageio
 
-    env = envs.make("ALE/Breakout-v5", 1)
+    env = envs.make("ALE/Breakout-v5", 1, render_mode="rgb_array")
     group, path = EnvGroup(env), tmp_path / "game.mp4"
     rows = new_rows(group, 2)
     group.reset(5, row(rows, 0))
-    film = Film("ALE/Breakout-v5", env, str(path), 5)
+    film = Film(env, str(path))
     for t in range(10):
         action = np.array([t % 4])
         group.step(action, row(rows, 1))

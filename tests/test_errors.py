@@ -1,5 +1,9 @@
 """Which errors end a program with one line, and which keep their traceback."""
 
+import re
+import runpy
+
+import gymnasium
 import pytest
 
 from beast.errors import (
@@ -10,6 +14,7 @@ from beast.errors import (
     Unreachable,
     WorkerFailure,
     exit_with_message,
+    raised,
 )
 
 
@@ -30,6 +35,25 @@ def test_the_users_errors_end_with_their_message_alone_and_the_builtin_ones_keep
     assert ended.value.code == "error: --width 3: give 1, 2 or 4"
     with pytest.raises(builtin), exit_with_message():
         raise builtin("a fault in the code")
+
+
+def test_an_exception_of_the_users_code_is_quoted_with_the_place_that_raised_it(tmp_path):
+    (tmp_path / "users_code.py").write_text(
+        "import json\n\ndef parse(text):\n    return json.loads(text)\n\ndef fail():\n    raise OSError\n"
+    )
+    namespace = runpy.run_path(str(tmp_path / "users_code.py"))
+    for call, expected in (
+        (
+            lambda: namespace["parse"]("{"),
+            "JSONDecodeError: Expecting property name .* \\(.*users_code.py:4, in parse\\)",
+        ),
+        (namespace["fail"], "OSError \\(.*users_code.py:7, in fail\\)"),
+        (lambda: gymnasium.make("NoSuch-v0"), "NameNotFound: .* \\(.*test_errors.py:\\d+, in <lambda>\\)"),
+    ):
+        try:
+            call()
+        except Exception as error:
+            assert re.fullmatch(expected, raised(error)), raised(error)
 
 
 def test_a_worker_that_fails_at_the_start_brings_its_own_traceback_and_no_other():

@@ -1,12 +1,15 @@
 """PolyBeast: the same agent as MonoBeast, trained through real env servers."""
 
 import csv
+import dataclasses
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import types
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +30,7 @@ from beast.feeds import remote
 from beast.feeds.remote import SeenObservations
 from beast.learn.nests import map_tensors
 from beast.run import checkpoint
+from beast.run.flags import EnvFlags
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ["--group_width", "4", "--batch_width", "4", "--unroll_length", "8", "--hidden_size", "64", "--core_size", "32"]
@@ -203,11 +207,13 @@ def test_a_killed_server_is_replaced_and_training_goes_on(tmp_path):
         wait_until(lambda: [row for row in rows(tmp_path) if float(row["stats/env_restarts"]) > 0])
         steps = int(rows(tmp_path)[-1]["step"])
         wait_until(lambda: learned_steps(tmp_path, steps + 2000))
+        wait_until(lambda: "connected again" in (tmp_path / "run" / "out.log").read_text())
         assert len(servers_of(process.pid)) == 2
     finally:
         process.send_signal(signal.SIGTERM)
         output = finish(process)
     assert process.returncode == 0 and "exit code -9" in output and "Restarting" in output, output
+    assert "connected again: all 4 streams" in output[output.index("Reconnecting") :], output
 
 
 @pytest.mark.parametrize("env", ["toy_envs:CrashAtStep-v0", "toy_envs:CrashInReset-v0"])
@@ -226,11 +232,77 @@ def test_a_server_whose_environment_hangs_is_replaced_and_training_goes_on(tmp_p
     assert output.count("its environment hangs") >= 1 and "Restarting it" in output, output
 
 
+def test_a_slow_start_shows_how_many_environments_are_reset(run_here, monkeypatch):
+    monkeypatch.setattr(remote, "PROGRESS_SECONDS", 0.3)
+    code, output = run_here("--env", "toy_envs:SlowReset-v0", "--num_servers", "1", "--total_steps", "100")
+    assert code == 0 and "resetting environments: 0 of 8" in output, output
+    assert "connected again" not in output, "nothing was lost"
+
+
+def test_streams_that_are_back_are_told_of_once_after_they_were_lost(monkeypatch):
+    monkeypatch.setattr(remote, "PROGRESS_SECONDS", -1)
+    lines: list[str] = []
+    feed = remote.RemoteFeed.__new__(remote.RemoteFeed)
+    feed._log, feed._is_lost, feed.num_streams = lines.append, threading.Event(), 4
+    connected = iter([0, 3, 4, 4, "lost", 3, 4, 4, 3])  # the last one is a stream that is lost and not yet told of
+
+    def counters():
+        if (streams := next(connected)) == "lost":
+            feed._tell_lost("a stream was lost")
+            streams = next(connected)
+        return {"streams_connected": streams}
+
+    left = iter([False] * 8)
+    feed.pool = types.SimpleNamespace(counters=counters)
+    feed.closed = types.SimpleNamespace(wait=lambda seconds: next(left, True))
+    feed.watch(16)
+    assert lines == [
+        "resetting environments: 0 of 64",
+        "resetting environments: 48 of 64",
+        "a stream was lost",
+        "connected environments: 48 of 64",
+        "connected again: all 4 streams",
+    ]
+
+
+def test_a_learner_says_which_server_it_waits_for(tmp_path, run_here, monkeypatch):
+    monkeypatch.setattr(polybeast, "QUIET_SECONDS", 0.1)
+    code, output = run_here("--addresses", f"unix:{tmp_path / 'nobody'}", "--env_timeout", "2")
+    assert code == 1 and output.startswith(f"waiting for the env server at unix:{tmp_path / 'nobody'}, for 10 s"), (
+        output
+    )
+
+
 def test_own_arguments_of_the_env_server_reach_create_env_here_and_there(run_here):
     code, output = run_here("--env", "CartPole-v1", "--server_arguments=--no_such_flag 3")
     assert code != 0 and "--no_such_flag" in output, output
     code, output = run_here("--env", "CartPole-v1", "--total_steps", "500", "--server_arguments=--max_streams 3")
     assert code == 0, output
+
+
+@pytest.mark.parametrize("env", ["toy_envs:Nested-v0", "Blackjack-v1"])
+def test_nested_observations_and_tuples_train(tmp_path, run_here, env):
+    code, output = run_here("--env", env, "--num_servers", "1", "--total_steps", "500", "--log_steps", "200")
+    assert code == 0 and rows(tmp_path), output
+
+
+def test_the_choices_of_the_environment_reach_its_servers_and_what_is_played(tmp_path, run_here):
+    arguments = ["--env", "toy_envs:Counting-v0", "--env_kwargs", '{"max_length": 2}', "--num_servers", "1"]
+    code, output = run_here(*arguments, "--total_steps", "500", "--log_steps", "200")
+    assert code == 0, output
+    assert 1 < float(rows(tmp_path)[-1]["charts/episodic_length"]) <= 2
+    code, output = run_here("--mode", "test", "--episodes", "20")
+    assert code == 0 and max(json.loads((tmp_path / "run" / "test.json").read_text())["lengths_in_steps"]) == 2, output
+    flags = polybeast.Flags(
+        env="ALE/Pong-v5", env_kwargs='{"maxpool": false}', frame_stack=2, frame_skip=3, resize=40, grayscale="off",
+        sticky_actions=0.5, noops=0, episodic_life="on", full_action_space="on",
+    )  # fmt: skip
+    parsed = polybeast.parse_flags(polybeast.server_command_line(flags))
+    changed = {field.name: getattr(flags, field.name) for field in dataclasses.fields(EnvFlags)}
+    assert changed.items() <= vars(parsed).items() and parsed.group_width == 16
+    defaults = vars(polybeast.parse_flags([]))
+    assert not changed.items() & defaults.items(), "each was given another value"
+    assert dataclasses.asdict(EnvFlags()).items() <= defaults.items()
 
 
 @pytest.mark.parametrize("where", ["infer", "learn"])

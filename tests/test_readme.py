@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import re
 import select
@@ -224,8 +225,11 @@ def test_the_forks_of_the_readme_apply_and_train(tmp_path):
     (tmp_path / "my_game.py").write_text(
         "from gymnasium.envs.classic_control import CartPoleEnv\n"
         "class MyGame(CartPoleEnv):\n"
-        "    def __init__(self, level):\n"
-        "        super().__init__()\n"
+        "    def __init__(self, level, render_mode=None):\n"
+        "        super().__init__(render_mode=render_mode)\n"
+        "    def render(self):\n"
+        "        import numpy\n"
+        "        return numpy.full((80, 120, 3), 200, numpy.uint8)\n"
     )
     command = f"{sys.executable} fork.py --name fork --num_actors 1 --total_steps 2000 --no_tensorboard"
     done = subprocess.run(
@@ -237,3 +241,13 @@ def test_the_forks_of_the_readme_apply_and_train(tmp_path):
         timeout=PATIENCE,
     )
     assert done.returncode == 0 and "stopped at step" in done.stderr, done.stderr
+    assert "fork: MyGame" in done.stderr and "Pong" not in done.stderr and "not clipped" in done.stderr, done.stderr
+    pytest.importorskip("imageio_ffmpeg")
+    import imageio.v2 as imageio
+
+    play = f"{sys.executable} fork.py --name fork --mode test --episodes 1 --video game.mp4"
+    subprocess.run(play.split(), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    result = json.loads((tmp_path / "runs" / "fork" / "test.json").read_text())
+    frames = imageio.mimread(tmp_path / "game.mp4", memtest=False)
+    assert result["env"] == "MyGame" and len(frames) == result["lengths_in_steps"][0]
+    assert abs(int(frames[0].mean()) - 200) < 5, "MyGame is filmed"

@@ -9,6 +9,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from beast.envs.probe import SEED
+
 
 class Counting(gymnasium.Env):
     """Observes [seed, episode, step of the episode]; pays the number of the step.
@@ -134,6 +136,41 @@ class Dict(_Matching):
         return float(action == self.shown)
 
 
+class Mission(gymnasium.Space):
+    """As MiniGrid's: a space of a kind of its own, whose elements are texts."""
+
+    def sample(self, mask=None, probability=None):
+        return "go to the door"
+
+    def contains(self, x):
+        return isinstance(x, str)
+
+
+class Nested(_Matching):
+    """Pays for the sum of two numbers below 2, one in a Tuple within a Dict within a Dict; with texts beside it."""
+
+    def __init__(self):
+        pair = spaces.Tuple((spaces.Discrete(2, start=5), spaces.Box(-1, 1, (2,), np.float32)))
+        self.observation_space = spaces.Dict(
+            {
+                "inner": spaces.Dict({"pair": pair, "flags": spaces.MultiBinary(3)}),
+                "sizes": spaces.MultiDiscrete([2, 3]),
+                "hint": spaces.Text(20),
+                "mission": Mission(),
+            }
+        )
+        self.action_space = spaces.Discrete(3)
+
+    def _show(self):
+        first, second = self.np_random.integers(2, size=2)
+        self.shown = first + second
+        inner = {"pair": (5 + first, np.zeros(2, np.float32)), "flags": np.ones(3, np.int8)}
+        return {"inner": inner, "sizes": np.array([second, 2]), "hint": "add", "mission": "go to the door"}
+
+    def _pay(self, action):
+        return float(action == self.shown)
+
+
 class Pixel(gymnasium.Env):
     """Costs nothing: one Atari-sized image that never changes, episodes of 50 steps, no reward."""
 
@@ -166,10 +203,21 @@ class CrashAtStep(Counting):
 
 
 class CrashInReset(Counting):
-    """Cannot be reset."""
+    """Cannot be reset, but with the seed of `probe_env`."""
 
     def reset(self, *, seed=None, options=None):
-        raise RuntimeError("this toy cannot be reset")
+        if seed not in (SEED, SEED + 1):
+            raise RuntimeError("this toy cannot be reset")
+        return super().reset(seed=seed)
+
+
+class SlowReset(Counting):
+    """Takes half a second to begin, when it is given a seed."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            time.sleep(0.5)
+        return super().reset(seed=seed)
 
 
 class Hang(Counting):
@@ -213,5 +261,18 @@ class NaNAtStep(Counting):
         return observation, reward, *ends
 
 
-for _toy in (Counting, MemoryCue, MultiDiscrete, Tuple, Dict, Pixel, CrashAtStep, CrashInReset, Hang, StartsProcess):
+for _toy in (
+    Counting,
+    MemoryCue,
+    MultiDiscrete,
+    Tuple,
+    Dict,
+    Nested,
+    Pixel,
+    CrashAtStep,
+    CrashInReset,
+    SlowReset,
+    Hang,
+    StartsProcess,
+):
     gymnasium.register(f"{_toy.__name__}-v0", f"toy_envs:{_toy.__name__}")

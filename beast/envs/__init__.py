@@ -5,16 +5,52 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import json
 import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import gymnasium
 from gymnasium.vector import VectorEnv
 
 from beast.envs.games import ATARI_FRAMES_PER_STEP, ATARI_ID, MINATAR_GAMES, atari_games, make_atari, register_minatar
-from beast.errors import InputError, MissingPackage
+from beast.envs.images import process_images
+from beast.envs.texts import leave_out_texts
+from beast.errors import InputError, MissingPackage, raised
 
 
-def make(env_id: str, num_envs: int, *, episodic_life: bool | None = None, **kwargs) -> VectorEnv:
+def options(flags) -> dict[str, Any]:
+    """The arguments of `make` that the flags of `EnvFlags` stand for: None for what the id implies. Raises InputError
+    if `env_kwargs` is no JSON object."""
+    switch = {"auto": None, "on": True, "off": False}
+    return {
+        **{name: getattr(flags, name) or None for name in ("frame_stack", "frame_skip", "resize")},
+        **{name: switch[getattr(flags, name)] for name in ("grayscale", "episodic_life", "full_action_space")},
+        **{name: None if (x := getattr(flags, name)) == "auto" else x for name in ("sticky_actions", "noops")},
+        "env_kwargs": parse_env_kwargs(flags.env_kwargs),
+    }
+
+
+def parse_env_kwargs(text: str) -> dict[str, Any]:
+    """The JSON object of --env_kwargs; none where the text is empty. Raises InputError, which names the text."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError as error:
+        value = error
+    if not isinstance(value, dict):
+        what = f"no JSON ({value})" if isinstance(value, ValueError) else f"JSON, but no object: {value!r}"
+        raise InputError(f"""--env_kwargs {text!r} is {what}; write it as --env_kwargs '{{"map_name": "8x8"}}'""")
+    return value
+
+
+def make(
+    env_id: str, num_envs: int, *,
+    frame_stack: int | None = None, frame_skip: int | None = None, resize: int | None = None,
+    grayscale: bool | None = None, sticky_actions: float | None = None, noops: int | None = None,
+    episodic_life: bool | None = None, full_action_space: bool | None = None,
+    env_kwargs: Mapping[str, Any] | None = None, **kwargs,
+) -> VectorEnv:  # fmt: skip
     """Make `num_envs` environments that are stepped together.
 
     Atari games run on ale-py's vector env, in the protocol that their id implies: that of Mnih et al. 2015 (-v4) or of
@@ -29,41 +65,73 @@ def make(env_id: str, num_envs: int, *, episodic_life: bool | None = None, **kwa
 
     MinAtar games (`MinAtar/<Game>-v0` with all six actions, `-v1` with those that matter; sticky 10 %, difficulty
     ramping) run without MinAtar's plotting libraries. Every other id goes to gymnasium, `module:Id` included: to the
-    vector env that its specification names, or one after the other in this process.
+    vector env that its specification names, or one after the other in this process. Texts in their Dict observations
+    are left out (`beast.envs.texts`), as MiniGrid's missions are.
 
-    `episodic_life`, for Atari only, says whether a lost life ends an episode; None leaves that to the id. `kwargs` go
-    to the environment; of Atari, to `ale_py.vector_env.AtariVectorEnv`.
+    None leaves a choice to the id. `frame_stack`, `frame_skip`, `resize` and `grayscale` are for Atari and for all that
+    observes images (`beast.envs.images`). `sticky_actions` (a probability), `noops` (at most so many), `episodic_life`
+    (whether a lost life ends an episode) and `full_action_space` are for Atari. `env_kwargs` and `kwargs` go to the
+    environment; of Atari, to `ale_py.vector_env.AtariVectorEnv`. With `render_mode="rgb_array"` Atari renders in color.
 
-    Raises InputError for an unknown id (the nearest are listed), `num_envs` below 1, or `episodic_life` of another id;
-    MissingPackage if the package that the id needs is not installed; MissingFile if the game's ROM cannot be read.
+    `metadata["env_id"]` and `metadata["frames_per_step"]` of the vector env say what it is.
+
+    Raises InputError for an unknown id (the nearest are listed), `num_envs` below 1, or a choice that the id does not
+    have; MissingPackage if the package that the id needs is not installed; MissingFile if the game's ROM cannot be
+    read.
     """
     if num_envs < 1:
         raise InputError(f"num_envs is {num_envs}; at least 1 environment is needed")
+    kwargs = {**(env_kwargs or {}), **kwargs}
+    of_images = {"frame_stack": frame_stack, "frame_skip": frame_skip, "resize": resize, "grayscale": grayscale}
+    of_atari = {"sticky_actions": sticky_actions, "noops": noops, "full_action_space": full_action_space}
     if match := ATARI_ID.fullmatch(env_id):
         if (match["deepmind"] or match["machado"]) not in atari_games():
             raise _unknown_id(env_id)
-        return make_atari(env_id, match, num_envs, episodic_life, kwargs)
-    if episodic_life:
-        raise InputError(f"episodic_life is for Atari ids; {env_id} does not tell its lives: leave it out")
+        chosen = {name: value for name, value in {**of_images, **of_atari}.items() if value is not None}
+        env = make_atari(env_id, match, num_envs, episodic_life, chosen, kwargs)
+    else:
+        for name, value in {**of_atari, "episodic_life": episodic_life}.items():
+            if value is not None and value is not False:
+                raise InputError(
+                    f"{name} is for Atari ids, and {env_id} is none: leave --{name} out, or see whether the "
+                    "environment has an argument for it (--env_kwargs)"
+                )
+        asked = {name: value for name, value in of_images.items() if value is True or (value or 1) > 1}
+        env = _make_registered(env_id, num_envs, asked, kwargs)
+        env.metadata = {**env.metadata, "frames_per_step": frame_skip or 1}
+        if frame_skip and "render_fps" in env.metadata:
+            env.metadata["render_fps"] /= frame_skip
+    env.metadata = {**env.metadata, "env_id": env_id}
+    return env
 
+
+def _make_registered(env_id: str, num_envs: int, of_images: dict[str, Any], kwargs: dict[str, Any]) -> VectorEnv:
     module, _, name = env_id.rpartition(":")
     if module:
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
-            raise MissingPackage(f"{env_id}: {error}; what stands before ':' is a module on PYTHONPATH") from error
+            if error.name and f"{module}.".startswith(f"{error.name}."):
+                message = f"{env_id}: {error}; what stands before ':' is a module that is installed or on PYTHONPATH"
+            else:
+                message = f"{env_id}: the module {module} imports what is not installed: {raised(error)}"
+            raise MissingPackage(message) from error
+        except Exception as error:
+            raise InputError(f"{env_id}: the module {module} cannot be imported: {raised(error)}") from error
     if name.startswith("MinAtar/"):
         register_minatar(env_id)
     spec = gymnasium.registry.get(name)
     # Once ale-py is imported, Pong-v4 and its like are registered: raw screens that no net here is made for.
     if spec is None or (not module and str(spec.entry_point).startswith("ale_py")):
         raise _unknown_id(env_id)
-    if spec.vector_entry_point is not None:
+    if spec.vector_entry_point is not None and not of_images:
         return gymnasium.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    wrappers = [leave_out_texts, *([partial(process_images, env_id=env_id, **of_images)] if of_images else [])]
     # Without copy=False every observation is copied once more a step; the checker wraps each env in one more layer.
     return gymnasium.make_vec(
-        spec, num_envs, vectorization_mode="sync", vector_kwargs={"copy": False}, disable_env_checker=True, **kwargs
-    )
+        spec, num_envs, vectorization_mode="sync", vector_kwargs={"copy": False}, disable_env_checker=True,
+        wrappers=wrappers, **kwargs,
+    )  # fmt: skip
 
 
 def is_atari(env_id: str) -> bool:
@@ -71,9 +139,9 @@ def is_atari(env_id: str) -> bool:
     return bool(ATARI_ID.fullmatch(env_id))
 
 
-def frames_per_step(env_id: str) -> int:
-    """Emulator frames of one agent step: 4 for the Atari ids, 1 for all others."""
-    return ATARI_FRAMES_PER_STEP if is_atari(env_id) else 1
+def frames_per_step(env_id: str, frame_skip: int = 0) -> int:
+    """Frames of one agent step: --frame_skip, or where that is 0, 4 for the Atari ids and 1 for all others."""
+    return frame_skip or (ATARI_FRAMES_PER_STEP if is_atari(env_id) else 1)
 
 
 def _unknown_id(env_id: str) -> InputError:

@@ -13,17 +13,31 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv, VectorWrapper
 
+from beast.envs.images import JoinChannels
 from beast.errors import MissingFile, MissingPackage
 
 ATARI_ID = re.compile(r"(?:ale_py:)?(?:(?P<deepmind>\w+)NoFrameskip-v4|ALE/(?P<machado>\w+)-v5)")
 ATARI_FRAMES_PER_STEP = 4
+ATARI_FRAMES_PER_SECOND = 60
 ATARI_FRAMES_PER_EPISODE = 108_000  # 30 minutes at 60 Hz; ale-py counts from the end of the no-ops and then truncates
 MINATAR_MODULES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 MINATAR_GAMES = {module.title().replace("_", ""): module for module in MINATAR_MODULES}  # name in ids -> module
 
 
-def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool | None, kwargs) -> VectorEnv:
-    """See `beast.envs.make`; `match` is that of ATARI_ID. Raises KeyError for an unknown game."""
+ATARI_NAMES = {  # our names -> those of AtariVectorEnv
+    "frame_stack": ["stack_num"],
+    "frame_skip": ["frameskip"],
+    "resize": ["img_height", "img_width"],
+    "grayscale": ["grayscale"],
+    "sticky_actions": ["repeat_action_probability"],
+    "noops": ["noop_max"],
+    "full_action_space": ["full_action_space"],
+}
+
+
+def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool | None, chosen, kwargs) -> VectorEnv:
+    """See `beast.envs.make`; `match` is that of ATARI_ID, `chosen` has the choices that are made, by our names. Raises
+    KeyError for an unknown game."""
     game = atari_games()[match["deepmind"] or match["machado"]]
     from ale_py.vector_env import AtariVectorEnv
 
@@ -31,17 +45,24 @@ def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool 
         protocol = {"repeat_action_probability": 0.0, "noop_max": 30, "use_fire_reset": True}
     else:
         protocol = {"repeat_action_probability": 0.25, "noop_max": 0, "use_fire_reset": False}
+    settings = {
+        "num_threads": 1,
+        "max_num_frames_per_episode": ATARI_FRAMES_PER_EPISODE,
+        "frameskip": ATARI_FRAMES_PER_STEP,
+        "reward_clipping": False,  # the library would clip them by default
+        **protocol,
+        **{name: value for ours, value in chosen.items() for name in ATARI_NAMES[ours]},
+        **kwargs,
+    }
+    render_mode = settings.pop("render_mode", None)
+    # The library's own `episodic_life` resets the whole game at every lost life (0.12.1), so that no life but the first
+    # is ever played: `LifeEpisodes` does it instead.
+    episodic_life = settings.pop("episodic_life", episodic_life)
     try:
-        env = AtariVectorEnv(
-            game,
-            num_envs,
-            frameskip=ATARI_FRAMES_PER_STEP,
-            # The library would clip rewards by default. Its own `episodic_life` resets the whole game at every lost
-            # life (0.12.1), so that no life but the first is ever played: `LifeEpisodes` does it instead.
-            reward_clipping=False,
-            episodic_life=False,
-            **{"num_threads": 1, "max_num_frames_per_episode": ATARI_FRAMES_PER_EPISODE, **protocol, **kwargs},
-        )
+        env: VectorEnv = AtariVectorEnv(game, num_envs, **settings)
+        if render_mode == "rgb_array":
+            in_color = {"grayscale": False, "img_height": 210, "img_width": 160, "stack_num": 1}
+            env = FilmedAtari(env, AtariVectorEnv(game, num_envs, **{**settings, **in_color}))
     except OSError as error:
         directory = os.environ.get("ALE_ROMS_DIR")
         remedy = (
@@ -50,8 +71,12 @@ def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool 
             else "ale-py brings its ROMs, so install it again: pip install --force-reinstall ale-py"
         )
         raise MissingFile(f"{env_id}: its ROM cannot be read ({error}); {remedy}") from error
+    if len(env.single_observation_space.shape) == 4:
+        env = JoinChannels(env)
     if episodic_life or (episodic_life is None and match["deepmind"]):
-        return LifeEpisodes(env)
+        env = LifeEpisodes(env)
+    frames = {"frames_per_step": settings["frameskip"], "render_fps": ATARI_FRAMES_PER_SECOND / settings["frameskip"]}
+    env.metadata = {**env.metadata, **frames}
     return env
 
 
@@ -63,6 +88,32 @@ def atari_games() -> dict[str, str]:
         raise MissingPackage(f"Atari needs ale-py ({error}): pip install ale-py") from error
     games = set(get_all_rom_ids()) - {"combat", "joust", "maze_craze", "warlords"}
     return {rom.title().replace("_", ""): rom for rom in sorted(games)}
+
+
+class FilmedAtari(VectorWrapper):
+    """An Atari vector env that renders in color: a twin that observes in color gets the same seeds and actions."""
+
+    render_mode = "rgb_array"
+
+    def __init__(self, env: VectorEnv, twin: VectorEnv):
+        super().__init__(env)
+        self._twin = twin
+
+    def reset(self, *, seed=None, options=None):
+        self._frames = self._twin.reset(seed=seed, options=options)[0]
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, actions: np.ndarray):
+        self._frames = self._twin.step(actions)[0]
+        return self.env.step(actions)
+
+    def render(self) -> np.ndarray:
+        """The newest frames, [K, 210, 160, 3]."""
+        return self._frames[:, -1]
+
+    def close(self, **kwargs) -> None:
+        self._twin.close(**kwargs)
+        self.env.close(**kwargs)
 
 
 class LifeEpisodes(VectorWrapper):

@@ -95,7 +95,7 @@ class EnvGroup:
         space = self.env.single_observation_space
         found = truncated & info.get("_final_obs", final is not None)
         for k in np.flatnonzero(found):
-            if isinstance(final, dict):  # arrays [K, …]
+            if isinstance(final, (dict, tuple)):  # arrays [K, …]
                 last = {name: part[k] for name, part in parts_by_name(space, final).items()}
             else:  # K observations, as gymnasium's own vector envs give them
                 last = parts_by_name(space, final[k])

@@ -24,11 +24,13 @@ AGENT_FIELDS = ("action", "policy_logits", "baseline", "policy_version")  # writ
 
 
 class EnvSpaces(NamedTuple):
-    """What the rows of an environment look like."""
+    """What the rows of an environment look like, and what it is called."""
 
     observations: dict[str, Space]  # by the name of each part of an observation
     action: Space
     final_observations: bool = False  # beside a new episode's first one lies that of a truncated episode (SAME_STEP)
+    env_id: str = ""  # for people to read, where `probe_env` found it
+    frames_per_step: int = 1
 
 
 def rollout_fields(spaces: EnvSpaces) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -59,14 +61,15 @@ def is_final(done, terminated, truncated):
 def parts_by_name(space: Space, nest: Any) -> dict[str, Any]:
     """Name -> part of `nest`, which is nested as the observation space is: an observation or a batch of them.
 
-    The name is `obs`, or a Dict's own (nested ones joined by '.'). Raises InputError if two parts get one name.
+    The name is `obs`, or a Dict's own, or the index in a Tuple (nested ones joined by '.'). Raises InputError if two
+    parts get one name.
     """
-    if not isinstance(space, spaces.Dict):
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         return {"obs": nest}
     parts: dict[str, Any] = {}
-    for key, inner in space.items():
+    for key, inner in space.items() if isinstance(space, spaces.Dict) else enumerate(space):
         for name, part in parts_by_name(inner, nest[key]).items():
-            name = f"{key}.{name}" if isinstance(inner, spaces.Dict) else key
+            name = f"{key}.{name}" if isinstance(inner, (spaces.Dict, spaces.Tuple)) else str(key)
             if name in parts:
                 raise InputError(f"two parts of the observation space are called {name!r}: rename one")
             parts[name] = part
@@ -84,9 +87,12 @@ def observation_field(space: Space) -> tuple[tuple[int, ...], str]:
         return (), "int64"
     if isinstance(space, (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)):
         return tuple(space.shape), str(space.dtype)
+    remedy = "wrap the environment so that its observations are one of them"
+    if isinstance(space, spaces.Text):
+        remedy = "beast.envs.texts.leave_out_texts wraps an environment so that the texts of a Dict are left out"
     raise InputError(
         f"observation space {space} is not supported; supported are Box, Discrete, MultiDiscrete, MultiBinary and "
-        "a Dict of these: wrap the environment so that its observations are one of them"
+        f"a Dict or Tuple of these: {remedy}"
     )
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 import libbeast
 from beast.envs.rows import AGENT_FIELDS, action_shape_dtype
 from beast.errors import WorkerFailure
+from beast.feeds.actors import PROGRESS_SECONDS
 from beast.feeds.feed import Feed, Rows
 from beast.feeds.memory import nest_observations
 from beast.feeds.processes import Child, cpu_seconds_of_children
@@ -36,10 +37,14 @@ START_SECONDS = 60.0  # until a server listens: imports, and nothing else
 class RemoteFeed(Feed):
     """Rows from streams of env servers, answered in batches, and their rollouts in the order in which they arrive."""
 
-    def __init__(self, learner: Learner, flags, action_space: Space, addresses: list[str], servers, **stream_options):
+    def __init__(
+        self, learner: Learner, flags, action_space: Space, addresses: list[str], servers,
+        log: Callable[[str], None], **stream_options,
+    ):  # fmt: skip
         """`addresses` has one entry for each stream, `stream_options` are those of libbeast.ActorPool. `servers` are
-        LocalServers, whose CPU time is told, or None."""
+        LocalServers, whose CPU time is told, or None. `log` gets a line when a stream is lost."""
         super().__init__(learner, flags.max_policy_lag)
+        self._log, self._is_lost = log, threading.Event()
         self.workers = {"streams": self._stream_seconds}
         self.cores = {"envs": partial(cpu_seconds_of_children, servers.processes)} if servers else {}
         self.num_streams, self.closed = len(addresses), threading.Event()
@@ -53,7 +58,9 @@ class RemoteFeed(Feed):
         shape, dtype = action_shape_dtype(action_space)
         # What a group carries from row to row: the core's state and its last action, which the net sees, too.
         state = learner.net.initial_state(1), torch.from_numpy(np.zeros((1, 1, *shape), dtype))
-        self.pool = libbeast.ActorPool(T, self.queue, self.batcher, addresses, state, **stream_options)
+        self.pool = libbeast.ActorPool(
+            T, self.queue, self.batcher, addresses, state, log=self._tell_lost, **stream_options
+        )
         # As many as streams, queue and learner hold, twice, as a stream may be slower than the others.
         self._seen = SeenObservations(2 * (num_rows + flags.queue_width + B) * T, self.device)
         self._to_device = partial(Tensor.to, device=self.device, non_blocking=True)
@@ -67,6 +74,25 @@ class RemoteFeed(Feed):
                 queue.close()
         self.pool.stop()
         self.closed.set()
+
+    def watch(self, group_width: int) -> None:
+        """Until the feed closes: log how many environments are reset at the start, and when lost streams are back."""
+        width, total, is_started, told_at = group_width, group_width * self.num_streams, False, time.monotonic()
+        while not self.closed.wait(0.1):
+            reset = width * self.pool.counters()["streams_connected"]  # a server connects when it has reset a group
+            now = time.monotonic()
+            if reset == total:
+                is_started = True
+                if self._is_lost.is_set():
+                    self._is_lost.clear()
+                    self._log(f"connected again: all {self.num_streams} streams")
+            elif now - told_at > PROGRESS_SECONDS and (not is_started or self._is_lost.is_set()):
+                told_at = now
+                self._log(f"{'connected' if is_started else 'resetting'} environments: {reset} of {total}")
+
+    def _tell_lost(self, message: str) -> None:
+        self._log(message)
+        self._is_lost.set()
 
     def measure(self, seconds: float, shares: dict[str, float]) -> dict[str, float]:
         waiting, self._waiting = self._waiting, []

@@ -15,10 +15,7 @@ import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 
-from beast.envs import is_atari, make
-from beast.envs.games import ATARI_FRAMES_PER_STEP
 from beast.envs.groups import EnvGroup, finished_episodes
-from beast.envs.rows import env_actions
 from beast.errors import MissingPackage
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.processes import Child
@@ -40,19 +37,19 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def play(
-    create_env: Callable[[int], VectorEnv], net, env_id: str, episodes: int, seed: int, greedy: bool, video: str = ""
+    create_env: Callable[[int], VectorEnv], net, episodes: int, seed: int, greedy: bool, video: str = ""
 ) -> list[tuple[float, int]]:
     """Play `episodes` whole games with a net in eval mode on the CPU; the return and the length in steps of each.
 
     Each environment plays a fixed share of the games, as the first games to end would be the short ones. `video` is a
-    file to film the first game into.
+    file to film the first game into, with environments whose render mode is rgb_array.
     """
     generator = torch.Generator().manual_seed(seed)
     width = min(episodes, 1 if video else 10)
     quota = [episodes // width + (index < episodes % width) for index in range(width)]
     group = EnvGroup(create_env(width))
     memory = RolloutMemory(group.fields, 1, 1, width)
-    film = Film(env_id, group.env, video, seed) if video else None
+    film = Film(group.env, video) if video else None
     games: list[list[tuple[float, int]]] = [[] for _ in range(width)]
     before, after = memory.row(0, 0), memory.row(0, 1)
     before["action"][...] = 0
@@ -156,25 +153,18 @@ class Evaluations:
 
 
 class Film:
-    """Films a game into an .mp4: the environment itself if its render mode is rgb_array, else a twin of it.
+    """Films a game of the first environment of a vector env into an .mp4. Its render mode is rgb_array."""
 
-    The twin has the same id and seed and takes the same actions, so it plays the same game, and Atari in color.
-    """
-
-    def __init__(self, env_id: str, env: VectorEnv, path: str, seed: int):
-        """`env` is one environment that was, or will be, reset with `seed`. Raises MissingPackage without imageio."""
+    def __init__(self, env: VectorEnv, path: str):
+        """Raises MissingPackage without imageio."""
         try:
             import imageio.v2 as imageio
             import imageio_ffmpeg  # noqa: F401  imageio itself misses it only at the first frame
         except ImportError as error:
             message = f"a video needs imageio and its ffmpeg ({error}): pip install imageio imageio-ffmpeg"
             raise MissingPackage(message) from error
-        self._env, self._twin, self._is_atari = env, None, is_atari(env_id)
-        if self._is_atari or getattr(env, "render_mode", None) != "rgb_array":
-            in_color = {"grayscale": False, "img_height": 210, "img_width": 160, "stack_num": 1}
-            self._twin = make(env_id, 1, **(in_color if self._is_atari else {"render_mode": "rgb_array"}))
-            self._env, (self._observations, _) = self._twin, self._twin.reset(seed=seed)
-        fps = 60 / ATARI_FRAMES_PER_STEP if self._is_atari else (env.metadata or {}).get("render_fps", 30)
+        self._env = env
+        fps = (env.metadata or {}).get("render_fps", 30)
         self._writer = imageio.get_writer(path, fps=fps, macro_block_size=2)
         self._over = False
 
@@ -183,10 +173,7 @@ class Film:
         self._over = self._over or int(row["episode_step"][0]) == 0
         if self._over:
             return
-        if self._twin is not None:
-            actions = env_actions(self._twin.single_action_space, row["action"])
-            self._observations = self._twin.step(actions)[0]
-        frame = self._observations[0, -1] if self._is_atari else self._env.render()[0]
+        frame = self._env.render()[0]
         zoom = -(-320 // min(frame.shape[:2]))  # small images are enlarged to at least 320 pixels
         frame = frame.repeat(zoom, axis=0).repeat(zoom, axis=1)
         self._writer.append_data(frame[: frame.shape[0] // 2 * 2, : frame.shape[1] // 2 * 2])
@@ -194,5 +181,3 @@ class Film:
     def close(self) -> None:
         """Finish the file."""
         self._writer.close()
-        if self._twin is not None:
-            self._twin.close()

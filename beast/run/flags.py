@@ -2,25 +2,55 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
+from beast.envs import parse_env_kwargs
 from beast.errors import InputError
 
 
 @dataclass
-class RunFlags:
+class EnvFlags:
+    """The environment and its protocol, for a learner and for an env server. The defaults mean what the id implies."""
+
+    env: str = "PongNoFrameskip-v4"
+    """Environment id: `<Game>NoFrameskip-v4` or `ALE/<Game>-v5` (Atari), `MinAtar/<Game>-v0`, any id of gymnasium, or
+    `module:id`. --mode test plays the environment of the checkpoint."""
+    env_kwargs: str = ""
+    """Arguments of the environment as a JSON object, such as `{"map_name": "8x8"}`; of Atari, those of ale-py's
+    AtariVectorEnv."""
+    frame_stack: int = 0
+    """Images that the agent sees together, the newest last; 0: 4 for Atari, 1 for all others."""
+    frame_skip: int = 0
+    """Frames for which an action is repeated; each image is the maximum of the last two. 0: 4 for Atari, 1 for all
+    others."""
+    resize: int = 0
+    """Height and width that images are scaled to; 0: 84 for Atari, all others as they are (scaling them needs
+    `pip install opencv-python-headless`)."""
+    grayscale: Literal["auto", "on", "off"] = "auto"
+    """Turn images in color into gray ones; auto: on for Atari, off for all others."""
+    sticky_actions: float | Literal["auto"] = "auto"
+    """Atari: probability with which a frame repeats the last action; auto: 0 for -v4, 0.25 for -v5."""
+    noops: int | Literal["auto"] = "auto"
+    """Atari: most no-ops at the start of a game, their number is drawn; auto: 30 for -v4, 0 for -v5."""
+    episodic_life: Literal["auto", "on", "off"] = "auto"
+    """Atari: end an episode at every lost life, for the learner; auto: on for -v4, off for -v5."""
+    full_action_space: Literal["auto", "on", "off"] = "auto"
+    """Atari: choose among all 18 actions rather than the game's own; auto: off."""
+
+
+@dataclass
+class RunFlags(EnvFlags):
     """Flags of a run whatever its agent: the task, the training time, the hardware, the records."""
 
     # The run.
     mode: Literal["train", "test"] = "train"
     """train, or play whole games with a run's checkpoint (test)."""
-    env: str = "PongNoFrameskip-v4"
-    """Environment id: `<Game>NoFrameskip-v4` or `ALE/<Game>-v5` (Atari), `MinAtar/<Game>-v0`, any id of gymnasium, or
-    `module:id`. --mode test plays the environment of the checkpoint."""
     name: str = ""
     """Name of the run. An existing run of this name is resumed. Empty: `<variant>-<env>-<time>`."""
     root: str = "runs"
@@ -102,6 +132,54 @@ RUN_LIMITS = {  # flag: lowest and highest value
     **{name: (0, math.inf) for name in ("max_env_restarts", "seed")},
     **{name: (1e-6, math.inf) for name in ("env_timeout", "checkpoint_minutes")},
 }
+
+
+ENV_LIMITS = {"frame_stack": (0, 64), "frame_skip": (0, 1000), "resize": (0, 4096)}  # 0: what the id implies
+ENV_LIMITS_UNLESS_AUTO = {"sticky_actions": (0, 1), "noops": (0, 10**6)}
+
+
+def add_env_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `EnvFlags`, for programs that run without tyro."""
+    on_or_off: dict[str, Any] = {"default": "auto", "choices": ["auto", "on", "off"]}
+    add = parser.add_argument
+    add(
+        "--env",
+        default=EnvFlags.env,
+        help="environment id: <Game>NoFrameskip-v4 or ALE/<Game>-v5 (Atari), MinAtar/<Game>-v0, any of gymnasium's, or "
+        "module:id",
+    )
+    add("--env_kwargs", default="", help='arguments of the environment as a JSON object, such as {"map_name": "8x8"}')
+    add("--frame_stack", type=int, default=0, help="images seen together; 0: 4 for Atari, 1 for all others")
+    add("--frame_skip", type=int, default=0, help="frames of one action; 0: 4 for Atari, 1 for all others")
+    add("--resize", type=int, default=0, help="height and width of images; 0: 84 for Atari, all others as they are")
+    add("--grayscale", **on_or_off, help="gray images; auto: on for Atari, off for all others")
+    add("--sticky_actions", type=_auto_or(float), default="auto", help="Atari: probability of repeating an action")
+    add("--noops", type=_auto_or(int), default="auto", help="Atari: most no-ops at the start of a game")
+    add("--episodic_life", **on_or_off, help="Atari: end an episode at every lost life; auto: on for -v4, off for -v5")
+    add("--full_action_space", **on_or_off, help="Atari: all 18 actions rather than the game's own; auto: off")
+
+
+def _auto_or(number: type) -> Callable[[str], float | str]:
+    def parse(text: str) -> float | str:
+        return text if text == "auto" else number(text)
+
+    parse.__name__ = f"auto or {number.__name__}"  # argparse's errors quote it
+    return parse
+
+
+def env_arguments(flags: EnvFlags) -> list[str]:
+    """The command line of `add_env_flags` that stands for these flags."""
+    values = {field.name: getattr(flags, field.name) for field in fields(EnvFlags)}
+    changed = {name: value for name, value in values.items() if value != getattr(EnvFlags, name)}
+    return [f"--{name}={value}" for name, value in changed.items()]
+
+
+def check_env_flags(flags) -> str:
+    """`env_kwargs` as JSON writes it. Raises InputError for the first flag of `EnvFlags` that cannot be."""
+    kwargs = parse_env_kwargs(flags.env_kwargs)
+    chosen = {name: limits for name, limits in ENV_LIMITS_UNLESS_AUTO.items() if getattr(flags, name) != "auto"}
+    check_limits(flags, {**ENV_LIMITS, **chosen})
+    return json.dumps(kwargs, sort_keys=True) if kwargs else ""
 
 
 def check_limits(flags, limits: Mapping[str, tuple[float, float]]) -> None:
