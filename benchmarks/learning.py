@@ -33,6 +33,7 @@ BREAKOUT += " --normalize_returns off"
 MINATAR = f"{BREAKOUT} --batch_width 8 --hidden_size 256 --learning_rate 1.5e-3"
 TASKS = {
     "pong": "--env PongNoFrameskip-v4",
+    "pong-one-actor": "--env PongNoFrameskip-v4 --num_actors 1",
     "pong-poly": "--env PongNoFrameskip-v4",  # polybeast.py
     "pong-b32": "--env PongNoFrameskip-v4 --batch_width 32 --learning_rate 7e-4 --total_steps 2000000",
     "cartpole": f"--env CartPole-v1 {SMALL} --batch_width 4 --learning_rate 5e-4 --vtrace_lambda 0.95 --ppo_clip 0.2"
@@ -98,7 +99,7 @@ def main(options: Options) -> None:
         f"# seed: {config['seed']}",
     ]
     RESULTS.mkdir(parents=True, exist_ok=True)
-    output = RESULTS / f"{name}.csv"
+    output = RESULTS / f"{options.task}-seed{config['seed']}.csv"
     output.write_text("\n".join(header) + "\n" + (path / "metrics.csv").read_text())
     subprocess.run(
         [sys.executable, str(ROOT / "plot.py"), str(output), "--out", str(output.with_suffix(".png"))], check=True
