@@ -553,8 +553,8 @@ def train(flags: Flags) -> Result:
         flags = tuning.settings_of_existing_run(flags) or tune(flags)
     torch.manual_seed(flags.seed)
     learner = make_learner(flags, spaces)
-    with Training("mono", flags, learner, FREE_ON_RESUME | {"actor_niceness", "pin_actors", "auto"}) as training:
-        training.frames_per_step = spaces.frames_per_step
+    resume_free = FREE_ON_RESUME | {"actor_niceness", "pin_actors", "auto"}
+    with Training("mono", flags, learner, resume_free, spaces.frames_per_step) as training:
         num_groups = flags.num_actors * GROUPS_PER_ACTOR
         memory = RolloutMemory(rollout_fields(spaces), flags.num_slots, flags.unroll_length, flags.group_width)
         if training.device.type == "cuda":
@@ -583,8 +583,9 @@ def train(flags: Flags) -> Result:
 def tune(flags: Flags) -> Flags:
     """Print what each stage costs here and the fastest setting that follows from it; returns the flags with it."""
     keep_freed_memory()
-    spaces = probe_env(create_env, flags)
-    tuned, report = tuning.choose(validate(flags), create_env, spaces, make_learner, update, validate)
+    spaces = probe_env(create_env, validate(flags))
+    flags = validate(replace(flags, env=spaces.env_id))
+    tuned, report = tuning.choose(flags, create_env, spaces, make_learner, update, validate)
     print(report)
     return tuned
 

@@ -38,6 +38,7 @@ from beast.run.flags import FREE_ON_RESUME, check_limits, check_widths, env_argu
 from beast.run.hardware import choose_device, keep_freed_memory
 from beast.run.training import Result, Training
 from monobeast import AgentFlags, describe_updates, infer, learn, make_learner, probe_env, test, validate_agent
+from monobeast import Net as Net  # for beast.load
 from polybeast_env import create_env, parse_flags
 
 QUIET_SECONDS = 2.0  # before a line says which env server the learner waits for
@@ -113,8 +114,7 @@ def train(flags: Flags) -> Result:
             frames_per_step = envs.frames_per_step(flags.env, flags.frame_skip)
         torch.manual_seed(flags.seed)
         learner = make_learner(flags, spaces)
-        with Training("poly", flags, learner, FREE_ON_RESUME | PLACEMENT_FLAGS) as training:
-            training.frames_per_step = frames_per_step
+        with Training("poly", flags, learner, FREE_ON_RESUME | PLACEMENT_FLAGS, frames_per_step) as training:
             weights = PublishedWeights(learner.net, learner.updates, flags.compile)
             if flags.compile:
                 learner.net.forward = torch.compile(learner.net.forward)

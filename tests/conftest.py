@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-# A shell ignores Ctrl-C for what it starts in the background, and children inherit that.
+# A shell ignores Ctrl-C for what it starts in the background, as nohup does SIGHUP, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Tests run side by side, and so do the processes that they start. torch reads this when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

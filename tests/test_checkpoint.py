@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -237,7 +238,6 @@ def test_a_fork_is_found_by_its_name_or_its_file_and_no_checkpoint_brings_code(t
     state = checkpoint.load(path)
     assert state["agent"] == "monobeast" and type(beast.load(path).net) is monobeast.Net
     assert beast.load(path, agent=str(tmp_path / "my_fork.py")).net.is_mine
-    del sys.modules["my_fork"]
     checkpoint.save(path, {**state, "agent": "my_fork"})
     with pytest.raises(InputError, match="there is no .*my_fork.py, the agent's file"):
         beast.load(path)
@@ -319,3 +319,13 @@ def test_kill_9_during_saving_leaves_a_whole_checkpoint(tmp_path):
     interrupted, saved = map(int, done.stdout.split())
     assert interrupted >= 3, f"only {interrupted} of 30 kills hit a save: the test says nothing"
     assert saved >= 1
+
+
+def test_a_net_takes_weights_without_what_its_modules_fill_in_themselves():
+    flags = monobeast.Flags(hidden_size=32, reward_clip=0.0)
+    spaces = {"obs": gymnasium.spaces.Box(-1, 1, (2,))}, gymnasium.spaces.Discrete(2)
+    older = monobeast.Net(*spaces, flags)
+    net = monobeast.Net(*spaces, dataclasses.replace(flags, normalize_returns="on"))
+    assert not checkpoint.differences(net, older.state_dict())
+    checkpoint.load_weights(net, older.state_dict(), "older.pt")
+    assert torch.equal(net.baseline.weight, older.baseline.weight) and net.baseline.deviation == 1

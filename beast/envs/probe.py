@@ -116,8 +116,7 @@ def _check_kind(env, num_envs: int) -> None:
         raise InputError(f"create_env() returned None: {HOW}")
     if _has_agents(env):
         raise _several_agents(env)
-    needed = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
-    if isinstance(env, gymnasium.Env) or not all(hasattr(env, name) for name in needed):
+    if not isinstance(env, VectorEnv):
         raise InputError(f"create_env() returned {type(env).__name__}, which is no vector env: {HOW}")
     for method in ("reset", "step"):
         if getattr(type(env), method, None) is getattr(VectorEnv, method):

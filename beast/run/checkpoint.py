@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import zipfile
@@ -61,8 +62,10 @@ def differences(net: torch.nn.Module, weights: dict[str, torch.Tensor]) -> dict[
     is."""
     own = net.state_dict()
     shared = own.keys() & weights.keys()
+    fitting = {name: weights[name] for name in shared if weights[name].shape == own[name].shape}
+    missing = copy.deepcopy(net).load_state_dict(fitting, strict=False).missing_keys  # modules may fill in their own
     found = {
-        "missing in the checkpoint": [name for name in own if name not in weights],
+        "missing in the checkpoint": [name for name in missing if name not in weights],
         "unknown to this net": [name for name in weights if name not in own],
         "of other shapes": [
             f"{name} {list(weights[name].shape)} (this net has {list(x.shape)})"

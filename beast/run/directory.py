@@ -186,6 +186,8 @@ def untracked_files(directory: Path) -> dict[str, str | None]:
         found[name] = None
         with contextlib.suppress(OSError, UnicodeDecodeError):
             path = directory / name
+            if path.is_symlink():
+                continue
             size = path.stat().st_size
             if path.suffix == ".py" and size <= min(left, MAX_UNTRACKED_FILE_BYTES):
                 found[name] = path.read_text(encoding="utf-8")

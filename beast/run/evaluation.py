@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from beast.learn.nests import columns, map_tensors
 from beast.run import checkpoint
 from beast.run.directory import read_json, write_json
 
+LEAST_PATIENCE = 600.0  # seconds that an evaluation may take, or as long as there is between two
 # An agent's file, in a process that yields to all others and ends with its parent.
 BEHIND = """
 import ctypes, os, runpy, signal, sys
@@ -125,12 +127,19 @@ class Evaluations:
         self.checkpoint_path.parent.mkdir(exist_ok=True)
         self._result_path.unlink(missing_ok=True)
         checkpoint.save(self.checkpoint_path, state)
-        self._process.start(self._command, stdout=subprocess.DEVNULL)
+        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        self._process.start(self._command, stdout=subprocess.DEVNULL, env={**os.environ, **one_thread})
 
     def result(self) -> dict[str, float]:
         """Metrics of the evaluation that has ended since the last call; empty if none has. A failure is logged."""
         popen = self._process.popen
-        if popen is None or popen.poll() is None:
+        if popen is None:
+            return {}
+        limit = max(self._seconds, LEAST_PATIENCE)
+        if popen.poll() is None:
+            if time.monotonic() < self._process.started_at + limit:
+                return {}
+            self._log(self._process.end(0, f"took more than {limit / 60:g} minutes: fewer --eval_episodes take less"))
             return {}
         how = self._process.end(0)
         found = read_json(self._result_path, missing=None)
@@ -139,7 +148,7 @@ class Evaluations:
             return {}
         return {
             "eval/episodic_return": found["mean"],
-            "eval/standard_error": found["standard_error"] if len(found["returns"]) > 1 else math.nan,
+            "eval/standard_error": math.nan if found["standard_error"] is None else found["standard_error"],
             "eval/episodic_length": float(np.mean(found["lengths_in_steps"])),
             "eval/episodes": len(found["returns"]),
             "eval/step": found["steps"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -84,11 +85,16 @@ class Policy:
 def load(path: str, agent: str = "") -> Policy:
     """The policy of a checkpoint: see `beast.load`."""
     state = checkpoint.load(path)
-    module = import_agent(agent or state.get("agent", "monobeast"), path)
+    is_poly = state["config"].get("variant") == "poly"  # its environments are those of polybeast_env.py
+    module = import_agent(agent or ("polybeast" if is_poly else state.get("agent", "monobeast")), path)
+    if missing := [name for name in ("Flags", "Net", "create_env") if not hasattr(module, name)]:
+        raise InputError(
+            f"{path}: {module.__name__} is no agent, as it has no {', '.join(missing)}; give the agent's file"
+        )
     known = {field.name for field in fields(module.Flags)}
     config = {key: value for key, value in state["config"].items() if key in known}
     flags = module.Flags(**{**config, "mode": "test"})
-    make_env = partial(module.create_env, flags)
+    make_env = partial(getattr(module, "make_env", module.create_env), flags)
     with closing(make_env(1)) as env:
         spaces, observation_space = EnvGroup(env).spaces, env.single_observation_space
     net = module.Net(spaces.observations, spaces.action, flags).eval()
@@ -118,9 +124,11 @@ def import_agent(agent: str, path: str) -> ModuleType:
         file = Path(__file__).resolve().parents[2] / f"{agent}.py"
     if not file.is_file():
         raise InputError(f"{path}: there is no {file}, the agent's file; give the path of the one that trained it")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    # Under a name of its own, as two forks may have files of one name.
+    name = f"beast_agent_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module  # where dataclasses look for it
+    sys.modules[name] = module  # where dataclasses look for it
     spec.loader.exec_module(module)
     return module

@@ -20,7 +20,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from beast import envs
 from beast.errors import UserError, WorkerFailure
 from beast.feeds.feed import Feed
 from beast.learn.learner import Learner
@@ -51,7 +50,7 @@ class Training:
     `cleanup` is an ExitStack of what has to be closed. `resume_free` and errors are those of `Run`.
     """
 
-    def __init__(self, variant: str, flags, learner: Learner, resume_free: set[str]):
+    def __init__(self, variant: str, flags, learner: Learner, resume_free: set[str], frames_per_step: int):
         self.flags, self.learner = flags, learner
         self.device = next(learner.net.parameters()).device
         self.cleanup = contextlib.ExitStack()
@@ -71,7 +70,7 @@ class Training:
                 self.run.log(f"action noise begins anew: the run was on another kind of device than {self.device}")
         elif flags.init_from:
             self.run.log(checkpoint.load_fitting_weights(learner.net, flags.init_from))
-        self.frames_per_step = envs.frames_per_step(flags.env)
+        self.frames_per_step = frames_per_step
         self._began, self._seconds_before = time.monotonic(), learner.seconds
         self._signal = 0  # that asked for an end
         self._has_told_bad_inputs = False
@@ -203,11 +202,10 @@ class Training:
             threads.shutdown()
             for cause in filter(None, (future.exception() for future in ended)):
                 fail(cause)
-            self._gather(learner.settle())
-            for write in (self._write_metrics, self.save):
+            for finish in (lambda: self._gather(learner.settle()), self._write_metrics, self.save):
                 try:
-                    write()
-                except UserError as error:
+                    finish()
+                except Exception as error:  # the checkpoint is written in any case
                     fail(error)
         console.update(learner.steps, self.latest, final=True)
         mean_return = float(np.mean(learner.returns)) if learner.returns else math.nan
