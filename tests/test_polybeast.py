@@ -19,12 +19,14 @@ import torch
 import toy_envs  # noqa: F401  registers its environments
 from waiting import PATIENCE, wait_until
 
+import beast
 import monobeast
 
 pytest.importorskip("libbeast", reason="libbeast is not built: pip install .")
 from lock_step import new_net, spaces_of
 
 import polybeast
+import polybeast_env
 from beast.envs.rows import rollout_fields
 from beast.feeds import remote
 from beast.feeds.remote import SeenObservations
@@ -188,6 +190,17 @@ def test_a_signal_ends_it_with_a_checkpoint_and_no_server_left(tmp_path, number,
     assert process.returncode == code and "stopped at step" in output and "Traceback" not in output, output
     assert (tmp_path / "run" / "checkpoint.pt").exists()
     assert not set(servers) & {int(line.split()[0]) for line in running_servers()}
+
+
+def test_a_checkpoint_is_loaded_with_the_environments_of_the_env_server(tmp_path, run_here, monkeypatch):
+    code, output = run_here("--env", "CartPole-v1", "--total_steps", "200")
+    assert code == 0, output
+    made = []
+    monkeypatch.setattr(
+        polybeast, "create_env", lambda flags, *rest: made.append(flags) or polybeast_env.create_env(flags, *rest)
+    )
+    policy = beast.load(str(tmp_path / "run" / "checkpoint.pt"))
+    assert policy.steps >= 200 and made[0].env == "CartPole-v1" and made[0].group_width == policy.flags.group_width
 
 
 def test_a_killed_learner_leaves_no_server(tmp_path):

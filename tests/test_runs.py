@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from waiting import PATIENCE, wait_until
 
 import monobeast
 from beast.errors import InputError, MissingPackage
-from beast.run import checkpoint, directory
+from beast.run import checkpoint, directory, evaluation
 from beast.run import console as console_module
 from beast.run.console import Console
 from beast.run.directory import Run, describe_machine
@@ -447,3 +448,30 @@ def test_an_evaluation_that_fails_is_logged_and_training_goes_on(tmp_path):
     running = evaluations._process.popen
     evaluations.close()
     assert running.poll() == -signal.SIGKILL
+
+
+def test_an_evaluation_without_a_standard_error_counts_and_one_that_takes_too_long_is_given_up(tmp_path, monkeypatch):
+    flags = small_flags(root=str(tmp_path), name="run", eval_minutes=1e-9, tensorboard=False)
+    logged: list[str] = []
+    evaluations = Evaluations(tmp_path, flags, 7, logged.append)
+    written = {
+        "mean": math.inf,
+        "standard_error": None,
+        "returns": [1.0, math.inf],
+        "lengths_in_steps": [5],
+        "steps": 9,
+    }
+    script = f"import json; json.dump({written!r}, open({str(evaluations._result_path)!r}, 'w'))"
+    monkeypatch.setattr(evaluations, "_command", [sys.executable, "-c", f"from math import inf; {script}"])
+    evaluations.start({"config": {}})
+    wait_until(lambda: evaluations._process.popen.poll() is not None)
+    found = evaluations.result()
+    assert found["eval/episodic_return"] == math.inf and math.isnan(found["eval/standard_error"]) and not logged
+
+    monkeypatch.setattr(evaluation, "LEAST_PATIENCE", 0.5)
+    monkeypatch.setattr(evaluations, "_command", [sys.executable, "-c", "import time; time.sleep(1000)"])
+    evaluations.start({"config": {}})
+    assert evaluations.result() == {} and not evaluations.is_due()
+    time.sleep(0.6)
+    assert evaluations.result() == {} and evaluations.is_due()
+    assert len(logged) == 1 and "took more than" in logged[0]
