@@ -279,7 +279,14 @@ def test_help_shows_the_sections_of_the_file(run_main, monkeypatch):
     _, help_text = run_main(monobeast, "--help")
     titles = [line.split("─")[1].strip() for line in help_text.splitlines() if line.startswith("╭")]
     assert titles[1:] == [
-        *("the run options", "limits options", "hardware options", "records options", "evaluation and test options"),
+        *(
+            "the environment options",
+            "the run options",
+            "limits options",
+            "hardware options",
+            "records options",
+            "evaluation and test options",
+        ),
         *("rollouts and batches options", "the agent options", "the loss options", "the optimizer options"),
         "actors options",
     ]
@@ -677,7 +684,7 @@ def test_statistics_that_a_gpu_has_queued_are_counted_and_told_when_a_run_saves(
     flags = small_flags(root=str(tmp_path), name="run", total_steps=1000, tensorboard=False, max_bad_updates=1)
     learner = new_learner(flags)
     names = ["losses/grad_norm", "stats/policy_lag_max", "steps", "is_bad"]
-    with monobeast.Training("mono", flags, learner, set()) as training:
+    with monobeast.Training("mono", flags, learner, set(), frames_per_step=1) as training:
         learner._on_their_way = names, torch.tensor([2.5, 3.0, 32.0, 1.0]), Arrived()
         training.save()  # and bad ones do not keep a run from saving
         assert training._gathered == [{"losses/grad_norm": 2.5, "stats/policy_lag_max": 3.0}]
@@ -784,7 +791,7 @@ def test_nan_from_an_environment_is_told_with_its_number_and_group_and_not_blame
 def test_a_return_that_is_no_number_does_not_stop_best_pt(tmp_path, bad):
     flags = small_flags(root=str(tmp_path), name="run", total_steps=1000, tensorboard=False)
     learner = new_learner(flags)
-    with monobeast.Training("mono", flags, learner, set()) as training:
+    with monobeast.Training("mono", flags, learner, set(), frames_per_step=1) as training:
         for returns in ([bad], 99 * [1.0]):
             learner.record_episodes([(x, 10) for x in returns])
             training.save()

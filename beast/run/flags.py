@@ -18,6 +18,7 @@ from beast.errors import InputError
 class EnvFlags:
     """The environment and its protocol, for a learner and for an env server. The defaults mean what the id implies."""
 
+    # The environment.
     env: str = "PongNoFrameskip-v4"
     """Environment id: `<Game>NoFrameskip-v4` or `ALE/<Game>-v5` (Atari), `MinAtar/<Game>-v0`, any id of gymnasium, or
     `module:id`. --mode test plays the environment of the checkpoint."""
