@@ -15,7 +15,7 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
 from beast.envs.groups import EnvGroup
-from beast.envs.rows import EnvSpaces, action_shape_dtype, env_actions, parts_by_name
+from beast.envs.rows import EnvSpaces, action_shape_dtype, env_actions, parts_by_name, spaces_by_name
 from beast.errors import InputError, MissingPackage, UserError, first_line, raised
 
 HOW = "return a vector env, as in gymnasium.vector.SyncVectorEnv([lambda: YourEnv()] * num_envs)"
@@ -161,7 +161,7 @@ def _call(name: str, method: str, length: int, call: Callable, *args, **kwargs) 
 
 
 def _check_shapes(name: str, method: str, space: Space, observation: Any, before: tuple[int, ...]) -> None:
-    expected = parts_by_name(space, space)
+    expected = spaces_by_name(space)
     try:
         parts = parts_by_name(space, observation)
     except (LookupError, TypeError, ValueError) as error:

@@ -20,7 +20,7 @@ from gymnasium import Space
 from torch import nn
 
 from beast.envs.groups import EnvGroup
-from beast.envs.rows import action_shape_dtype, env_actions, observation_field, parts_by_name
+from beast.envs.rows import action_shape_dtype, env_actions, observation_field, parts_by_name, spaces_by_name
 from beast.errors import InputError
 from beast.learn.distributions import distribution
 from beast.run import checkpoint
@@ -48,7 +48,7 @@ class Policy:
     def inputs(self, observations, state: State | None = None, reward=0.0, done=False) -> tuple[dict, tuple]:
         """What the net's `forward` takes to choose the actions of these N observations: see `act`."""
         parts = parts_by_name(self.observation_space, observations)
-        spaces = parts_by_name(self.observation_space, self.observation_space)
+        spaces = spaces_by_name(self.observation_space)
         obs = {
             name: torch.from_numpy(np.array(part, observation_field(spaces[name])[1]))[None]
             for name, part in parts.items()
