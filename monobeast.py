@@ -115,7 +115,7 @@ class Flags(AgentFlags):
     auto: bool = False
     """Measure first, as --mode tune does, and train with --num_actors, --group_width, --num_slots, --learner_threads
     and --amp as found, and without --compile where that was slower. A run that is resumed keeps those it began with."""
-    num_actors: int = 2
+    num_actors: int = 1
     """Actor processes, each with two groups of environments: one steps while the other waits for its actions."""
     num_slots: int = 0
     """Rollouts in shared memory: more keep the learner busy, and add policy lag. 0 chooses one more than there are

@@ -25,7 +25,7 @@ class Training:
     def __init__(self, tmp_path, *flags: str, code: str = ""):
         self.run = tmp_path / "run"
         command = ["--env", "CartPole-v1", "--root", str(tmp_path), "--name", "run", "--no_tensorboard"]
-        command += ["--group_width", "4", "--batch_width", "4", "--log_steps", "1000", *flags]
+        command += ["--num_actors", "2", "--group_width", "4", "--batch_width", "4", "--log_steps", "1000", *flags]
         script = [str(ROOT / "monobeast.py")]
         if code:  # a fork of the file, in miniature
             script = [

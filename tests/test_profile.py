@@ -1,6 +1,7 @@
 """The profile: seconds by stage that leave nothing out."""
 
 import csv
+import dataclasses
 import re
 import subprocess
 import sys
@@ -88,6 +89,8 @@ def test_the_stages_of_every_thread_and_process_of_a_run_sum_to_its_wall_time(tm
     flags = module.Flags(
         env="CartPole-v1", root=str(tmp_path), name="run", total_minutes=0.1, log_steps=2000, tensorboard=False
     )
+    if variant == "monobeast":
+        flags = dataclasses.replace(flags, num_actors=2)
     module.train(flags)
     table = re.findall(r"^  (\w+(?: \d+)?) +(\w+ [\d.]+(?: · \w+ [\d.]+)*)$", capfd.readouterr().err, re.MULTILINE)
     stages = {name: dict(stage.split() for stage in stages.split(" · ")) for name, stages in table}
