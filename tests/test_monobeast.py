@@ -301,6 +301,16 @@ def test_help_imports_no_torch():
     assert not [line for line in done.stderr.splitlines() if line.split("|")[-1].strip() in ("torch", "scipy")]
 
 
+def test_help_ends_quietly_where_nobody_reads_it_any_more():
+    reader, writer = os.pipe()
+    os.close(reader)  # as `--help | head` does, a little later
+    done = subprocess.run(
+        [sys.executable, "monobeast.py", "--help"], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    assert done.stderr == "" and done.returncode == 0
+
+
 def test_flags_are_parsed_whatever_their_section_and_class():
     @dataclasses.dataclass
     class Own(monobeast.Flags):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
+import os
 import re
 import sys
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -70,8 +73,22 @@ def parse(flags_class: type[F], description: str | None) -> F:
         part = make_dataclass("Section", own)
         kind = annotated[part, tyro.conf.arg(name=title.lower() or "general"), tyro.conf.OmitArgPrefixes]
         parts.append((f"section_{len(parts)}", kind, field(default_factory=part)))
-    parsed: Any = tyro.cli(make_dataclass("Sections", parts), description=description, use_underscores=True)
+    with _reader_may_leave():
+        parsed: Any = tyro.cli(make_dataclass("Sections", parts), description=description, use_underscores=True)
     return flags_class(**{name: value for part in vars(parsed).values() for name, value in vars(part).items()})
+
+
+@contextlib.contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """End the program quietly where nobody reads its output any more, as in `--help | head`."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered is written at exit
+        sys.exit(0)
 
 
 def print_help_if_asked(flags_class: type, description: str | None) -> None:
