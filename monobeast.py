@@ -39,6 +39,9 @@ class AgentFlags(RunFlags):
     unroll_length: int = 20
     """Steps of one rollout (T): how far a reward is carried back before the value of the last observation stands in
     for the rest."""
+    epochs: int = 1
+    """Steps of the optimizer on every batch, each with V-trace's targets of the net as it is then. They count as one
+    update, also in the policy lag."""
     max_policy_lag: int = 0
     """Updates after which a rollout's oldest action is too old to learn from: it is dropped and counted. 0: never."""
 
@@ -501,26 +504,29 @@ def learning_rate(flags: AgentFlags, steps: int) -> float:
     return flags.learning_rate * left
 
 
-# FORK HERE: your update, such as several epochs, a target network or a second optimizer.
+# FORK HERE: your update, such as a target network or a second optimizer.
 def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) -> dict[str, torch.Tensor]:
-    """One step of the optimizer on rollouts [T+1, B, …]; a NaN or Inf in loss or gradients leaves the weights alone.
+    """A step of the optimizer on rollouts [T+1, B, …] in each epoch, and none after a NaN or Inf in loss or gradients.
 
     Returns scalar statistics, on the device. Only RMSProp and SAME_STEP environments make the host wait for a GPU.
     """
     net, optimizer, laps = learner.net, learner.optimizer, learner.laps
+    is_bad = torch.zeros_like(batch["done"][0, 0])
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(flags, learner.steps)
-    with net.register_forward_hook(lambda *_: laps.lap("forward")):
-        loss, stats = compute_loss(flags, net, batch, core_state)
-    laps.lap("loss")
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    laps.lap("backward")
-    norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
-    is_bad = ~(loss.detach().isfinite() & norm.isfinite())
-    step_unless(optimizer, is_bad)
-    if head := value_head(net):
-        head.observe(stats["losses/return_mean"], stats["losses/return_deviation"], is_bad)
+    for _ in range(flags.epochs):
+        with net.register_forward_hook(lambda *_: laps.lap("forward")):
+            loss, stats = compute_loss(flags, net, batch, core_state)
+        laps.lap("loss")
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        laps.lap("backward")
+        norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
+        is_bad = is_bad | ~(loss.detach().isfinite() & norm.isfinite())
+        step_unless(optimizer, is_bad)
+        if head := value_head(net):
+            head.observe(stats["losses/return_mean"], stats["losses/return_deviation"], is_bad)
+        laps.lap("optimizer")
     return {**stats, "losses/total_loss": loss.detach(), "losses/grad_norm": norm, "is_bad": is_bad}
 
 
@@ -627,7 +633,8 @@ def test(flags: AgentFlags, create_env: Callable = create_env) -> dict:
 def describe_updates(flags: AgentFlags, net: nn.Module) -> str:
     clip = f"clipped to ±{flags.reward_clip:g}" if flags.reward_clip else "not clipped"
     normalized = ", returns normalized" if value_head(net) else ""
-    return f"updates of {flags.batch_width} x {flags.unroll_length} steps, rewards {clip}{normalized}"
+    epochs = f" in {flags.epochs} epochs" if flags.epochs > 1 else ""
+    return f"updates of {flags.batch_width} x {flags.unroll_length} steps{epochs}, rewards {clip}{normalized}"
 
 
 def validate_agent(flags: F) -> F:
@@ -648,6 +655,7 @@ def validate_agent(flags: F) -> F:
         **{name: (1e-12, 10) for name in ("learning_rate", "optimizer_epsilon")},
         **{name: (0, 1) for name in ("discount", "vtrace_lambda", "rmsprop_alpha")},
         "max_policy_lag": (0, 10**9),
+        "epochs": (1, 10**4),
     }
     check_limits(flags, limits)
     return flags

@@ -229,6 +229,8 @@ MUTANTS = [
     Mutant("bad update not skipped", "step_unless(optimizer, is_bad)", "optimizer.step()"),
     Mutant("loss not looked at", "~(loss.detach().isfinite() & norm.isfinite())", "~norm.isfinite()"),
     Mutant("gradient not looked at", "~(loss.detach().isfinite() & norm.isfinite())", "~loss.detach().isfinite()"),
+    Mutant("--epochs ignored", "for _ in range(flags.epochs):", "for _ in range(1):"),
+    Mutant("bad epoch forgotten", "is_bad = is_bad | ~(", "is_bad = ~("),
     Mutant(
         "learning rate not decayed",
         'group["lr"] = learning_rate(flags, learner.steps)',
