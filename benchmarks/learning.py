@@ -32,7 +32,20 @@ MEMORY += f" {RAW}"
 BREAKOUT = "--env MinAtar/Breakout-v0 --num_actors 1 --ppo_clip 0 --vtrace_lambda 0.95 --entropy_cost 0.05"
 BREAKOUT += " --normalize_returns off"
 MINATAR = f"{BREAKOUT} --batch_width 8 --hidden_size 256 --learning_rate 1.5e-3"
+# docs/recipes.md has the same commands.
+RECIPES = {
+    "recipe-cartpole": "--preset discrete --env CartPole-v1 --total_steps 300000",
+    "recipe-lunarlander": "--preset discrete --env LunarLander-v3 --total_steps 1000000",
+    "recipe-hopper": "--preset continuous --env Hopper-v5 --total_steps 1000000",
+    "recipe-halfcheetah": "--preset continuous --env HalfCheetah-v5 --total_steps 1000000",
+    "recipe-minigrid": "--preset memory --env minigrid:MiniGrid-MemoryS7-v0 --total_steps 1000000",
+    "recipe-minatar": "--preset pixels --env MinAtar/Breakout-v0 --total_steps 2000000",
+    "recipe-vizdoom": "--preset pixels --env examples.vizdoom_gray:Gray/VizdoomBasic-v1 --total_steps 300000",
+    "recipe-crafter": "--preset pixels --env examples.crafter_env:Crafter-v0 --total_steps 1000000",
+    "recipe-parcel": "--preset pixels --env examples.parcel:Parcel-v0 --total_steps 500000",
+}
 TASKS = {
+    **RECIPES,
     "pong": "--env PongNoFrameskip-v4",
     "pong-one-actor": "--env PongNoFrameskip-v4 --num_actors 1",
     "pong-poly": "--env PongNoFrameskip-v4",  # polybeast.py
