@@ -156,3 +156,17 @@ def test_the_parcel_pays_at_the_door_of_its_address_and_costs_steps():
         assert ended
         returns.append(total)
     assert min(returns[::2]) > 0.4 and max(returns[1::2]) < 0.9
+
+
+def test_several_seeds_train_with_a_preset(tmp_path, run_main, monkeypatch):
+    seeds, trained = importlib.import_module("examples.seeds"), []
+
+    def train(flags):
+        trained.append(flags)
+        return monobeast.Result(1, 1, 0.0, 0.0, tmp_path, "")
+
+    monkeypatch.setattr(monobeast, "train", train)
+    code, output = run_main(seeds, "--preset", "memory", "--epochs", "9", "--seeds", "4", "5")
+    assert code == 0, output
+    expected = dataclasses.replace(monobeast.Flags(**PRESETS["memory"]), epochs=9)
+    assert trained == [dataclasses.replace(expected, seed=seed, name=f"seeds-seed{seed}") for seed in (4, 5)]
