@@ -1,4 +1,4 @@
-"""Export a checkpoint's net with torch.export: a graph that runs without Beast, for one row of any number of environments.
+"""Export a checkpoint's net with torch.export: a graph for one row of any number of environments, to run without Beast.
 
     python -m examples.export runs/pong/checkpoint.pt pong.pt2
 

@@ -3,7 +3,8 @@
     python -m examples.seeds --env CartPole-v1 --name cartpole --total_steps 100000 --seeds 1 2 3
 
 Each seed is a run of its own (`cartpole-seed1` …), which the same command resumes; `python plot.py runs/cartpole-seed*`
-draws them as one curve. `--preset` works as for monobeast.py. For a sweep over another flag, write another loop around it.
+draws them as one curve. `--preset` works as for monobeast.py. For a sweep over another flag, write another loop around
+it.
 """
 
 import sys

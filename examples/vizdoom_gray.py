@@ -1,4 +1,4 @@
-"""VizDoom's scenarios as small gray images without its game variables: `--env examples.vizdoom_gray:Gray/VizdoomBasic-v1`.
+"""VizDoom's scenarios as small gray images, the screen alone: `--env examples.vizdoom_gray:Gray/VizdoomBasic-v1`.
 
 A screen [240, 320, 3] becomes [60, 80, 1], each pixel the mean of 4 x 4 in all colors. All ids of the package are here.
 """

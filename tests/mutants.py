@@ -208,7 +208,7 @@ MUTANTS = [
     Mutant("image statistics of the first row", "self.observe(x[-1] if", "self.observe(x[0] if"),
     Mutant("vector statistics of the last row only", "else x.flatten(0, 1))", "else x[-1])"),
     Mutant("vectors not clipped", "output.clamp(-10, 10).where(output.isfinite(), output)", "output"),
-    Mutant("infinite vectors clipped", "output.clamp(-10, 10).where(output.isfinite(), output)", "output.clamp(-10, 10)"),
+    Mutant("infinite vectors clipped", ".clamp(-10, 10).where(output.isfinite(), output)", ".clamp(-10, 10)"),
     Mutant("NaN in the statistics", ".where(x.isfinite(), self.mean)", ""),
     Mutant("--normalize_observations ignored", 'if flags.normalize_observations == "on" and np', "if np"),
     Mutant(

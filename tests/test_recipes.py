@@ -23,7 +23,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from learning import RECIPES  # noqa: E402
 
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
-ROWS = re.findall(r"^\| `(recipe-[a-z]+)`(?:, `pip install (\w+)`)?.*? \| `python monobeast.py (.*?)` \|", PAGE, re.MULTILINE)
+ROW = r"^\| `(recipe-[a-z]+)`(?:, `pip install (\w+)`)?.*? \| `python monobeast.py (.*?)` \|"
+ROWS = re.findall(ROW, PAGE, re.MULTILINE)
 MODULES = {"box2d": "Box2D"}  # of packages that are called otherwise
 
 

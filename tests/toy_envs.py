@@ -172,7 +172,7 @@ class Nested(_Matching):
 
 
 class Masked(gymnasium.Env):
-    """Forbids actions, others in each step and all in the last observation, and raises where one is taken: but for 0."""
+    """Forbids actions, others in each step and never 0, and raises where one is taken; its last mask forbids all."""
 
     def __init__(self):
         self.observation_space = spaces.Dict(
