@@ -29,9 +29,8 @@ import throughput  # noqa: E402
 from waiting import PATIENCE  # noqa: E402
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-OWN_TESTS = {"recipes.md"}  # pages whose commands are run by a test file of their own
 RECORDS = {"results.md"}  # pages that say which commands were run, with the flags of their day
-TEXT = "\n".join(page.read_text() for page in PAGES if page.name not in OWN_TESTS | RECORDS)
+TEXT = "\n".join(page.read_text() for page in PAGES if page.name not in RECORDS)
 # Arguments of other programs are not checked.
 BEAST_COMMANDS = re.sub(r"(openssl|srun|#SBATCH).*\n", "", TEXT)
 COMMANDS = [
@@ -205,7 +204,7 @@ def test_every_block_of_a_page_is_run_by_a_test_or_only_shows_something(page):
         assert language in ("sh", "bash", "python", "diff", "bibtex", ""), f"{where}: no test knows this language"
         looks_like_a_command = re.search(r"^ *(\$ |make |python|pip |git |\.venv/)", block, re.MULTILINE)
         assert language or not looks_like_a_command, f"{where}: mark it as sh, so that a test runs it"
-        if language == "python" or (page.name in OWN_TESTS and language):
+        if language == "python":
             assert named_in, f"{where}: no file in tests/ names the page, so none runs it"
         elif language == "bash":
             assert re.search("hostA|#SBATCH", block), f"{where}: none of the tests of scripts runs it"
@@ -230,7 +229,8 @@ def test_every_flag_that_the_pages_name_exists():
     # Read as text: these need libbeast, and peers.
     for path in ("polybeast.py", "examples/seeds.py", "benchmarks/peers/compare.py"):
         known |= set(re.findall(r"^    (\w+): ", (ROOT / path).read_text(), re.MULTILINE))
-    named = {name.removeprefix("no_") for name in re.findall(r"--([a-z_]+)", BEAST_COMMANDS)} - {"help", "logdir", "level"}
+    named = {name.removeprefix("no_") for name in re.findall(r"--([a-z_]+)", BEAST_COMMANDS)}
+    named -= {"help", "preset", "logdir", "level"}  # TensorBoard's, and an example's
     assert len(named) > 20
     assert named <= known, named - known
 
