@@ -155,8 +155,8 @@ def flags_page() -> str:
         "",
         "# Flags",
         "",
-        "`--help` of each program lists the same. A flag without a default is empty. A *step* is one decision of the "
-        "agent, a *frame* one of the emulator.",
+        "`--help` of each program lists the same. An empty default is an empty text. A *step* is one decision of the "
+        "agent, a *frame* one of the emulator. `--preset NAME` takes other defaults ([recipes](recipes.md)).",
         "",
         "## Of both agents: monobeast.py and polybeast.py",
         "",
@@ -220,9 +220,9 @@ def machine_of(hardware: str) -> str:
     processor = re.search(r"AMD \w+|Intel\(R\) \w+\(R\)|Intel \w+|Apple \w+", hardware)
     cores = re.search(r"(\d+)[- ]cores?", hardware)
     gpus = sorted(set(re.findall(r"NVIDIA [\w-]+(?: [A-Z]*\d+\w*)*", hardware)))
-    if not processor or not cores:
-        raise ValueError(f"no processor with its number of cores is named in {hardware!r}")
-    name = processor[0].replace("(R)", "")
+    if not cores:
+        raise ValueError(f"no number of cores is named in {hardware!r}")
+    name = processor[0].replace("(R)", "") if processor else hardware.split(",")[0]
     return ", ".join([name, f"{cores[1]} core{'s' if cores[1] != '1' else ''}", *gpus])
 
 
@@ -500,8 +500,8 @@ def results_page() -> str:
         "# Results",
         "",
         "Every figure here is read from a file in `benchmarks/results/`, which names its command, its commit, its "
-        "hardware and its seed. Load and hour differed from file to file, so compare shares rather than speeds. What "
-        f"was tried for speed, with predictions and failures, is in the {link(ROOT / 'benchmarks/LEDGER.md', 'ledger')}.",
+        "hardware and its seed. Load and hour differed from file to file, so compare shares rather than speeds. The "
+        f"{link(ROOT / 'benchmarks/LEDGER.md', 'ledger')} has what was tried for speed, with predictions and failures.",
         "",
         "## Index",
         "",

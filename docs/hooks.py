@@ -16,7 +16,7 @@ LINKED = (
     "CITATION.cff",
     "benchmarks/LEDGER.md",
     "benchmarks/results/*.*",
-    "examples/*/README.md",
+    "examples/*/*.*",
 )
 
 
