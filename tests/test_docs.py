@@ -124,7 +124,8 @@ def test_the_site_builds_without_a_broken_link_and_loads_nothing_from_elsewhere(
     assert pages <= built, pages - built
     home = (tmp_path / "site" / "index.html").read_text()
     assert "IMPALA that you can read" in home and (tmp_path / "site/benchmarks/results/pong-both.png").exists()
-    assert home.count('<div class="language-diff highlight">') == 3 and "```" not in home
+    diffs = [block for block in re.findall(r"<pre>.*?</pre>", home, re.DOTALL) if 'class="gi"' in block]
+    assert len(diffs) == 3 and "```" not in home
     loaded = re.findall(r"<(?:script|img|iframe)[^>]* src=\"?([^\"\s>]+)|<link[^>]* href=\"?([^\"\s>]+)", home)
     outside = [url for urls in loaded for url in urls if re.match(r"(https?:)?//", url)]
     assert loaded and not outside
