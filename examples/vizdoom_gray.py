@@ -1,6 +1,7 @@
 """VizDoom's scenarios as small gray images, the screen alone: `--env examples.vizdoom_gray:Gray/VizdoomBasic-v1`.
 
-A screen [240, 320, 3] becomes [60, 80, 1], each pixel the mean of 4 x 4 in all colors. All ids of the package are here.
+A screen [240, 320, 3] becomes [60, 80, 1], each pixel the mean of 4 x 4 in all colors. All ids of the package
+that end in -v1 are here.
 """
 
 from functools import partial
@@ -30,5 +31,5 @@ def make(env_id: str, frame_skip: int = 4, **kwargs) -> gymnasium.Env:
     return Gray(gymnasium.make(env_id, disable_env_checker=True, frame_skip=frame_skip, **kwargs))
 
 
-for _id in [name for name in gymnasium.registry if name.startswith("Vizdoom")]:
+for _id in [name for name in gymnasium.registry if name.startswith("Vizdoom") and name.endswith("-v1")]:
     gymnasium.register(f"Gray/{_id}", partial(make, _id))

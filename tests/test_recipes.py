@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import get_type_hints
 
+import numpy as np
 import pytest
 import torch
 
@@ -100,7 +101,8 @@ def test_the_commands_of_the_page_are_those_of_the_benchmark():
 
 
 @pytest.mark.parametrize("name, package, command", ROWS, ids=[name for name, *_ in ROWS])
-def test_every_recipe_trains_for_a_moment_and_plays(tmp_path, run_main, name, package, command):
+def test_every_recipe_trains_for_a_moment_and_plays(tmp_path, run_main, monkeypatch, name, package, command):
+    monkeypatch.chdir(tmp_path)  # simulators leave files where they run
     if package:
         module = MODULES.get(package, package)
         pytest.importorskip(module, reason=f"pip install {package}", exc_type=ImportError)
@@ -140,23 +142,25 @@ def test_an_exported_net_says_the_same_and_has_the_statistics_of_observations(tm
 def test_the_parcel_pays_at_the_door_of_its_address_and_costs_steps():
     from examples.parcel import MOVES, Parcel
 
-    env = Parcel()
-    returns = []
+    env, ends = Parcel(), set()
     for seed in range(20):
         observation, _ = env.reset(seed=seed)
         assert env.observation_space.contains(observation)
-        door, total, ended = (seed % 2 == 0) == (observation["address"][0] > 0), 0.0, False
-        for _ in range(50):  # rows first, then columns; even seeds go to the right door
-            where = [next(zip(*observation["map"][:, :, channel].nonzero())) for channel in (0, 1 + door)]
-            row, column = (int(b) - int(a) for a, b in zip(*where))
+        right = int(observation["address"][0] > 0)
+        door, ended = right if seed % 2 else 1 - right, False
+        while not ended:  # rows first, then columns
+            where = [np.argwhere(observation["map"][:, :, channel])[0] for channel in (0, 1 + door)]
+            row, column = where[1] - where[0]
             move = (int(row > 0) - int(row < 0), 0) if row else (0, int(column > 0) - int(column < 0))
             observation, reward, ended, truncated, _ = env.step(MOVES.index(move))
-            total += reward
-            if ended or truncated:
-                break
-        assert ended
-        returns.append(total)
-    assert min(returns[::2]) > 0.4 and max(returns[1::2]) < 0.9
+            assert not truncated and (ended or reward == -0.02)
+        carrier = observation["map"][:, :, 0].astype(bool)
+        is_right = bool(observation["map"][carrier, 1 + right])
+        assert reward == pytest.approx(0.98 if is_right else -1.02)
+        ends.add((seed % 2, is_right))
+    assert {(1, True), (0, False)} <= ends
+    env.reset(seed=1)
+    assert [env.step(seed % 2)[3] for seed in range(50)][-1], "time is up"
 
 
 def test_several_seeds_train_with_a_preset(tmp_path, run_main, monkeypatch):
