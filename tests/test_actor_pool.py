@@ -928,7 +928,9 @@ def test_the_interpreter_exits_cleanly_with_a_pool_in_any_state(tmp_path, how, c
             assert process.stdout.readline() == "running\n"
         if how == "ctrl-c":
             process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=LIMIT)
+        process.wait(timeout=LIMIT)
+        # communicate() would lose what came together with "running".
+        output, errors = process.stdout.read(), process.stderr.read()
     assert process.returncode == code, errors
     assert how == "dropped" or output.endswith("connected: 0\n"), "threads of the pool outlived the interpreter"
     expected = {"raise": "the learner breaks here", "ctrl-c": "KeyboardInterrupt", "unanswered": "AsyncError"}

@@ -185,6 +185,11 @@ from beast.run import checkpoint, directory, metrics
 def full(path, mode="r", **options):
     return open(path if "r" in mode else "/dev/full", mode, **options)
 save, write = checkpoint.save, metrics.Metrics.write
+saved = []  # steps of the checkpoints that lie on the disk
+def save_and_note(path, state):
+    save(path, state)
+    saved.append(state["counts"]["steps"])
+checkpoint.save = save_and_note
 """
 
 
@@ -194,18 +199,17 @@ save, write = checkpoint.save, metrics.Metrics.write
         ("metrics.csv: metrics cannot be written", """
 def write_full(self, step, values, rows=[]):
     rows.append(step)
-    if len(rows) == 5:
+    if len(rows) >= 5 and any(saved) and "open" not in vars(directory):
         directory.open, self._file = full, full("", "a")
         self._writer = metrics.csv.DictWriter(self._file, self._writer.fieldnames)
     write(self, step, values)
 metrics.Metrics.write = write_full
 """),
         ("checkpoint.pt: cannot be written", """
-def save_full(path, state, saves=[]):
-    saves += [path] if path.name == "checkpoint.pt" else []
-    if len(saves) == 2:
+def save_full(path, state):
+    if path.name == "checkpoint.pt" and any(saved):
         directory.open = full
-    save(path, state)
+    save_and_note(path, state)
 checkpoint.save = save_full
 """),
     ],
