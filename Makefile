@@ -14,7 +14,7 @@ HAS_PACKAGES = { pkg-config --exists grpc++ protobuf && command -v g++ && comman
 INSTALL_PACKAGES = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && apt-get install -qy $(PACKAGES); }
 TELL_PACKAGES = echo "PolyBeast needs gRPC's C++ library. On Debian or Ubuntu: sudo apt-get install $(PACKAGES)"
 
-.PHONY: help train train-poly test test-all test-mutants test-native lint plot bench libbeast clean
+.PHONY: help train train-poly test test-all test-mutants test-native lint plot bench docs libbeast clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -49,6 +49,10 @@ plot: $(VENV)/.test  ## draw the learning curve of `make train` to pong.png
 
 bench: $(VENV)/.test  ## measure this machine: steps/s by stage
 	$(BIN)/python benchmarks/throughput.py
+
+docs: $(VENV)/.test  ## write docs/flags.md, docs/results.md and README.md's tables, and build the site into site/
+	$(BIN)/python docs/generate.py
+	$(BIN)/python -m mkdocs build --strict
 
 libbeast: $(VENV)/.libbeast  ## build PolyBeast's C++ part in place
 

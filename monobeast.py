@@ -39,6 +39,9 @@ class AgentFlags(RunFlags):
     unroll_length: int = 20
     """Steps of one rollout (T): how far a reward is carried back before the value of the last observation stands in
     for the rest."""
+    epochs: int = 1
+    """Steps of the optimizer on every batch, each with V-trace's targets of the net as it is then. They count as one
+    update, also in the policy lag."""
     max_policy_lag: int = 0
     """Updates after which a rollout's oldest action is too old to learn from: it is dropped and counted. 0: never."""
 
@@ -57,6 +60,9 @@ class AgentFlags(RunFlags):
     center_images: bool = True
     """Subtract each pixel's running mean and scale by its deviation, so that a static background says nothing and a
     ball much."""
+    normalize_observations: Literal["auto", "on", "off"] = "auto"
+    """Do the same to vectors of floats, and clip them to ±10. The statistics are the net's, so checkpoints have them;
+    auto: on."""
 
     # The loss.
     discount: float = 0.99
@@ -196,20 +202,19 @@ class ResidualBlock(nn.Module):
         return x + self.layers(x)
 
 
-class CenterImages(nn.Module):
-    """Float images [T, B, C, H, W] in units of each pixel's own deviation from its mean.
+class Normalize(nn.Module):
+    """Images [T, B, C, H, W], or vectors [T, B, size] clipped to ±10, in units of each number's own deviation.
 
-    In training mode the last row of every pass, after its output, enters the running statistics (Chan et al. 1979).
+    In training mode the last row of images, or all of vectors, then enter the running statistics (Chan et al. 1979).
 
     Most of a Pong image never changes, and after a convolution the ball is a few percent of a large constant. Without
     the constant the value loss was a quarter to a half at step 100,000 (benchmarks/results/pong-search.csv).
     """
 
-    FLOOR = 0.2  # added to a deviation, in units of a uint8 image's full range: noise of rare pixels stays small
-
     def __init__(self, shape: tuple[int, ...], unit: float):
         super().__init__()
-        self.unit = unit
+        self.unit, self.is_image = unit, len(shape) == 3
+        self.floor = 0.2 if self.is_image else 1e-4  # added to a deviation: noise of rare pixels stays small
         for name in ("count", "mean", "variance"):
             self.register_buffer(name, torch.zeros(() if name == "count" else shape))
         self.register_buffer("scale", torch.full(shape, unit))
@@ -218,13 +223,14 @@ class CenterImages(nn.Module):
     def forward(self, x):
         output = torch.addcmul(self.offset.to(x.dtype), x, self.scale.to(x.dtype))
         if self.training and torch.is_grad_enabled():
-            self.observe(x[-1])
-        return output
+            self.observe(x[-1] if self.is_image else x.flatten(0, 1))
+        # An Inf is not clipped, so that its update is bad.
+        return output if self.is_image else output.clamp(-10, 10).where(output.isfinite(), output)
 
     @torch.no_grad()
     def observe(self, x: torch.Tensor) -> None:
-        """Take images [B, C, H, W] into the running mean and variance."""
-        x = x.float() * self.unit
+        """Take images [B, C, H, W] or vectors [N, size] into the running mean and variance."""
+        x = (x.float() * self.unit).where(x.isfinite(), self.mean)
         share = len(x) / (self.count + len(x))
         mean = x.mean(0)
         variance = (x - mean).square().mean(0)
@@ -232,7 +238,7 @@ class CenterImages(nn.Module):
         self.mean += difference * share
         self.variance += (variance - self.variance + difference.square() * (1 - share)) * share
         self.count += len(x)
-        self.scale.copy_(self.unit / (self.variance.sqrt() + self.FLOOR))
+        self.scale.copy_(self.unit / (self.variance.sqrt() + self.floor))
         self.offset.copy_(-self.mean * self.scale / self.unit)
 
 
@@ -247,6 +253,7 @@ class Encoder(nn.Module):
             self.register_buffer("start", torch.as_tensor(space.start), persistent=False)
         self.unit = 1 / 255 if space.dtype == np.uint8 and self.categories is None else 1.0
         self.is_image = len(shape) == 3 and flags.net != "mlp" and self.categories is None
+        self.center: Normalize | None = None
         if not self.is_image:
             width = flags.hidden_size // 4
             inputs = spaces.flatdim(space) if self.categories is not None else math.prod(shape)
@@ -254,12 +261,15 @@ class Encoder(nn.Module):
             layers = [orthogonal(nn.Linear(i, o), gain) for i, o in zip(sizes, sizes[1:])]
             self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
             self.size = width
+            if flags.normalize_observations == "on" and np.issubdtype(space.dtype, np.floating):
+                self.center = Normalize((inputs,), self.unit)
             return
         self.channels_first = shape[0] < shape[2]
         self.memory_format = torch.channels_last if flags.channels_last else torch.contiguous_format
         shape = shape if self.channels_first else (shape[2], shape[0], shape[1])
         channels = shape[0]
-        self.center = CenterImages(shape, self.unit) if flags.center_images and space.dtype == np.uint8 else None
+        if flags.center_images and space.dtype == np.uint8:
+            self.center = Normalize(shape, self.unit)
         if flags.net == "shallow" and min(shape[1:]) < 36:  # MinAtar and other grids
             layers = [orthogonal(nn.Conv2d(channels, 16, 3), gain), nn.ReLU()]
         elif flags.net == "shallow":  # Mnih et al. 2015
@@ -279,11 +289,19 @@ class Encoder(nn.Module):
         self.size = flags.hidden_size
         self.to(memory_format=self.memory_format)
 
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *arguments):
+        """Weights that were trained without statistics stay without; those of another shape begin anew."""
+        if self.center and f"{prefix}center.mean" not in state_dict:
+            state_dict.pop(f"{prefix}center.count", None)
+            self.center = None if f"{prefix}head.0.weight" in state_dict else self.center
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
     def forward(self, x):
         if self.categories is not None:
             return self.head(encode_action(self.categories, x - self.start))
         if not self.is_image:
-            return self.head(x.reshape(*x.shape[:2], -1).float() * self.unit)
+            x = x.reshape(*x.shape[:2], -1).float()
+            return self.head(self.center(x) if self.center else x * self.unit)
         rows = x.shape[:2]
         x = (x if self.channels_first else x.permute(0, 1, 4, 2, 3)).to(torch.bfloat16 if self.amp else torch.float32)
         x = self.center(x) if self.center else x * self.unit  # a uint8 is exact in both
@@ -486,26 +504,29 @@ def learning_rate(flags: AgentFlags, steps: int) -> float:
     return flags.learning_rate * left
 
 
-# FORK HERE: your update, such as several epochs, a target network or a second optimizer.
+# FORK HERE: your update, such as a target network or a second optimizer.
 def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) -> dict[str, torch.Tensor]:
-    """One step of the optimizer on rollouts [T+1, B, …]; a NaN or Inf in loss or gradients leaves the weights alone.
+    """A step of the optimizer on rollouts [T+1, B, …] in each epoch, and none after a NaN or Inf in loss or gradients.
 
     Returns scalar statistics, on the device. Only RMSProp and SAME_STEP environments make the host wait for a GPU.
     """
     net, optimizer, laps = learner.net, learner.optimizer, learner.laps
+    is_bad = torch.zeros_like(batch["done"][0, 0])
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(flags, learner.steps)
-    with net.register_forward_hook(lambda *_: laps.lap("forward")):
-        loss, stats = compute_loss(flags, net, batch, core_state)
-    laps.lap("loss")
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    laps.lap("backward")
-    norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
-    is_bad = ~(loss.detach().isfinite() & norm.isfinite())
-    step_unless(optimizer, is_bad)
-    if head := value_head(net):
-        head.observe(stats["losses/return_mean"], stats["losses/return_deviation"], is_bad)
+    for _ in range(flags.epochs):
+        with net.register_forward_hook(lambda *_: laps.lap("forward")):
+            loss, stats = compute_loss(flags, net, batch, core_state)
+        laps.lap("loss")
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        laps.lap("backward")
+        norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
+        is_bad = is_bad | ~(loss.detach().isfinite() & norm.isfinite())
+        step_unless(optimizer, is_bad)
+        if head := value_head(net):
+            head.observe(stats["losses/return_mean"], stats["losses/return_deviation"], is_bad)
+        laps.lap("optimizer")
     return {**stats, "losses/total_loss": loss.detach(), "losses/grad_norm": norm, "is_bad": is_bad}
 
 
@@ -612,7 +633,8 @@ def test(flags: AgentFlags, create_env: Callable = create_env) -> dict:
 def describe_updates(flags: AgentFlags, net: nn.Module) -> str:
     clip = f"clipped to ±{flags.reward_clip:g}" if flags.reward_clip else "not clipped"
     normalized = ", returns normalized" if value_head(net) else ""
-    return f"updates of {flags.batch_width} x {flags.unroll_length} steps, rewards {clip}{normalized}"
+    epochs = f" in {flags.epochs} epochs" if flags.epochs > 1 else ""
+    return f"updates of {flags.batch_width} x {flags.unroll_length} steps{epochs}, rewards {clip}{normalized}"
 
 
 def validate_agent(flags: F) -> F:
@@ -622,6 +644,8 @@ def validate_agent(flags: F) -> F:
         flags = replace(flags, reward_clip=1.0 if envs.is_atari(flags.env) else 0.0)
     if flags.normalize_returns == "auto":
         flags = replace(flags, normalize_returns="off" if flags.reward_clip else "on")
+    if flags.normalize_observations == "auto":
+        flags = replace(flags, normalize_observations="on")
     limits = {  # name: lowest, highest
         **RUN_LIMITS,
         **{name: (1, 10**6) for name in ("group_width", "batch_width", "hidden_size", "core_size")},
@@ -631,6 +655,7 @@ def validate_agent(flags: F) -> F:
         **{name: (1e-12, 10) for name in ("learning_rate", "optimizer_epsilon")},
         **{name: (0, 1) for name in ("discount", "vtrace_lambda", "rmsprop_alpha")},
         "max_policy_lag": (0, 10**9),
+        "epochs": (1, 10**4),
     }
     check_limits(flags, limits)
     return flags

@@ -23,26 +23,40 @@ import tyro
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
-# Tuned and measured without normalized returns.
-SMALL = "--num_actors 1 --group_width 16 --hidden_size 256 --log_steps 10000 --normalize_returns off"
+# Tuned and measured with returns and observations as they are.
+RAW = "--normalize_returns off --normalize_observations off"
+SMALL = f"--num_actors 1 --group_width 16 --hidden_size 256 --log_steps 10000 {RAW}"
 MEMORY = "--env toy_envs:MemoryCue-v0 --num_actors 1 --batch_width 8 --hidden_size 128 --core_size 64"
 MEMORY += " --ppo_clip 0 --learning_rate 5e-4 --entropy_cost 0.02 --total_steps 100000 --log_steps 5000"
-MEMORY += " --normalize_returns off"
+MEMORY += f" {RAW}"
 BREAKOUT = "--env MinAtar/Breakout-v0 --num_actors 1 --ppo_clip 0 --vtrace_lambda 0.95 --entropy_cost 0.05"
 BREAKOUT += " --normalize_returns off"
 MINATAR = f"{BREAKOUT} --batch_width 8 --hidden_size 256 --learning_rate 1.5e-3"
+# docs/recipes.md has the same commands.
+RECIPES = {
+    "recipe-cartpole": "--preset discrete --env CartPole-v1 --total_steps 300000",
+    "recipe-lunarlander": "--preset discrete --env LunarLander-v3 --total_steps 1000000",
+    "recipe-hopper": "--preset continuous --env Hopper-v5 --total_steps 1000000",
+    "recipe-halfcheetah": "--preset continuous --env HalfCheetah-v5 --total_steps 1000000",
+    "recipe-minigrid": "--preset memory --env minigrid:MiniGrid-MemoryS7-v0 --total_steps 1000000",
+    "recipe-minatar": "--preset pixels --env MinAtar/Breakout-v0 --total_steps 2000000",
+    "recipe-vizdoom": "--preset pixels --env examples.vizdoom_gray:Gray/VizdoomBasic-v1 --total_steps 300000",
+    "recipe-crafter": "--preset pixels --env examples.crafter_env:Crafter-v0 --total_steps 1000000",
+    "recipe-parcel": "--preset pixels --env examples.parcel:Parcel-v0 --total_steps 500000",
+}
 TASKS = {
+    **RECIPES,
     "pong": "--env PongNoFrameskip-v4",
     "pong-one-actor": "--env PongNoFrameskip-v4 --num_actors 1",
     "pong-poly": "--env PongNoFrameskip-v4",  # polybeast.py
     "pong-b32": "--env PongNoFrameskip-v4 --batch_width 32 --learning_rate 7e-4 --total_steps 2000000",
     "cartpole": f"--env CartPole-v1 {SMALL} --batch_width 4 --learning_rate 5e-4 --vtrace_lambda 0.95 --ppo_clip 0.2"
     " --reward_scale 0.05 --total_steps 300000",
-    # With no flag tuned; "-raw" without normalized returns.
+    # With no flag tuned; "-raw" with returns and observations as they are.
     "cartpole-defaults": "--env CartPole-v1 --total_steps 300000 --log_steps 10000",
-    "cartpole-defaults-raw": "--env CartPole-v1 --total_steps 300000 --log_steps 10000 --normalize_returns off",
+    "cartpole-defaults-raw": f"--env CartPole-v1 --total_steps 300000 --log_steps 10000 {RAW}",
     "acrobot-defaults": "--env Acrobot-v1 --total_steps 300000 --log_steps 10000",
-    "acrobot-defaults-raw": "--env Acrobot-v1 --total_steps 300000 --log_steps 10000 --normalize_returns off",
+    "acrobot-defaults-raw": f"--env Acrobot-v1 --total_steps 300000 --log_steps 10000 {RAW}",
     "minatar-breakout": f"{MINATAR} --total_steps 3000000 --log_steps 50000",
     "minatar-fast": f"{BREAKOUT} --group_width 256 --batch_width 128 --hidden_size 128 --learning_rate 1e-2"
     " --total_steps 3000000",

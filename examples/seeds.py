@@ -3,15 +3,18 @@
     python -m examples.seeds --env CartPole-v1 --name cartpole --total_steps 100000 --seeds 1 2 3
 
 Each seed is a run of its own (`cartpole-seed1` …), which the same command resumes; `python plot.py runs/cartpole-seed*`
-draws them as one curve. For a sweep over another flag, write another loop around it.
+draws them as one curve. `--preset` works as for monobeast.py. For a sweep over another flag, write another loop around
+it.
 """
 
+import sys
 from dataclasses import dataclass, replace
 
 import tyro
 
 import monobeast
 from beast.errors import exit_with_message
+from beast.run import presets
 
 
 @dataclass
@@ -22,7 +25,10 @@ class Sweep:
 
 
 def main() -> None:
-    sweep = tyro.cli(Sweep, description=__doc__, use_underscores=True)
+    with exit_with_message():
+        preset, arguments = presets.take(sys.argv[1:])
+    defaults = Sweep(monobeast.Flags(**preset))
+    sweep = tyro.cli(Sweep, args=arguments, default=defaults, description=__doc__, use_underscores=True)
     name = sweep.flags.name or "seeds"
     with exit_with_message():
         for seed in sweep.seeds:

@@ -205,7 +205,18 @@ MUTANTS = [
         "        self.observe(x[-1]) if self.training and torch.is_grad_enabled() else None\n"
         "        output = torch.addcmul(",
     ),
-    Mutant("image statistics of the first row", "self.observe(x[-1])", "self.observe(x[0])"),
+    Mutant("image statistics of the first row", "self.observe(x[-1] if", "self.observe(x[0] if"),
+    Mutant("vector statistics of the last row only", "else x.flatten(0, 1))", "else x[-1])"),
+    Mutant("vectors not clipped", "output.clamp(-10, 10).where(output.isfinite(), output)", "output"),
+    Mutant("infinite vectors clipped", ".clamp(-10, 10).where(output.isfinite(), output)", ".clamp(-10, 10)"),
+    Mutant("NaN in the statistics", ".where(x.isfinite(), self.mean)", ""),
+    Mutant("--normalize_observations ignored", 'if flags.normalize_observations == "on" and np', "if np"),
+    Mutant(
+        "weights of before the statistics get some",
+        'None if f"{prefix}head.0.weight" in state_dict else self.center',
+        "self.center",
+    ),
+    Mutant("statistics count what was seen elsewhere", 'state_dict.pop(f"{prefix}center.count", None)', "pass"),
     Mutant("image statistics forget", "share = len(x) / (self.count + len(x))", "share = 1.0"),
     Mutant("values follow the returns' deviation", "self.weight *= old_deviation / self.deviation", "pass"),
     Mutant("values follow the returns' mean", "old_deviation + old_mean - self.mean)", "old_deviation)"),
@@ -218,6 +229,8 @@ MUTANTS = [
     Mutant("bad update not skipped", "step_unless(optimizer, is_bad)", "optimizer.step()"),
     Mutant("loss not looked at", "~(loss.detach().isfinite() & norm.isfinite())", "~norm.isfinite()"),
     Mutant("gradient not looked at", "~(loss.detach().isfinite() & norm.isfinite())", "~loss.detach().isfinite()"),
+    Mutant("--epochs ignored", "for _ in range(flags.epochs):", "for _ in range(1):"),
+    Mutant("bad epoch forgotten", "is_bad = is_bad | ~(", "is_bad = ~("),
     Mutant(
         "learning rate not decayed",
         'group["lr"] = learning_rate(flags, learner.steps)',

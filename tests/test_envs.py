@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import types
@@ -16,7 +17,7 @@ import pytest
 import toy_envs
 from ale_py import Action
 from ale_py.vector_env import AtariVectorEnv
-from gymnasium import spaces
+from gymnasium import spaces, wrappers
 from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import create_empty_array
@@ -926,6 +927,29 @@ def test_what_create_env_gives_is_checked_and_refused_in_one_line(create_env, me
     with pytest.raises((InputError, MissingPackage), match=message) as refused:
         probe_env(create_env, env_flags())
     assert "\n" not in str(refused.value)
+
+
+def test_wrappers_with_statistics_of_their_own_are_warned_of_with_the_flag_that_does_it_in_the_net(capfd):
+    def create_env(flags, num_envs):
+        def make():
+            env = wrappers.NormalizeReward(wrappers.NormalizeObservation(toy_envs.Counting()))
+            return wrappers.TransformReward(env, lambda reward: 2 * reward)
+
+        env = wrappers.vector.NormalizeReward(wrappers.vector.NormalizeObservation(SyncVectorEnv([make] * num_envs)))
+        return wrappers.vector.RecordEpisodeStatistics(env)
+
+    probe_env(create_env, env_flags())
+    told = capfd.readouterr().err.splitlines()
+    flags = [re.fullmatch(r"warning: Counting: Normalize(\w+) normalizes by .* and give (--.*)", line) for line in told]
+    assert [match and match.groups() for match in flags] == [
+        ("Reward", "--normalize_returns on"),
+        ("Reward", "--normalize_returns on"),
+        ("Observation", "--normalize_observations on"),
+        ("Observation", "--normalize_observations on"),
+    ]
+    probe_env(sync(toy_envs.Counting), env_flags())
+    probe_env(lambda flags, num_envs: envs.make(flags.env, num_envs), env_flags())
+    assert not capfd.readouterr().err
 
 
 def test_a_module_that_imports_what_is_not_there_is_told_apart_from_one_that_is_not_there_itself(tmp_path, monkeypatch):

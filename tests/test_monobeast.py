@@ -301,6 +301,16 @@ def test_help_imports_no_torch():
     assert not [line for line in done.stderr.splitlines() if line.split("|")[-1].strip() in ("torch", "scipy")]
 
 
+def test_help_ends_quietly_where_nobody_reads_it_any_more():
+    reader, writer = os.pipe()
+    os.close(reader)  # as `--help | head` does, a little later
+    done = subprocess.run(
+        [sys.executable, "monobeast.py", "--help"], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    assert done.stderr == "" and done.returncode == 0
+
+
 def test_flags_are_parsed_whatever_their_section_and_class():
     @dataclasses.dataclass
     class Own(monobeast.Flags):
@@ -520,7 +530,7 @@ def test_every_kind_of_observation_reaches_the_model_in_units_near_one(net):
 
 
 def test_images_are_centered_by_the_running_mean_and_deviation_of_all_that_was_seen():
-    center = monobeast.CenterImages((2, 3, 3), 1 / 255)
+    center = monobeast.Normalize((2, 3, 3), 1 / 255)
     images = torch.randint(0, 256, (50, 2, 3, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(center.eval()(images.float()), images.float() / 255)
     for part in images.split([7, 13, 30]):
@@ -530,7 +540,7 @@ def test_images_are_centered_by_the_running_mean_and_deviation_of_all_that_was_s
     with torch.no_grad():
         center(images.float().unsqueeze(0))
     seen = images.float() / 255
-    expected = (seen - seen.mean(0)) / (seen.var(0, correction=0).sqrt() + center.FLOOR)
+    expected = (seen - seen.mean(0)) / (seen.var(0, correction=0).sqrt() + center.floor)
     for _ in range(2):
         torch.testing.assert_close(center.eval()(images.float()), expected, rtol=1e-4, atol=1e-4)
 

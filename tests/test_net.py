@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 
 import monobeast
+from beast.run import checkpoint
 
 T, B = 7, 3
 
@@ -67,3 +68,89 @@ def test_a_training_pass_centers_images_by_those_of_earlier_passes_and_then_take
         center = net.encoders[0].center
         torch.testing.assert_close(center.mean, seen.mean(0), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(center.variance, seen.var(0, correction=0), rtol=1e-4, atol=1e-5)
+
+
+FLOATS, NUMBERS = spaces.Box(-np.inf, np.inf, (2, 3), np.float64), spaces.Box(0, 255, (4,), np.uint8)
+
+
+def net_of_vectors(part: spaces.Box = FLOATS, **changes) -> monobeast.Net:
+    torch.manual_seed(1)
+    flags = monobeast.validate(monobeast.Flags(hidden_size=32, reward_clip=1.0, **changes))
+    return monobeast.Net({"numbers": NUMBERS, "obs": part}, spaces.Discrete(2), flags)
+
+
+def vector_inputs(obs: torch.Tensor) -> dict:
+    zeros = torch.zeros(obs.shape[:2])
+    other = torch.full((*obs.shape[:2], 4), 255, dtype=torch.uint8)
+    return {"obs": {"numbers": other, "obs": obs}, "reward": zeros, "done": zeros.bool(), "action": zeros.long()}
+
+
+def test_vectors_of_floats_reach_the_net_in_units_of_their_running_deviation_clipped_to_10():
+    net, seen = net_of_vectors(), []
+    for encoder in net.encoders:
+        encoder.head.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].detach()))
+    all_rows = []
+    for update in range(3):
+        obs = torch.randn(T, B, 2, 3, dtype=torch.float64) * torch.tensor([1e-2, 1.0, 1e3]) + update
+        net.eval()(vector_inputs(obs), ())
+        net.train()(vector_inputs(obs), ())
+        numbers, before, numbers_again, trained = seen[-4:]
+        assert numbers.eq(1).all() and numbers_again.eq(1).all(), "an integer has its own unit"
+        assert torch.equal(before, trained), "the statistics are those of earlier passes"
+        all_rows.append(obs.flatten(2).flatten(0, 1).float())
+        rows = torch.cat(all_rows)
+        net.eval()(vector_inputs(obs), ())
+        expected = (all_rows[-1] - rows.mean(0)) / (rows.std(0, correction=0) + 1e-4)
+        torch.testing.assert_close(seen[-1].flatten(0, 1), expected.clamp(-10, 10), rtol=1e-3, atol=1e-3)
+    net(vector_inputs(torch.tensor([-1e9, 1e9, torch.inf, -torch.inf, torch.nan, 0]).view(1, 1, 2, 3)), ())
+    clipped = seen[-1].flatten()
+    assert clipped[:2].tolist() == [-10, 10] and not clipped[2:5].isfinite().any(), "a bad update still shows"
+
+
+def test_numbers_that_are_not_finite_stay_out_of_the_running_statistics():
+    center = net_of_vectors().encoders[1].center
+    x = torch.randn(T, B, 6)
+    center.train()(x)
+    mean, variance = center.mean.clone(), center.variance.clone()
+    center(torch.full((T, B, 6), torch.nan))
+    center(torch.full((T, B, 6), torch.inf))
+    torch.testing.assert_close(center.mean, mean)
+    assert (center.variance > 0).all() and (center.variance <= variance).all()
+
+
+def test_vectors_are_left_as_they_are_with_normalize_observations_off():
+    net, obs = net_of_vectors(normalize_observations="off"), torch.randn(T, B, 2, 3, dtype=torch.float64)
+    assert net.encoders[1].center is None
+    before = net(vector_inputs(obs), ())[:2]
+    torch.testing.assert_close(net(vector_inputs(obs), ())[:2], before, rtol=0, atol=0)
+
+
+def test_weights_of_before_the_statistics_go_on_without_them_in_every_later_checkpoint():
+    older, obs = net_of_vectors(normalize_observations="off"), 5 + torch.randn(T, B, 2, 3, dtype=torch.float64)
+    expected = older(vector_inputs(obs), ())[:2]
+    state = older.state_dict()
+    for _ in range(2):
+        net = net_of_vectors()
+        assert net.encoders[1].center is not None
+        assert not checkpoint.differences(net, state)
+        checkpoint.load_weights(net, state, "older.pt")
+        for _ in range(2):
+            torch.testing.assert_close(net(vector_inputs(obs), ())[:2], expected, rtol=0, atol=0)
+        state = net.state_dict()
+
+
+def test_statistics_begin_anew_beside_weights_of_another_shape(tmp_path):
+    older = net_of_vectors(spaces.Box(-1, 1, (5,), np.float32))
+    older(vector_inputs(torch.randn(T, B, 5)), ())
+    checkpoint.save(tmp_path / "older.pt", {"net": older.state_dict()})
+    net = net_of_vectors()
+    told = checkpoint.load_fitting_weights(net, tmp_path / "older.pt")
+    assert "encoders.1.center.mean [5] (this net has [6])" in told
+    assert torch.equal(net.encoders[0].head[0].weight, older.encoders[0].head[0].weight)
+    assert net.encoders[1].center.count == 0
+    net = net_of_vectors()
+    net(vector_inputs(torch.randn(T, B, 2, 3)), ())
+    checkpoint.save(tmp_path / "newer.pt", {"net": net.state_dict()})
+    fresh = net_of_vectors()
+    checkpoint.load_fitting_weights(fresh, tmp_path / "newer.pt")
+    torch.testing.assert_close(fresh.state_dict(), net.state_dict(), rtol=0, atol=0)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -28,7 +29,8 @@ import throughput  # noqa: E402
 from waiting import PATIENCE  # noqa: E402
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-TEXT = "\n".join(page.read_text() for page in PAGES)
+RECORDS = {"results.md"}  # pages that say which commands were run, with the flags of their day
+TEXT = "\n".join(page.read_text() for page in PAGES if page.name not in RECORDS)
 # Arguments of other programs are not checked.
 BEAST_COMMANDS = re.sub(r"(openssl|srun|#SBATCH).*\n", "", TEXT)
 COMMANDS = [
@@ -38,6 +40,15 @@ COMMANDS = [
     if line.strip()
 ]
 SCRIPTS = re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)  # blocks that are pasted into a shell, or a SLURM job
+# Commands with a test of their own; all others are run one after the other, behind `make train`.
+SEARCH = ".venv/bin/python -m examples.search 20"
+RUN_ALONE = {
+    "make train": "test_make_train_trains_pong_stops_on_ctrl_c_and_resumes_and_the_commands_for_a_trained_run_work",
+    "make train-poly": "test_make_train_poly_trains_pong_stops_on_ctrl_c_and_resumes",
+    "make test": "test_ci_runs_the_tests_that_the_readme_names",
+    SEARCH: "test_the_search_of_the_docs_tries_flags_and_prints_the_best",
+}
+SHORTER = {"--episodes 10": "--episodes 1", "--total_steps 20000": "--total_steps 2000"}
 # In the place of SLURM's programs: this host is the only node, and a task is a child of `srun`.
 SCONTROL = "#!/bin/bash\necho localhost\n"
 SRUN = """#!/bin/bash
@@ -64,7 +75,7 @@ def checkout(tmp_path_factory):
 @contextlib.contextmanager
 def started(checkout: Path, command: str):
     """A command of the pages, with this interpreter's virtual environment instead of a new one; ended in any case."""
-    words = command.replace(".venv/bin/", f"{sys.prefix}/bin/").split()
+    words = shlex.split(command.replace(".venv/bin/", f"{sys.prefix}/bin/"))
     if "\n" in command:  # a block that is pasted into a shell
         words = ["bash", "-e", "-c", command.replace("python ", f"{sys.executable} ")]
     elif words[0] == "make":  # -o: what is installed here is taken as complete
@@ -106,10 +117,12 @@ def test_make_train_trains_pong_stops_on_ctrl_c_and_resumes_and_the_commands_for
     # A plot needs finished games: the metrics of a committed run.
     metrics = ROOT / "benchmarks" / "results" / "cartpole-seed1.csv"
     shutil.copy(metrics, checkout / "runs" / "pong" / "metrics.csv")
-    commands = [command for command in COMMANDS if command not in ("make train", "make train-poly", "make test")]
-    assert len(commands) >= 4
+    commands = [command for command in COMMANDS if command not in RUN_ALONE]
+    assert len(commands) >= 8
     for command in commands:
-        with started(checkout, command.replace("--episodes 10", "--episodes 1")) as process:
+        for long, short in SHORTER.items():
+            command = command.replace(long, short)
+        with started(checkout, command) as process:
             if "tensorboard" in command:  # serves until it is stopped
                 read_until(process, r"http://")
                 continue
@@ -172,6 +185,37 @@ def test_the_slurm_job_trains_and_ends_with_a_checkpoint_when_slurm_says_so(chec
     assert not list(checkout.glob(".secrets-*"))
 
 
+@pytest.mark.long
+def test_the_search_of_the_docs_tries_flags_and_prints_the_best(checkout):
+    pytest.importorskip("optuna", reason="optuna is not installed: pip install -r requirements-test.txt")
+    assert SEARCH in COMMANDS
+    with started(checkout, SEARCH.replace(" 20", " 2")) as process:
+        output = process.communicate(timeout=PATIENCE)[0].decode()
+    assert process.returncode == 0 and output.count("stopped at step 30,") == 2, output
+    assert re.search(r"best mean return \d+\.\d with {'learning_rate': [\d.]+, 'entropy_cost': [\d.]+}", output)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_of_a_page_is_run_by_a_test_or_only_shows_something(page):
+    tests = {path.name: path.read_text() for path in (ROOT / "tests").glob("test_*.py") if path != Path(__file__)}
+    named_in = [name for name, text in tests.items() if page.name in text]
+    for language, block in re.findall(r"^ *```(\S*)\n(.*?)^ *```$", page.read_text(), re.DOTALL | re.MULTILINE):
+        where = f"{page.name}: a block of {language} that begins with {block.splitlines()[0]!r}"
+        assert language in ("sh", "bash", "python", "diff", "bibtex", ""), f"{where}: no test knows this language"
+        looks_like_a_command = re.search(r"^ *(\$ |make |python|pip |git |\.venv/)", block, re.MULTILINE)
+        assert language or not looks_like_a_command, f"{where}: mark it as sh, so that a test runs it"
+        if language == "python":
+            assert named_in, f"{where}: no file in tests/ names the page, so none runs it"
+        elif language == "bash":
+            assert re.search("hostA|#SBATCH", block), f"{where}: none of the tests of scripts runs it"
+
+
+def test_every_command_with_a_test_of_its_own_stands_in_a_page_and_has_that_test():
+    assert not [command for command in RUN_ALONE if command not in COMMANDS]
+    assert not [test for test in RUN_ALONE.values() if test not in globals()]
+    assert not [old for old in SHORTER if not any(old in command for command in COMMANDS)]
+
+
 def test_ci_runs_the_tests_that_the_readme_names():
     assert "make test" in COMMANDS and "`make test-all`" in TEXT and "make test-all" in (ROOT / ".ci/run").read_text()
     recipe = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -185,7 +229,8 @@ def test_every_flag_that_the_pages_name_exists():
     # Read as text: these need libbeast, and peers.
     for path in ("polybeast.py", "examples/seeds.py", "benchmarks/peers/compare.py"):
         known |= set(re.findall(r"^    (\w+): ", (ROOT / path).read_text(), re.MULTILINE))
-    named = {name.removeprefix("no_") for name in re.findall(r"--([a-z_]+)", BEAST_COMMANDS)} - {"help", "logdir"}
+    named = {name.removeprefix("no_") for name in re.findall(r"--([a-z_]+)", BEAST_COMMANDS)}
+    named -= {"help", "preset", "logdir", "level"}  # TensorBoard's, and an example's
     assert len(named) > 20
     assert named <= known, named - known
 
@@ -194,7 +239,7 @@ def test_every_flag_that_the_pages_name_exists():
 def test_every_link_file_and_target_that_a_page_names_exists(page):
     text = page.read_text()
     links = [page.parent / link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
-    rooms = "beast|benchmarks|compat|csrc|docs|examples|tests"
+    rooms = "beast|benchmarks|compat|csrc|docs|examples|notebooks|tests"
     files = [ROOT / name for name in re.findall(rf"`((?:{rooms})/[\w./-]*|[\w/]+\.(?:py|cc|md))`", text)]
     assert links + files and not [path for path in links + files if not path.exists()]
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

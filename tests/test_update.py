@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import types
 
 import numpy as np
@@ -106,6 +107,43 @@ def test_what_is_not_finite_in_loss_or_gradients_changes_neither_weights_nor_mom
     assert not monobeast.update(flags, learner, rows(2), ())["is_bad"]
     assert any(not torch.equal(old, parameter) for old, parameter in zip(before[0], net.parameters()))
     assert all(parameter.isfinite().all() for parameter in net.parameters())
+
+
+@pytest.mark.parametrize("core", ["none", "lstm"])
+def test_epochs_are_as_many_steps_on_one_batch_with_targets_of_their_own_and_count_as_one_update(core):
+    flags = new_flags(epochs=3, core=core, normalize_returns="on")
+    core_state = tuple(torch.randn_like(part) for part in new_net(flags).initial_state(4))
+    once, net = new_net(flags), new_net(flags)
+    stepped = Learner(once, monobeast.make_optimizer(flags, once), max_bad_updates=1)
+    single = dataclasses.replace(flags, epochs=1)
+    stats = [monobeast.update(single, stepped, rows(0), core_state) for _ in range(3)]
+    assert len({step["losses/return_mean"].item() for step in stats}) == 3, "values change, and targets with them"
+
+    learner = Learner(net, monobeast.make_optimizer(flags, net), max_bad_updates=1)
+    training = types.SimpleNamespace(flags=flags, learner=learner, record=lambda numbers: None, finished=lambda: True)
+    weights = types.SimpleNamespace(publish=lambda net, version: None)
+    feed = types.SimpleNamespace(rollouts=lambda: iter([(rows(0), core_state)]))
+    monobeast.learn(training, feed, weights)
+    torch.testing.assert_close(net.state_dict(), once.state_dict(), rtol=0, atol=0)
+    assert (learner.updates, learner.steps) == (1, 5 * 4)
+
+
+def test_after_a_bad_epoch_the_other_epochs_of_its_update_change_nothing(monkeypatch):
+    flags, calls = new_flags(epochs=4), []
+    expected, net = new_net(flags), new_net(flags)
+    stepped = Learner(expected, monobeast.make_optimizer(flags, expected), max_bad_updates=1)
+    monobeast.update(dataclasses.replace(flags, epochs=1), stepped, rows(0), ())
+
+    def bad_second_time(flags, net, batch, core_state, original=monobeast.compute_loss):
+        loss, stats = original(flags, net, batch, core_state)
+        calls.append(loss)
+        return loss * (torch.nan if len(calls) == 2 else 1), stats
+
+    monkeypatch.setattr(monobeast, "compute_loss", bad_second_time)
+    learner = Learner(net, monobeast.make_optimizer(flags, net), max_bad_updates=1)
+    stats = monobeast.update(flags, learner, rows(0), ())
+    assert len(calls) == 4 and stats["is_bad"] and stats["losses/total_loss"].isfinite()
+    torch.testing.assert_close(net.state_dict(), expected.state_dict(), rtol=0, atol=0)
 
 
 def test_infer_answers_rows_with_what_the_newest_weights_say_and_the_core_state_after_them():

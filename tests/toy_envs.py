@@ -171,6 +171,33 @@ class Nested(_Matching):
         return float(action == self.shown)
 
 
+class Masked(gymnasium.Env):
+    """Forbids actions, others in each step and never 0, and raises where one is taken; its last mask forbids all."""
+
+    def __init__(self):
+        self.observation_space = spaces.Dict(
+            {"numbers": spaces.Box(-1, 1, (2,), np.float32), "action_mask": spaces.MultiBinary(4)}
+        )
+        self.action_space = spaces.Discrete(4)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        if not self.allowed[action]:
+            raise RuntimeError(f"action {action} is forbidden")
+        self.count += 1
+        return self._observation(), float(action), self.count == 10, False, {}
+
+    def _observation(self):
+        self.allowed = self.np_random.integers(2, size=4).astype(np.int8)
+        self.allowed[0] = 1
+        shown = self.allowed * (self.count < 10)
+        return {"numbers": np.zeros(2, np.float32), "action_mask": shown.astype(np.int8)}
+
+
 class Pixel(gymnasium.Env):
     """Costs nothing: one Atari-sized image that never changes, episodes of 50 steps, no reward."""
 
@@ -268,6 +295,7 @@ for _toy in (
     Tuple,
     Dict,
     Nested,
+    Masked,
     Pixel,
     CrashAtStep,
     CrashInReset,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable
 from contextlib import closing
@@ -23,6 +24,8 @@ HOW_TO_RENDER = (
     "Take **overrides in create_env and hand them to the environment, which has to render with render_mode='rgb_array'"
 )
 SEED = 0  # of the reset that finds out whether it works
+# What wrappers call the statistics that they keep, gymnasium's and most others: the flag that does the same in the net.
+STATISTICS = {"obs_rms": "--normalize_observations on", "return_rms": "--normalize_returns on"}
 
 
 def probe_env(create_env: Callable, flags, **overrides) -> EnvSpaces:
@@ -32,7 +35,8 @@ def probe_env(create_env: Callable, flags, **overrides) -> EnvSpaces:
     `render_mode="rgb_array"` it renders them, too.
 
     `env_id` is --env, unless `create_env` does not look at it: then it is the environment's own name. Frames are those
-    that `beast.envs.make` says; other environments have one frame a step.
+    that `beast.envs.make` says; other environments have one frame a step. A wrapper with statistics of its own is
+    warned of on stderr.
 
     Raises InputError or MissingPackage for whatever cannot be trained on. The message quotes the first line of an
     exception and says where it was raised.
@@ -58,6 +62,7 @@ def probe_env(create_env: Callable, flags, **overrides) -> EnvSpaces:
             raise
         if overrides.get("render_mode"):
             _check_frames(env, name)
+        _warn_of_statistics(env, name)
         return spaces._replace(env_id=name, frames_per_step=(env.metadata or {}).get("frames_per_step", 1))
 
 
@@ -66,6 +71,20 @@ def name_of(env: VectorEnv) -> str:
     first = next(iter(getattr(env.unwrapped, "envs", [])), env)
     spec = env.spec or first.spec
     return (env.metadata or {}).get("env_id") or (spec.id if spec else type(first.unwrapped).__name__)
+
+
+def _warn_of_statistics(env: VectorEnv, name: str) -> None:
+    """Tell of wrappers that normalize by what they have seen themselves."""
+    layers: list[Any] = [env, *getattr(env.unwrapped, "envs", [])[:1]]
+    for layer in layers:  # grows while it is walked
+        attributes = getattr(layer, "__dict__", {})
+        layers += [attributes["env"]] if "env" in attributes else []
+        for flag in (flag for statistics, flag in STATISTICS.items() if statistics in attributes):
+            message = (
+                f"warning: {name}: {type(layer).__name__} normalizes by statistics of its own in every actor. "
+                f"Checkpoints do not have them, and an evaluation begins without them. Take it out and give {flag}"
+            )
+            print(message, file=sys.stderr, flush=True)
 
 
 def _watch(flags) -> tuple[Any, set[str]]:

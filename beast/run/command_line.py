@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
+import os
 import re
 import sys
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Annotated, Any, TypeVar, get_type_hints
+
+from beast.errors import exit_with_message
+from beast.run import presets
 
 F = TypeVar("F")
 
@@ -54,9 +60,11 @@ def read_source(flags_class: type) -> dict[str, Flag]:
 
 
 def parse(flags_class: type[F], description: str | None) -> F:
-    """Flags from the command line. `--help`, and an error in the line, end the program."""
+    """Flags from the command line, or of its `--preset`. `--help`, and an error in the line, end the program."""
     import tyro
 
+    with exit_with_message():
+        preset, arguments = presets.take(sys.argv[1:])
     known, hints = read_source(flags_class), get_type_hints(flags_class, include_extras=True)
     annotated: Any = Annotated  # with types that are made here
     sections: dict[str, list] = {}
@@ -64,14 +72,33 @@ def parse(flags_class: type[F], description: str | None) -> F:
         flag = known.get(each.name, Flag("", ""))
         kind = annotated[hints[each.name], tyro.conf.arg(help=" ".join(flag.help.split()))]
         default: Any = field(default=each.default, default_factory=each.default_factory)
+        if each.name in preset:  # one of MonoBeast's alone is not PolyBeast's
+            default = preset[each.name]
         sections.setdefault(flag.section, []).append((each.name, kind, default))
     parts: list[Any] = []
     for title, own in sections.items():
         part = make_dataclass("Section", own)
         kind = annotated[part, tyro.conf.arg(name=title.lower() or "general"), tyro.conf.OmitArgPrefixes]
         parts.append((f"section_{len(parts)}", kind, field(default_factory=part)))
-    parsed: Any = tyro.cli(make_dataclass("Sections", parts), description=description, use_underscores=True)
+    description = f"{description or ''}\n{presets.describe()}"
+    with _reader_may_leave():
+        parsed: Any = tyro.cli(
+            make_dataclass("Sections", parts), args=arguments, description=description, use_underscores=True
+        )
     return flags_class(**{name: value for part in vars(parsed).values() for name, value in vars(part).items()})
+
+
+@contextlib.contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """End the program quietly where nobody reads its output any more, as in `--help | head`."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered is written at exit
+        sys.exit(0)
 
 
 def print_help_if_asked(flags_class: type, description: str | None) -> None:

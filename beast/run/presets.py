@@ -1,0 +1,85 @@
+"""Presets: flags that suit a kind of task, to begin with. `--preset NAME`, or `Flags(**PRESETS[NAME])`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from beast.errors import InputError
+
+# What --help says of each.
+ABOUT = {
+    "pixels": "images and few kinds of actions: MinAtar, VizDoom",
+    "discrete": "vectors, and actions to choose from: CartPole, LunarLander",
+    "continuous": "vectors, and actions that are numbers: MuJoCo",
+    "memory": "what was seen before decides: MiniGrid",
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "pixels": {
+        "batch_width": 8,
+        "vtrace_lambda": 0.95,
+        "learning_rate": 5e-4,
+    },
+    "discrete": {
+        "num_actors": 1,
+        "group_width": 16,
+        "batch_width": 16,
+        "unroll_length": 32,
+        "epochs": 4,
+        "hidden_size": 256,
+        "discount": 0.99,
+        "vtrace_lambda": 0.95,
+        "learning_rate": 5e-4,
+        "entropy_cost": 0.01,
+    },
+    "continuous": {
+        "num_actors": 1,
+        "group_width": 16,
+        "batch_width": 8,
+        "unroll_length": 64,
+        "epochs": 4,
+        "hidden_size": 256,
+        "discount": 0.99,
+        "vtrace_lambda": 0.95,
+        "ppo_clip": 0.2,
+        "learning_rate": 3e-4,
+        "entropy_cost": 0.0,
+    },
+    "memory": {
+        "num_actors": 1,
+        "group_width": 16,
+        "batch_width": 16,
+        "unroll_length": 64,
+        "epochs": 2,
+        "hidden_size": 256,
+        "core": "lstm",
+        "core_size": 128,
+        "vtrace_lambda": 0.95,
+        "learning_rate": 5e-4,
+        "entropy_cost": 0.01,
+    },
+}
+
+
+def take(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """The flags of `--preset NAME` among the arguments, and the arguments without it. Raises InputError for a name that
+    is none."""
+    flags: dict[str, Any] = {}
+    rest: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        option, equals, name = word.partition("=")
+        if option != "--preset":
+            rest.append(word)
+            continue
+        name = name if equals else next(words, "")
+        if name not in PRESETS:
+            raise InputError(f"--preset {name}: there is none of this name; there are {', '.join(PRESETS)}")
+        flags |= PRESETS[name]
+    return flags, rest
+
+
+def describe() -> str:
+    """What --help says of them."""
+    lines = [f"    {name:<10}  {about}" for name, about in ABOUT.items()]
+    return "\n".join(["--preset NAME takes other defaults, for tasks of a kind (beast/run/presets.py):", *lines])

@@ -1,0 +1,139 @@
+"""The forks of examples/forks are diffs that apply to monobeast.py as it is, and do what they promise."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from gymnasium import spaces
+from waiting import PATIENCE
+
+import beast
+from beast.run.policy import import_agent
+
+ROOT = Path(__file__).resolve().parent.parent
+FORKS = ROOT / "examples" / "forks"
+
+
+@pytest.fixture
+def fork(tmp_path):
+    """A function of a fork's name: the patched agent's file."""
+
+    def fork(name: str) -> Path:
+        shutil.copy(ROOT / "monobeast.py", tmp_path)
+        with open(FORKS / f"{name}.diff") as diff:
+            command = ["patch", "-p1", "--fuzz=0", "--no-backup-if-mismatch"]
+            subprocess.run(command, cwd=tmp_path, stdin=diff, check=True, capture_output=True)
+        return (tmp_path / "monobeast.py").rename(tmp_path / f"{name}_agent.py")
+
+    return fork
+
+
+def train(agent: Path, *arguments: str) -> tuple[int, str]:
+    """Exit code and log of a run of the agent in its own directory."""
+    command = [sys.executable, agent.name, "--name", "run", "--no_tensorboard", "--deterministic", *arguments]
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+    done = subprocess.run(
+        command,
+        cwd=agent.parent,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    return done.returncode, done.stderr
+
+
+SMALL = ["--group_width", "4", "--batch_width", "4", "--hidden_size", "64"]
+
+
+def test_every_fork_is_tested_here():
+    source = Path(__file__).read_text()
+    assert len(list(FORKS.glob("*.diff"))) == 4
+    assert all(f'fork("{path.stem}")' in source for path in FORKS.glob("*.diff"))
+
+
+def test_with_the_action_mask_no_forbidden_action_is_ever_taken(fork, tmp_path):
+    arguments = ["--env", "toy_envs:Masked-v0", *SMALL, "--total_steps", "2000", "--max_env_restarts", "0"]
+    agent = fork("action_mask")
+    code, log = train(agent, *arguments)
+    assert code == 0 and "stopped at step 2," in log, log
+    assert float(metrics(tmp_path)[-1]["stats/bad_updates"]) == 0
+    policy = beast.load(str(tmp_path / "runs" / "run" / "checkpoint.pt"), str(agent))
+    mask = torch.tensor([[1, 0, 1, 0], [0, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.int8)
+    inputs, core_state = policy.inputs({"numbers": torch.zeros(3, 2).numpy(), "action_mask": mask.numpy()})
+    logits = policy.net(inputs, core_state)[0][0]
+    assert torch.equal(logits.isfinite(), mask.bool() | ~mask.bool().any(-1, keepdim=True))
+
+    plain = Path(shutil.copy(ROOT / "monobeast.py", tmp_path / "plain_agent.py"))
+    code, log = train(plain, *arguments, "--root", "plain")
+    assert code == 1 and "is forbidden" in log, log
+
+
+def test_the_transformer_sees_its_memory_in_the_episode_alike_in_acting_and_learning_and_trains(fork, tmp_path):
+    agent = fork("transformer")
+    Transformer = import_agent(str(agent), "").Transformer
+    torch.manual_seed(1)
+    T, B, M, units = 12, 2, 3, 8
+    core = Transformer(5, units, M, heads=2)
+    torch.nn.init.normal_(core.distance)
+    x, begins = torch.randn(T, B, 5), torch.zeros(T, B, 1, dtype=torch.bool)
+    begins[0], begins[7, 0] = True, True
+    state = tuple(torch.randn_like(part) if part.shape[-1] == units else part for part in core.initial_state(B))
+    output, _ = core(x, begins, state)
+    stepped = []
+    for t in range(T):
+        row, state = core(x[t : t + 1], begins[t : t + 1], state)
+        stepped.append(row)
+    torch.testing.assert_close(torch.cat(stepped), output)
+
+    changed = x.clone()
+    changed[5] += 1
+    differs = (core(changed, begins, core.initial_state(B))[0] - output).abs().amax(-1) > 1e-6  # [T, B]
+    assert differs[:, 0].tolist() == [t in (5, 6) for t in range(T)], "an episode begins in row 7"
+    assert differs[:, 1].tolist() == [t in (5, 6, 7, 8) for t in range(T)], "and here it goes on, beyond the memory"
+
+    arguments = ["--env", "toy_envs:MemoryCue-v0", *SMALL, "--core", "transformer", "--core_size", "16"]
+    code, log = train(agent, *arguments, "--core_memory", "4", "--total_steps", "1000")
+    assert code == 0 and "stopped at step 1," in log, log
+    state = torch.load(tmp_path / "runs" / "run" / "checkpoint.pt", weights_only=True)
+    assert state["net"]["core.distance"].shape == (5, 4)
+
+
+def test_the_bonus_of_random_network_distillation_falls_as_observations_become_known(fork, tmp_path):
+    arguments = ["--env", "CartPole-v1", *SMALL, "--total_steps", "6000", "--log_steps", "500"]
+    code, log = train(fork("rnd"), *arguments, "--learning_rate", "1e-3", "--lr_decay", "none")
+    assert code == 0, log
+    novelty = [float(row["losses/novelty"]) for row in metrics(tmp_path)]
+    assert 0 < novelty[-1] < 0.5 * novelty[0], novelty
+    weights = torch.load(tmp_path / "runs" / "run" / "checkpoint.pt", weights_only=True)["net"]
+    names = [name for name in weights if name.startswith("novelty.random.") and name.endswith("weight")]
+    torch.manual_seed(1)
+    agent = import_agent(str(tmp_path / "rnd_agent.py"), "")
+    flags = agent.validate(agent.Flags(env="CartPole-v1", hidden_size=64))
+    observations = {"obs": spaces.Box(-1.0, 1.0, (4,))}
+    fresh = agent.Net(observations, spaces.Discrete(2), flags).state_dict()
+    assert len(names) == 2 and all(torch.equal(weights[name], fresh[name]) for name in names), "it stays as it began"
+
+
+def test_a_dict_environment_of_ones_own_trains(fork, tmp_path):
+    agent = fork("dict_env")
+    code, log = train(agent, *SMALL, "--total_steps", "1000")
+    assert code == 0 and "run: Parcel" in log, log
+    policy = beast.load(str(tmp_path / "runs" / "run" / "checkpoint.pt"), str(agent))
+    assert {name: space.shape for name, space in policy.observation_space.items()} == {
+        "address": (2,),
+        "map": (6, 6, 3),
+    }
+    assert all(encoder.center.count > 0 for encoder in policy.net.encoders), "both parts reached the net"
+
+
+def metrics(root: Path) -> list[dict[str, str]]:
+    with open(root / "runs" / "run" / "metrics.csv") as file:
+        return list(csv.DictReader(file))
