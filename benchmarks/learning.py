@@ -47,7 +47,7 @@ RECIPES = {
 TASKS = {
     **RECIPES,
     "pong": "--env PongNoFrameskip-v4",
-    "pong-one-actor": "--env PongNoFrameskip-v4 --num_actors 1",
+    "pong-two-actors": "--env PongNoFrameskip-v4 --num_actors 2",
     "pong-poly": "--env PongNoFrameskip-v4",  # polybeast.py
     "pong-b32": "--env PongNoFrameskip-v4 --batch_width 32 --learning_rate 7e-4 --total_steps 2000000",
     "cartpole": f"--env CartPole-v1 {SMALL} --batch_width 4 --learning_rate 5e-4 --vtrace_lambda 0.95 --ppo_clip 0.2"
