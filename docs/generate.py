@@ -437,7 +437,7 @@ def read_reports() -> list[Report]:
         lines = text.splitlines()
         commands = re.findall(r"`((?:python )?[^`]*(?:benchmarks/\w+\.py|monobeast\.py|polybeast\.py)[^`]*)`", text)
         commits = re.findall(r"\b(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{7,40}\b", re.sub(r"\d{4}-\d\d-\d\d", "", text))
-        hardware = re.search(r"(?:\d+-core )?(?:AMD|Intel|Apple)[^;.\n]*", text)
+        hardware = re.search(r"(?:\d+-core )?(?:AMD|Intel|Apple)[^;.]*", " ".join(lines))
         for what, found in (("command", commands), ("commit", commits), ("hardware", hardware)):
             if not found:
                 raise ValueError(f"{path.name} names no {what}")
@@ -524,8 +524,9 @@ def readme_results() -> list[str]:
     for task, name in README_TASKS.items():
         for (machine, of), runs in groups.items():
             if of == task:
-                rows.append((name, machine, *over_seeds(runs)))
-    return table(("task", "machine", *SEEDS_HEAD), rows)
+                commits = dict.fromkeys(run.header["commit"][:7] for run in runs)
+                rows.append((name, machine, *over_seeds(runs), ", ".join(commits)))
+    return table(("task", "machine", *SEEDS_HEAD, "commits"), rows)
 
 
 def readme_speed() -> list[str]:
@@ -534,9 +535,9 @@ def readme_speed() -> list[str]:
     for num_envs, found in result["found"].items():
         for variant in (variant for variant in VARIANTS if variant in found):
             simulation, _, learning, share, lag = speed_cells(found[variant])
-            rows.append((num_envs, VARIANTS[variant], simulation, learning, share, lag))
+            rows.append((num_envs, VARIANTS[variant], simulation, learning, share, lag, result["commit"][:7]))
     head = "environments", "", "simulation, steps/s", "learning, steps/s", "share of simulation"
-    return table((*head, "policy lag: mean, highest"), rows)
+    return table((*head, "policy lag: mean, highest", "commit"), rows)
 
 
 def readme(text: str) -> str:
