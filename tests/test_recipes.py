@@ -88,11 +88,12 @@ def test_help_says_which_presets_there_are_and_the_defaults_of_one_that_is_given
 def test_a_run_with_a_preset_is_resumed_by_the_same_command(tmp_path, run_main):
     command = ["--preset", "discrete", "--env", "CartPole-v1", "--root", str(tmp_path), "--name", "run"]
     command += ["--no_tensorboard", "--deterministic", "--total_steps"]
-    for steps, expected in (("1000", "in 4 epochs"), ("2000", "resumed at step 1,")):
+    epochs = PRESETS["discrete"]["epochs"]
+    for steps, expected in (("1000", f"in {epochs} epochs"), ("2000", "resumed at step 1,")):
         code, output = run_main(monobeast, *command, steps)
         assert code == 0 and expected in output, output
     code, output = run_main(monobeast, *command, "3000", "--epochs", "1")
-    assert code == 1 and "--epochs 1 (the run has 4)" in output
+    assert code == 1 and f"--epochs 1 (the run has {epochs})" in output
 
 
 def test_the_commands_of_the_page_are_those_of_the_benchmark():
