@@ -60,9 +60,8 @@ class AgentFlags(RunFlags):
     center_images: bool = True
     """Subtract each pixel's running mean and scale by its deviation, so that a static background says nothing and a
     ball much."""
-    normalize_observations: Literal["auto", "on", "off"] = "auto"
-    """Do the same to vectors of floats, and clip them to ±10. The statistics are the net's, so checkpoints have them;
-    auto: on."""
+    normalize_observations: bool = True
+    """Do the same to vectors of floats, and clip them to ±10. Checkpoints have the statistics."""
 
     # The loss.
     discount: float = 0.99
@@ -225,12 +224,12 @@ class Normalize(nn.Module):
         if self.training and torch.is_grad_enabled():
             self.observe(x[-1] if self.is_image else x.flatten(0, 1))
         # An Inf is not clipped, so that its update is bad.
-        return output if self.is_image else output.clamp(-10, 10).where(output.isfinite(), output)
+        return output if self.is_image else output.clamp(-10, 10).where(x.isfinite(), output)
 
     @torch.no_grad()
     def observe(self, x: torch.Tensor) -> None:
         """Take images [B, C, H, W] or vectors [N, size] into the running mean and variance."""
-        x = (x.float() * self.unit).where(x.isfinite(), self.mean)
+        x = (x.float() * self.unit).where(x.abs() < 1e15, self.mean)  # NaN, Inf and what has no square in float32
         share = len(x) / (self.count + len(x))
         mean = x.mean(0)
         variance = (x - mean).square().mean(0)
@@ -238,7 +237,8 @@ class Normalize(nn.Module):
         self.mean += difference * share
         self.variance += (variance - self.variance + difference.square() * (1 - share)) * share
         self.count += len(x)
-        self.scale.copy_(self.unit / (self.variance.sqrt() + self.floor))
+        rounding = 1e-5 * self.mean.abs()  # a constant of 10,000 is one in float32, too
+        self.scale.copy_(self.unit / (self.variance.sqrt() + self.floor + rounding))
         self.offset.copy_(-self.mean * self.scale / self.unit)
 
 
@@ -261,7 +261,7 @@ class Encoder(nn.Module):
             layers = [orthogonal(nn.Linear(i, o), gain) for i, o in zip(sizes, sizes[1:])]
             self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
             self.size = width
-            if flags.normalize_observations == "on" and np.issubdtype(space.dtype, np.floating):
+            if flags.normalize_observations and np.issubdtype(space.dtype, np.floating):
                 self.center = Normalize((inputs,), self.unit)
             return
         self.channels_first = shape[0] < shape[2]
@@ -290,10 +290,10 @@ class Encoder(nn.Module):
         self.to(memory_format=self.memory_format)
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *arguments):
-        """Weights that were trained without statistics stay without; those of another shape begin anew."""
+        """Weights that were trained without statistics stay without; statistics of another shape begin anew."""
         if self.center and f"{prefix}center.mean" not in state_dict:
-            state_dict.pop(f"{prefix}center.count", None)
-            self.center = None if f"{prefix}head.0.weight" in state_dict else self.center
+            if state_dict.pop(f"{prefix}center.count", None) is None and f"{prefix}head.0.weight" in state_dict:
+                self.center = None
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def forward(self, x):
@@ -508,10 +508,12 @@ def learning_rate(flags: AgentFlags, steps: int) -> float:
 def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) -> dict[str, torch.Tensor]:
     """A step of the optimizer on rollouts [T+1, B, …] in each epoch, and none after a NaN or Inf in loss or gradients.
 
-    Returns scalar statistics, on the device. Only RMSProp and SAME_STEP environments make the host wait for a GPU.
+    Returns scalar statistics of the last epoch, or of the first bad one, on the device. Only RMSProp and SAME_STEP
+    environments make the host wait for a GPU.
     """
     net, optimizer, laps = learner.net, learner.optimizer, learner.laps
     is_bad = torch.zeros_like(batch["done"][0, 0])
+    numbers: dict[str, torch.Tensor] = {}
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(flags, learner.steps)
     for _ in range(flags.epochs):
@@ -522,12 +524,14 @@ def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) 
         loss.backward()
         laps.lap("backward")
         norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
+        latest = {**stats, "losses/total_loss": loss.detach(), "losses/grad_norm": norm}
+        numbers = {name: torch.where(is_bad, numbers[name], x) for name, x in latest.items()} if numbers else latest
         is_bad = is_bad | ~(loss.detach().isfinite() & norm.isfinite())
         step_unless(optimizer, is_bad)
         if head := value_head(net):
             head.observe(stats["losses/return_mean"], stats["losses/return_deviation"], is_bad)
         laps.lap("optimizer")
-    return {**stats, "losses/total_loss": loss.detach(), "losses/grad_norm": norm, "is_bad": is_bad}
+    return {**numbers, "is_bad": is_bad}
 
 
 def infer(training: Training, feed: Feed, weights: PublishedWeights) -> None:
@@ -644,8 +648,6 @@ def validate_agent(flags: F) -> F:
         flags = replace(flags, reward_clip=1.0 if envs.is_atari(flags.env) else 0.0)
     if flags.normalize_returns == "auto":
         flags = replace(flags, normalize_returns="off" if flags.reward_clip else "on")
-    if flags.normalize_observations == "auto":
-        flags = replace(flags, normalize_observations="on")
     limits = {  # name: lowest, highest
         **RUN_LIMITS,
         **{name: (1, 10**6) for name in ("group_width", "batch_width", "hidden_size", "core_size")},

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
 # Tuned and measured with returns and observations as they are.
-RAW = "--normalize_returns off --normalize_observations off"
+RAW = "--normalize_returns off --no_normalize_observations"
 SMALL = f"--num_actors 1 --group_width 16 --hidden_size 256 --log_steps 10000 {RAW}"
 MEMORY = "--env toy_envs:MemoryCue-v0 --num_actors 1 --batch_width 8 --hidden_size 128 --core_size 64"
 MEMORY += " --ppo_clip 0 --learning_rate 5e-4 --entropy_cost 0.02 --total_steps 100000 --log_steps 5000"

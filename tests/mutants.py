@@ -207,16 +207,20 @@ MUTANTS = [
     ),
     Mutant("image statistics of the first row", "self.observe(x[-1] if", "self.observe(x[0] if"),
     Mutant("vector statistics of the last row only", "else x.flatten(0, 1))", "else x[-1])"),
-    Mutant("vectors not clipped", "output.clamp(-10, 10).where(output.isfinite(), output)", "output"),
-    Mutant("infinite vectors clipped", ".clamp(-10, 10).where(output.isfinite(), output)", ".clamp(-10, 10)"),
-    Mutant("NaN in the statistics", ".where(x.isfinite(), self.mean)", ""),
-    Mutant("--normalize_observations ignored", 'if flags.normalize_observations == "on" and np', "if np"),
+    Mutant("vectors not clipped", "output.clamp(-10, 10).where(x.isfinite(), output)", "output"),
+    Mutant("infinite vectors clipped", ".clamp(-10, 10).where(x.isfinite(), output)", ".clamp(-10, 10)"),
+    Mutant("NaN in the statistics", ".where(x.abs() < 1e15, self.mean)", ""),
+    Mutant("squares that overflow in the statistics", "x.abs() < 1e15", "x.isfinite()"),
+    Mutant("rounding of large vectors scaled up", "+ self.floor + rounding)", "+ self.floor)"),
+    Mutant("a bad epoch told by the numbers after it", "torch.where(is_bad, numbers[name], x)", "x"),
+    Mutant("--normalize_observations ignored", "if flags.normalize_observations and np", "if np"),
+    Mutant("weights of before the statistics get some", "                self.center = None", "                pass"),
     Mutant(
-        "weights of before the statistics get some",
-        'None if f"{prefix}head.0.weight" in state_dict else self.center',
-        "self.center",
+        "images of another shape lose their statistics", 'center.count", None) is None and', 'center.count", None) or'
     ),
-    Mutant("statistics count what was seen elsewhere", 'state_dict.pop(f"{prefix}center.count", None)', "pass"),
+    Mutant(
+        "statistics count what was seen elsewhere", 'pop(f"{prefix}center.count", None)', 'get(f"{prefix}center.count")'
+    ),
     Mutant("image statistics forget", "share = len(x) / (self.count + len(x))", "share = 1.0"),
     Mutant("values follow the returns' deviation", "self.weight *= old_deviation / self.deviation", "pass"),
     Mutant("values follow the returns' mean", "old_deviation + old_mean - self.mean)", "old_deviation)"),

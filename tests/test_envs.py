@@ -944,8 +944,8 @@ def test_wrappers_with_statistics_of_their_own_are_warned_of_with_the_flag_that_
     assert [match and match.groups() for match in flags] == [
         ("Reward", "--normalize_returns on"),
         ("Reward", "--normalize_returns on"),
-        ("Observation", "--normalize_observations on"),
-        ("Observation", "--normalize_observations on"),
+        ("Observation", "--normalize_observations"),
+        ("Observation", "--normalize_observations"),
     ]
     probe_env(sync(toy_envs.Counting), env_flags())
     probe_env(lambda flags, num_envs: envs.make(flags.env, num_envs), env_flags())

@@ -27,7 +27,7 @@ ACTIONS = {"discrete": spaces.Discrete(3), "box": spaces.Box(-1.0, 1.0, (2,), np
 NEXT_STEP, SAME_STEP = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
 FLAGS = monobeast.Flags(
     hidden_size=32, core_size=6, discount=0.9, vtrace_lambda=0.8, clip_rho=1.5, clip_pg_rho=0.7, reward_scale=0.5,
-    reward_clip=1.0, baseline_cost=0.6, entropy_cost=0.05,
+    reward_clip=1.0, baseline_cost=0.6, entropy_cost=0.05, normalize_observations=False,
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ T, B = 7, 3
 def test_a_row_sees_the_past_but_for_the_first_row_of_an_episode_which_sees_nothing_of_it(core):
     flags = monobeast.Flags(hidden_size=32, core=core, core_size=5, reward_clip=1.0)
     torch.manual_seed(1)
-    net = monobeast.Net({"obs": spaces.Box(-1, 1, (2,))}, spaces.Discrete(3), flags)
+    net = monobeast.Net({"obs": spaces.Box(-1, 1, (2,))}, spaces.Discrete(3), flags).eval()
     done = torch.zeros(T, B, dtype=torch.bool)
     done[4, 0] = done[0, 1] = True  # column 2 goes on
     reward, action = 0.1 * torch.ones(T, B), torch.zeros(T, B, dtype=torch.int64)
@@ -114,19 +114,27 @@ def test_numbers_that_are_not_finite_stay_out_of_the_running_statistics():
     mean, variance = center.mean.clone(), center.variance.clone()
     center(torch.full((T, B, 6), torch.nan))
     center(torch.full((T, B, 6), torch.inf))
+    center(torch.full((T, B, 6), 3e38))  # has no square
     torch.testing.assert_close(center.mean, mean)
     assert (center.variance > 0).all() and (center.variance <= variance).all()
 
 
-def test_vectors_are_left_as_they_are_with_normalize_observations_off():
-    net, obs = net_of_vectors(normalize_observations="off"), torch.randn(T, B, 2, 3, dtype=torch.float64)
+def test_a_large_constant_is_0_but_for_its_rounding():
+    center = net_of_vectors().encoders[1].center
+    for _ in range(5):
+        center.train()(12345.678 + torch.zeros(T, B, 6))
+    assert center(12345.678 + torch.zeros(T, B, 6)).abs().max() < 0.05
+
+
+def test_vectors_are_left_as_they_are_without_normalize_observations():
+    net, obs = net_of_vectors(normalize_observations=False), torch.randn(T, B, 2, 3, dtype=torch.float64)
     assert net.encoders[1].center is None
     before = net(vector_inputs(obs), ())[:2]
     torch.testing.assert_close(net(vector_inputs(obs), ())[:2], before, rtol=0, atol=0)
 
 
 def test_weights_of_before_the_statistics_go_on_without_them_in_every_later_checkpoint():
-    older, obs = net_of_vectors(normalize_observations="off"), 5 + torch.randn(T, B, 2, 3, dtype=torch.float64)
+    older, obs = net_of_vectors(normalize_observations=False), 5 + torch.randn(T, B, 2, 3, dtype=torch.float64)
     expected = older(vector_inputs(obs), ())[:2]
     state = older.state_dict()
     for _ in range(2):
@@ -137,6 +145,18 @@ def test_weights_of_before_the_statistics_go_on_without_them_in_every_later_chec
         for _ in range(2):
             torch.testing.assert_close(net(vector_inputs(obs), ())[:2], expected, rtol=0, atol=0)
         state = net.state_dict()
+
+
+def test_image_statistics_begin_anew_where_only_the_image_has_another_shape(tmp_path):
+    flags = monobeast.validate(monobeast.Flags(hidden_size=32))
+    older, net = (
+        monobeast.Net({"obs": spaces.Box(0, 255, (channels, 36, 36), np.uint8)}, spaces.Discrete(2), flags)
+        for channels in (4, 1)
+    )
+    checkpoint.save(tmp_path / "older.pt", {"net": older.state_dict()})
+    assert "center.mean" in checkpoint.load_fitting_weights(net, tmp_path / "older.pt")
+    assert torch.equal(net.encoders[0].head[0].weight, older.encoders[0].head[0].weight)
+    assert net.encoders[0].center is not None and net.encoders[0].center.count == 0
 
 
 def test_statistics_begin_anew_beside_weights_of_another_shape(tmp_path):

@@ -20,6 +20,7 @@ OBSERVATIONS, ACTIONS = {"obs": spaces.Box(-1.0, 1.0, (3,), np.float32)}, spaces
 
 def new_flags(**changes) -> monobeast.Flags:
     defaults = {"hidden_size": 32, "core_size": 5, "learning_rate": 0.1, "total_steps": 1000, "reward_clip": 1.0}
+    defaults["normalize_observations"] = False  # or every pass changes the net
     return monobeast.Flags(**{**defaults, **changes})
 
 
@@ -142,7 +143,7 @@ def test_after_a_bad_epoch_the_other_epochs_of_its_update_change_nothing(monkeyp
     monkeypatch.setattr(monobeast, "compute_loss", bad_second_time)
     learner = Learner(net, monobeast.make_optimizer(flags, net), max_bad_updates=1)
     stats = monobeast.update(flags, learner, rows(0), ())
-    assert len(calls) == 4 and stats["is_bad"] and stats["losses/total_loss"].isfinite()
+    assert len(calls) == 4 and stats["is_bad"] and stats["losses/total_loss"].isnan()
     torch.testing.assert_close(net.state_dict(), expected.state_dict(), rtol=0, atol=0)
 
 

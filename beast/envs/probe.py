@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium import Space
 from gymnasium.error import DependencyNotInstalled
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space, iterate
 
 from beast.envs.groups import EnvGroup
@@ -25,7 +25,7 @@ HOW_TO_RENDER = (
 )
 SEED = 0  # of the reset that finds out whether it works
 # What wrappers call the statistics that they keep, gymnasium's and most others: the flag that does the same in the net.
-STATISTICS = {"obs_rms": "--normalize_observations on", "return_rms": "--normalize_returns on"}
+STATISTICS = {"obs_rms": "--normalize_observations", "return_rms": "--normalize_returns on"}
 
 
 def probe_env(create_env: Callable, flags, **overrides) -> EnvSpaces:
@@ -77,8 +77,8 @@ def _warn_of_statistics(env: VectorEnv, name: str) -> None:
     """Tell of wrappers that normalize by what they have seen themselves."""
     layers: list[Any] = [env, *getattr(env.unwrapped, "envs", [])[:1]]
     for layer in layers:  # grows while it is walked
+        layers += [layer.env] if isinstance(layer, (gymnasium.Wrapper, VectorWrapper)) else []
         attributes = getattr(layer, "__dict__", {})
-        layers += [attributes["env"]] if "env" in attributes else []
         for flag in (flag for statistics, flag in STATISTICS.items() if statistics in attributes):
             message = (
                 f"warning: {name}: {type(layer).__name__} normalizes by statistics of its own in every actor. "

@@ -72,7 +72,7 @@ class RunFlags(EnvFlags):
     env_timeout: float = 60.0
     """Seconds without an answer after which environments count as lost."""
     max_bad_updates: int = 10
-    """Updates with a NaN or Inf in loss or gradients are skipped; after this many in a row the run stops."""
+    """A NaN or Inf in loss or gradients ends an update there without a step. After this many in a row the run stops."""
 
     # Hardware.
     device: str = "auto"
