@@ -4,6 +4,8 @@
 #     docker run --init -it -v beast-runs:/beast/runs beast
 #     docker run --init -it -v beast-runs:/beast/runs beast --mode test --name pong
 #
+# A run's meta.json has no commit here, as .git is left out of the image.
+#
 # For a GPU: docker build --build-arg TORCH_INDEX=https://pypi.org/simple …, and docker run --gpus all …
 FROM python:3.11-slim
 

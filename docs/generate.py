@@ -7,7 +7,8 @@
 - in README.md the tables behind `<!-- results -->` and `<!-- speed -->`.
 
 A result names its command, commit and hardware itself: a CSV in its first lines (`# command: …`), a JSON by its keys, a
-Markdown file in its text. A file that does not is refused. `# remark: …` in a CSV goes into the table.
+Markdown file in its text. A file that does not is refused, but for the CSVs of `NO_RUNS`. `# remark: …` in a CSV goes
+into the table.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ README_TASKS = {
     "cartpole": "CartPole",
     "cartpole-defaults": "CartPole, no flag tuned",
 }
+# CSVs that are not of one learning run: the samples of a soak, a search.
+NO_RUNS = ("soak-*.csv", "pong-search.csv")
 README_SPEED = "throughput-BreakoutNoFrameskip-v4.json"
 
 
@@ -239,11 +242,11 @@ def read_header(path: Path) -> dict[str, str]:
 def read_runs() -> list[Run]:
     runs = []
     for path in sorted(RESULTS.glob("*.csv")):
-        header = read_header(path)
-        if "seed" not in header:  # the samples of a soak, a search
+        if any(map(path.match, NO_RUNS)):
             continue
-        if missing := {"command", "which ran", "commit", "hardware"} - header.keys():
-            raise ValueError(f"{path.name} names no {' and no '.join(sorted(missing))} in its first lines")
+        header = read_header(path)
+        if missing := {"seed", "command", "which ran", "commit", "hardware"} - header.keys():
+            raise ValueError(f"{path} names no {' and no '.join(sorted(missing))} in its first lines")
         lines = [line for line in path.read_text().splitlines() if line[:1] != "#"]
         rows = [row for row in csv.DictReader(lines) if row.get(RETURN) and math.isfinite(float(row[RETURN]))]
         if not rows:
@@ -282,7 +285,9 @@ def over_seeds(runs: list[Run]) -> tuple[str, ...]:
         spread((60 * run.hours[run.reached] for run in done), ".1f", statistics.mean) if done else "",
     ]
     if aim is not None and len(done) < len(runs):
-        cells[3] = f"{cells[3]}, {len(done)} of {len(runs)} seeds" if done else "not reached"
+        for cell in (3, 4) if done else ():
+            cells[cell] += f", {len(done)} of {len(runs)} seeds"
+        cells[3] = cells[3] or "not reached"
     return tuple(cells)
 
 
@@ -337,8 +342,16 @@ def learning_section(runs: list[Run]) -> list[str]:
     return lines
 
 
+def read_json(path: Path) -> dict:
+    """A result that says where it is from."""
+    result = json.loads(path.read_text())
+    if missing := {"command", "commit", "hardware"} - result.keys():
+        raise ValueError(f"{path} names no {' and no '.join(sorted(missing))}")
+    return result
+
+
 def read_throughput() -> dict[Path, dict]:
-    return {path: json.loads(path.read_text()) for path in sorted(RESULTS.glob("throughput-*.json"))}
+    return {path: read_json(path) for path in sorted(RESULTS.glob("throughput-*.json"))}
 
 
 VARIANTS = {"monobeast": "`monobeast.py`", "polybeast": "`polybeast.py`"}
@@ -399,7 +412,7 @@ def peers_section() -> list[str]:
     ]
     rows = []
     for path in sorted(RESULTS.glob("peers*.json")):
-        result = json.loads(path.read_text())
+        result = read_json(path)
         ours = result["runs"]["MonoBeast"]
         for name, values in result["runs"].items():
             ratios = [a / b for a, b in zip(ours, values)]
@@ -478,7 +491,7 @@ def results_page() -> str:
         machine = machine_of(result["hardware"])
         index[f"throughput on {result['flags']['env']}", machine] = f"Throughput on {machine}"
     for path in sorted(RESULTS.glob("peers*.json")):
-        result = json.loads(path.read_text())
+        result = read_json(path)
         what = "other projects" + (", LSTM" if result["lstm"] else "")
         index[what, machine_of(result["hardware"])] = "Beside other projects"
     for report in reports:
@@ -499,8 +512,8 @@ def results_page() -> str:
         "",
         "# Results",
         "",
-        "Every figure here is read from a file in `benchmarks/results/`, which names its command, its commit, its "
-        "hardware and its seed. Load and hour differed from file to file, so compare shares rather than speeds. The "
+        "Every figure here is read from a file in `benchmarks/results/`, which names its command, its commit and "
+        "its hardware. Load and hour differed from file to file, so compare shares rather than speeds. The "
         f"{link(ROOT / 'benchmarks/LEDGER.md', 'ledger')} has what was tried for speed, with predictions and failures.",
         "",
         "## Index",

@@ -33,5 +33,7 @@ def main(path: str, output: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python -m examples.export CHECKPOINT OUTPUT")
     with exit_with_message():
         main(*sys.argv[1:])

@@ -15,6 +15,8 @@ def objective(trial: optuna.Trial) -> float:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or not sys.argv[1].isdecimal():
+        sys.exit("usage: python -m examples.search TRIALS")
     study = optuna.create_study(direction="maximize")
     study.optimize(objective, n_trials=int(sys.argv[1]))
     print(f"best mean return {study.best_value:.1f} with {study.best_params}")

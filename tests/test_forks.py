@@ -25,6 +25,9 @@ FORKS = ROOT / "examples" / "forks"
 def fork(tmp_path):
     """A function of a fork's name: the patched agent's file."""
 
+    if not shutil.which("patch"):
+        pytest.skip("patch is not installed")
+
     def fork(name: str) -> Path:
         shutil.copy(ROOT / "monobeast.py", tmp_path)
         with open(FORKS / f"{name}.diff") as diff:

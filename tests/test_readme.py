@@ -48,6 +48,11 @@ RUN_ALONE = {
     "make test": "test_ci_runs_the_tests_that_the_readme_names",
     SEARCH: "test_the_search_of_the_docs_tries_flags_and_prints_the_best",
 }
+# The tests of the blocks of Python, by page.
+PYTHON_TESTS = {
+    "checkpoints.md": ("test_checkpoint.py", "test_the_code_of_the_page_on_checkpoints_runs"),
+    "runs.md": ("test_runs.py", "test_the_code_of_the_page_on_runs_trains"),
+}
 SHORTER = {"--episodes 10": "--episodes 1", "--total_steps 20000": "--total_steps 2000"}
 # In the place of SLURM's programs: this host is the only node, and a task is a child of `srun`.
 SCONTROL = "#!/bin/bash\necho localhost\n"
@@ -197,15 +202,16 @@ def test_the_search_of_the_docs_tries_flags_and_prints_the_best(checkout):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_of_a_page_is_run_by_a_test_or_only_shows_something(page):
-    tests = {path.name: path.read_text() for path in (ROOT / "tests").glob("test_*.py") if path != Path(__file__)}
-    named_in = [name for name, text in tests.items() if page.name in text]
     for language, block in re.findall(r"^ *```(\S*)\n(.*?)^ *```$", page.read_text(), re.DOTALL | re.MULTILINE):
         where = f"{page.name}: a block of {language} that begins with {block.splitlines()[0]!r}"
         assert language in ("sh", "bash", "python", "diff", "bibtex", ""), f"{where}: no test knows this language"
         looks_like_a_command = re.search(r"^ *(\$ |make |python|pip |git |\.venv/)", block, re.MULTILINE)
         assert language or not looks_like_a_command, f"{where}: mark it as sh, so that a test runs it"
         if language == "python":
-            assert named_in, f"{where}: no file in tests/ names the page, so none runs it"
+            assert page.name in PYTHON_TESTS, f"{where}: PYTHON_TESTS names no test that runs it"
+            file, test = PYTHON_TESTS[page.name]
+            body = (ROOT / "tests" / file).read_text().partition(f"\ndef {test}(")[2].partition("\ndef ")[0]
+            assert page.name in body and "```python" in body, f"{where}: {test} does not read the page"
         elif language == "bash":
             assert re.search("hostA|#SBATCH", block), f"{where}: none of the tests of scripts runs it"
 

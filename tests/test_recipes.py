@@ -15,6 +15,7 @@ import torch
 
 import beast
 import monobeast
+from beast.envs.rows import spaces_by_name
 from beast.run import command_line
 from beast.run.presets import ABOUT, PRESETS
 
@@ -59,14 +60,18 @@ def test_flags_that_are_given_win_over_the_preset_wherever_they_stand(parse):
     assert expected.epochs != PRESETS["continuous"]["epochs"] != monobeast.Flags.epochs
 
 
-def test_polybeast_takes_those_flags_of_a_preset_that_it_has(parse):
+@pytest.mark.parametrize("name", PRESETS)
+def test_polybeast_takes_every_flag_of_a_preset(parse, name):
     pytest.importorskip("libbeast", reason="libbeast is not built: make libbeast", exc_type=ImportError)
     import polybeast
 
-    known = {field.name for field in dataclasses.fields(polybeast.Flags)}
-    own = {name: value for name, value in PRESETS["continuous"].items() if name in known}
-    assert parse(polybeast.Flags, "--preset", "continuous") == polybeast.Flags(**own)
-    assert len(own) > 5
+    assert parse(polybeast.Flags, "--preset", name) == polybeast.Flags(**PRESETS[name])
+
+
+def test_a_flag_of_a_preset_that_the_program_lacks_is_refused(run_main, monkeypatch):
+    monkeypatch.setitem(PRESETS, "memory", {"no_such_flag": 1})
+    code, output = run_main(monobeast, "--preset", "memory")
+    assert code == 1 and "no flag --no_such_flag" in output, output
 
 
 @pytest.mark.parametrize("arguments", [["--preset", "vectors"], ["--preset=vectors"], ["--preset"]])
@@ -118,6 +123,10 @@ def test_every_recipe_trains_for_a_moment_and_plays(tmp_path, run_main, monkeypa
     env.step(actions)
     env.close()
     normalized = [encoder.center for encoder in policy.net.encoders if encoder.center is not None]
+    parts = [space for space in spaces_by_name(policy.observation_space).values() if space.shape]
+    counted = [space for space in parts if np.issubdtype(space.dtype, np.floating) or space.dtype == np.uint8]
+    assert len(normalized) == len(counted)
+    assert counted or name == "recipe-minatar", "its images are of bool; all others are vectors or images of uint8"
     assert all(center.count > 0 for center in normalized)
 
 

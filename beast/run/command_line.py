@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from beast.errors import exit_with_message
+from beast.errors import InputError, exit_with_message
 from beast.run import presets
 
 F = TypeVar("F")
@@ -65,6 +65,8 @@ def parse(flags_class: type[F], description: str | None) -> F:
 
     with exit_with_message():
         preset, arguments = presets.take(sys.argv[1:])
+        if unknown := preset.keys() - {each.name for each in fields(flags_class)}:  # type: ignore[arg-type]
+            raise InputError(f"--preset: this program has no flag --{', --'.join(sorted(unknown))}")
     known, hints = read_source(flags_class), get_type_hints(flags_class, include_extras=True)
     annotated: Any = Annotated  # with types that are made here
     sections: dict[str, list] = {}
@@ -72,7 +74,7 @@ def parse(flags_class: type[F], description: str | None) -> F:
         flag = known.get(each.name, Flag("", ""))
         kind = annotated[hints[each.name], tyro.conf.arg(help=" ".join(flag.help.split()))]
         default: Any = field(default=each.default, default_factory=each.default_factory)
-        if each.name in preset:  # one of MonoBeast's alone is not PolyBeast's
+        if each.name in preset:
             default = preset[each.name]
         sections.setdefault(flag.section, []).append((each.name, kind, default))
     parts: list[Any] = []
