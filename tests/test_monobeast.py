@@ -487,7 +487,7 @@ def test_a_rollout_gives_what_its_rows_give_one_by_one_wherever_episodes_begin(c
     T, B = 7, 3
     flags = small_flags(core=core)
     torch.manual_seed(1)
-    net = new_net(flags)
+    net = new_net(flags).eval()  # or each pass would enter the statistics
     rollout = {"obs": {"obs": torch.randn(T, B, 4)}, "reward": torch.randn(T, B), "action": torch.randint(2, (T, B))}
     rollout["done"] = torch.zeros(T, B, dtype=torch.bool)
     for row in (1, 3, 4, 6):

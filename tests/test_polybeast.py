@@ -47,7 +47,7 @@ def test_an_edit_of_the_agents_file_is_what_both_variants_train(tmp_path):
         "        return self.policy(x), self.baseline(x)": "        x = x * self.gain\n",
         "        self.baseline = orthogonal(": "        self.gain = nn.Parameter(torch.full((), 0.5))\n",
         '            "losses/entropy": entropy / count,': '            "losses/edited_loss": loss.detach() * 0 + 17,\n',
-        "    step_unless(optimizer, is_bad)": '    stats["losses/edited_update"] = norm * 0 + 19\n',
+        "        latest = {": '        stats["losses/edited_update"] = norm * 0 + 19\n',
     }
     for line, edit in edits.items():
         assert agent.count(line) == 1
