@@ -40,8 +40,10 @@ class AgentFlags(RunFlags):
     """Steps of one rollout (T): how far a reward is carried back before the value of the last observation stands in
     for the rest."""
     epochs: int = 1
-    """Steps of the optimizer on every batch, each with V-trace's targets of the net as it is then. They count as one
+    """Passes of an update over its batch, each with V-trace's targets of the net as it is then. They count as one
     update, also in the policy lag."""
+    minibatches: int = 1
+    """Parts of a batch, each some of its columns, dealt anew in every epoch. Each is a step of the optimizer."""
     max_policy_lag: int = 0
     """Updates after which a rollout's oldest action is too old to learn from: it is dropped and counted. 0: never."""
 
@@ -62,6 +64,9 @@ class AgentFlags(RunFlags):
     ball much."""
     normalize_observations: bool = True
     """Do the same to vectors of floats, and clip them to ±10. Checkpoints have the statistics."""
+
+    initial_std: float = 1.0
+    """Standard deviation of continuous actions at the start, where the bounds of an action are -1 and 1."""
 
     # The loss.
     discount: float = 0.99
@@ -170,10 +175,10 @@ from beast.feeds.slots import even_policy_lag
 from beast.learn import vtrace
 from beast.learn.distributions import distribution, encode_action
 from beast.learn.learner import Learner, PublishedWeights, step_unless
-from beast.learn.nests import map_tensors
+from beast.learn.nests import map_tensors, minibatches
 from beast.learn.recurrent import Core
 from beast.run import checkpoint, evaluation, tuning
-from beast.run.flags import FREE_ON_RESUME, check_env_flags, check_limits, check_widths, run_name
+from beast.run.flags import FREE_ON_RESUME, check_env_flags, check_limits, check_slots, check_widths, run_name
 from beast.run.hardware import choose_device, keep_freed_memory, pin_memory
 from beast.run.training import Result, Training
 
@@ -374,6 +379,8 @@ class Net(nn.Module):
         if flags.core != "none":
             self.core, size = Core(flags.core, size, flags.core_size, amp), flags.core_size
         self.policy = orthogonal(nn.Linear(size, policy_width(action_space)), 0.01)
+        if isinstance(action_space, spaces.Box):
+            nn.init.constant_(self.policy.bias.chunk(2)[1], math.log(flags.initial_std))
         self.baseline = orthogonal(ValueHead(size) if flags.normalize_returns == "on" else nn.Linear(size, 1), 1.0)
 
     def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
@@ -451,8 +458,7 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
     else:
         policy_gains = ratio.detach().clamp(max=flags.clip_pg_rho) * advantages * log_probs
     policy_loss = -(policy_gains * weight).sum()
-    head = value_head(net)
-    unit = head.deviation if head else 1.0
+    unit = head.deviation if (head := value_head(net)) else 1.0
     value_loss = 0.5 * (((vs - values[:-1]) / unit).square() * weight).sum()
     entropy = (policy.entropy() * weight).sum()
     loss = policy_loss + flags.baseline_cost * value_loss - flags.entropy_cost * entropy
@@ -506,9 +512,9 @@ def learning_rate(flags: AgentFlags, steps: int) -> float:
 
 # FORK HERE: your update, such as a target network or a second optimizer.
 def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) -> dict[str, torch.Tensor]:
-    """A step of the optimizer on rollouts [T+1, B, …] in each epoch, and none after a NaN or Inf in loss or gradients.
+    """Steps of the optimizer on minibatches of rollouts [T+1, B, …]; none after a NaN or Inf in loss or gradients.
 
-    Returns scalar statistics of the last epoch, or of the first bad one, on the device. Only RMSProp and SAME_STEP
+    Returns scalar statistics of the last minibatch, or of the first bad one, on the device. Only RMSProp and SAME_STEP
     environments make the host wait for a GPU.
     """
     net, optimizer, laps = learner.net, learner.optimizer, learner.laps
@@ -517,20 +523,21 @@ def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) 
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(flags, learner.steps)
     for _ in range(flags.epochs):
-        with net.register_forward_hook(lambda *_: laps.lap("forward")):
-            loss, stats = compute_loss(flags, net, batch, core_state)
-        laps.lap("loss")
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        laps.lap("backward")
-        norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
-        latest = {**stats, "losses/total_loss": loss.detach(), "losses/grad_norm": norm}
-        numbers = {name: torch.where(is_bad, numbers[name], x) for name, x in latest.items()} if numbers else latest
-        is_bad = is_bad | ~(loss.detach().isfinite() & norm.isfinite())
-        step_unless(optimizer, is_bad)
-        if head := value_head(net):
-            head.observe(stats["losses/return_mean"], stats["losses/return_deviation"], is_bad)
-        laps.lap("optimizer")
+        for part, state in minibatches(batch, core_state, flags.minibatches):
+            with net.register_forward_hook(lambda *_: laps.lap("forward")):
+                loss, stats = compute_loss(flags, net, part, state)
+            laps.lap("loss")
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            laps.lap("backward")
+            norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
+            latest = {**stats, "losses/total_loss": loss.detach(), "losses/grad_norm": norm}
+            numbers = {name: torch.where(is_bad, numbers[name], x) for name, x in latest.items()} if numbers else latest
+            is_bad = is_bad | ~(loss.detach().isfinite() & norm.isfinite())
+            step_unless(optimizer, is_bad)
+            if head := value_head(net):
+                head.observe(stats["losses/return_mean"], stats["losses/return_deviation"], is_bad)
+            laps.lap("optimizer")
     return {**numbers, "is_bad": is_bad}
 
 
@@ -658,6 +665,8 @@ def validate_agent(flags: F) -> F:
         **{name: (0, 1) for name in ("discount", "vtrace_lambda", "rmsprop_alpha")},
         "max_policy_lag": (0, 10**9),
         "epochs": (1, 10**4),
+        "minibatches": (1, flags.batch_width),
+        "initial_std": (0.0068, 7.38),  # Gaussian's
     }
     check_limits(flags, limits)
     return flags
@@ -676,16 +685,7 @@ def validate(flags: Flags) -> Flags:
         )
     if flags.auto and flags.deterministic:
         raise InputError("--auto with --deterministic: what is measured differs from run to run; leave one of them out")
-    groups, slots_per_batch = flags.num_actors * GROUPS_PER_ACTOR, max(flags.batch_width // flags.group_width, 1)
-    needed = max(groups, slots_per_batch)
-    num_slots = flags.num_slots or needed + slots_per_batch
-    if num_slots < needed:
-        raise InputError(
-            f"--num_slots {num_slots}: {groups} groups and {slots_per_batch} slots a batch need at least {needed}; "
-            "use fewer --num_actors, a smaller --batch_width, or 0 to have it chosen"
-        )
-    if num_slots > 2**16:
-        raise InputError(f"--num_slots {num_slots}: at most {2**16}; use a wider --group_width or fewer --num_actors")
+    num_slots = check_slots(flags.num_slots, flags.num_actors * GROUPS_PER_ACTOR, flags.group_width, flags.batch_width)
     threads = 1 if flags.deterministic else flags.learner_threads
     return replace(flags, num_slots=num_slots, learner_threads=threads, name=run_name("mono", flags))
 

@@ -234,6 +234,13 @@ MUTANTS = [
     Mutant("loss not looked at", "~(loss.detach().isfinite() & norm.isfinite())", "~norm.isfinite()"),
     Mutant("gradient not looked at", "~(loss.detach().isfinite() & norm.isfinite())", "~loss.detach().isfinite()"),
     Mutant("--epochs ignored", "for _ in range(flags.epochs):", "for _ in range(1):"),
+    Mutant("--minibatches ignored", "core_state, flags.minibatches)", "core_state, 1)"),
+    Mutant(
+        "minibatches with the core states of the batch",
+        "compute_loss(flags, net, part, state)",
+        "compute_loss(flags, net, part, core_state)",
+    ),
+    Mutant("--initial_std ignored", "math.log(flags.initial_std)", "0.0"),
     Mutant("bad epoch forgotten", "is_bad = is_bad | ~(", "is_bad = ~("),
     Mutant(
         "learning rate not decayed",

@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 
 import monobeast
+from beast.errors import InputError
 from beast.run import checkpoint
 
 T, B = 7, 3
@@ -174,3 +175,13 @@ def test_statistics_begin_anew_beside_weights_of_another_shape(tmp_path):
     fresh = net_of_vectors()
     checkpoint.load_fitting_weights(fresh, tmp_path / "newer.pt")
     torch.testing.assert_close(fresh.state_dict(), net.state_dict(), rtol=0, atol=0)
+
+
+def test_continuous_actions_begin_with_the_deviation_that_was_asked_for():
+    flags = monobeast.Flags(hidden_size=32, initial_std=0.5, reward_clip=1.0)
+    net = monobeast.Net({"obs": spaces.Box(-1, 1, (2,))}, spaces.Box(-3, 3, (4,)), flags).eval()
+    inputs = {"obs": {"obs": torch.randn(1, 5, 2)}, "done": torch.zeros(1, 5, dtype=torch.bool)}
+    logits, _, _ = net(inputs | {"action": torch.zeros(1, 5, 4), "reward": torch.zeros(1, 5)}, ())
+    torch.testing.assert_close(logits.chunk(2, dim=-1)[1].exp(), torch.full((1, 5, 4), 0.5), rtol=0.1, atol=0)
+    with pytest.raises(InputError, match="--initial_std 8.0: it must lie between 0.0068 and 7.38"):
+        monobeast.validate(monobeast.Flags(initial_std=8.0))

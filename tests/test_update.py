@@ -12,8 +12,10 @@ import torch
 from gymnasium import spaces
 
 import monobeast
+from beast.errors import InputError
 from beast.learn.distributions import distribution
 from beast.learn.learner import Learner, PublishedWeights
+from beast.learn.nests import map_tensors
 
 OBSERVATIONS, ACTIONS = {"obs": spaces.Box(-1.0, 1.0, (3,), np.float32)}, spaces.Discrete(2)
 
@@ -127,6 +129,30 @@ def test_epochs_are_as_many_steps_on_one_batch_with_targets_of_their_own_and_cou
     monobeast.learn(training, feed, weights)
     torch.testing.assert_close(net.state_dict(), once.state_dict(), rtol=0, atol=0)
     assert (learner.updates, learner.steps) == (1, 5 * 4)
+
+
+@pytest.mark.parametrize("core", ["none", "lstm"])
+def test_minibatches_are_steps_on_columns_of_the_batch_dealt_anew_in_each_epoch(core):
+    flags = new_flags(epochs=2, minibatches=3, core=core, normalize_returns="on")
+    core_state = tuple(torch.randn_like(part) for part in new_net(flags).initial_state(4))
+    expected, net = new_net(flags), new_net(flags)
+    learners = [Learner(each, monobeast.make_optimizer(flags, each), max_bad_updates=1) for each in (expected, net)]
+    torch.manual_seed(5)
+    deals = [torch.randperm(4) for _ in range(flags.epochs)]
+    assert not torch.equal(*deals)
+    single = dataclasses.replace(flags, epochs=1, minibatches=1)
+    for dealt in (part for deal in deals for part in (deal[:2], deal[2:3], deal[3:])):
+        part, state = map_tensors(lambda x, dealt=dealt: x[:, dealt], (rows(0), core_state))
+        stats = monobeast.update(single, learners[0], part, state)
+    torch.manual_seed(5)
+    last = monobeast.update(flags, learners[1], rows(0), core_state)
+    torch.testing.assert_close(net.state_dict(), expected.state_dict(), rtol=0, atol=0)
+    assert last == stats, "the numbers of the last minibatch"
+
+
+def test_a_run_asks_for_no_more_minibatches_than_a_batch_has_columns():
+    with pytest.raises(InputError, match="--minibatches 5: it must lie between 1 and 4"):
+        monobeast.validate(monobeast.Flags(batch_width=4, minibatches=5))
 
 
 def test_after_a_bad_epoch_the_other_epochs_of_its_update_change_nothing(monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -21,6 +21,19 @@ def join(batches: list[dict], device: torch.device) -> dict:
     if len(batches) == 1:
         return map_tensors(lambda x: x.to(device, non_blocking=True), batches[0])
     return map_tensors(lambda *parts: torch.cat([x.to(device, non_blocking=True) for x in parts], dim=1), *batches)
+
+
+def minibatches(batch: dict, core_state: tuple, count: int) -> Iterator[tuple[dict, tuple]]:
+    """Rollouts [T+1, B, …] and their core state [1, B, …] in `count` parts of whole columns, dealt at random.
+
+    One part is what was given, not copied. torch's global generator on the CPU deals, on every device.
+    """
+    if count == 1:
+        yield batch, core_state
+        return
+    is_done = batch["done"]
+    for dealt in torch.randperm(is_done.shape[1]).to(is_done.device, non_blocking=True).tensor_split(count):
+        yield map_tensors(lambda x: x[:, dealt], (batch, core_state))
 
 
 def columns(batch: dict, first: int, count: int) -> dict:

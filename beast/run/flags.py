@@ -201,6 +201,22 @@ def check_widths(group_width: int, batch_width: int) -> None:
         )
 
 
+def check_slots(num_slots: int, groups: int, group_width: int, batch_width: int) -> int:
+    """Rollouts in shared memory for so many groups: as given, or chosen where it is 0. Raises InputError if they are
+    too few or too many."""
+    slots_per_batch = max(batch_width // group_width, 1)
+    needed = max(groups, slots_per_batch)
+    num_slots = num_slots or needed + slots_per_batch
+    if num_slots < needed:
+        raise InputError(
+            f"--num_slots {num_slots}: {groups} groups and {slots_per_batch} slots a batch need at least {needed}; "
+            "use fewer --num_actors, a smaller --batch_width, or 0 to have it chosen"
+        )
+    if num_slots > 2**16:
+        raise InputError(f"--num_slots {num_slots}: at most {2**16}; use a wider --group_width or fewer --num_actors")
+    return num_slots
+
+
 def run_name(variant: str, flags: RunFlags) -> str:
     """The run's name as given, or one made of variant, environment and time."""
     return flags.name or f"{variant}-{flags.env.replace('/', '-').replace(':', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
