@@ -218,7 +218,8 @@ class Normalize(nn.Module):
     def __init__(self, shape: tuple[int, ...], unit: float):
         super().__init__()
         self.unit, self.is_image = unit, len(shape) == 3
-        self.floor = 0.2 if self.is_image else 1e-4  # added to a deviation: noise of rare pixels stays small
+        # Added to a deviation: noise of rare pixels stays small. The numbers of a grid are few and mean something.
+        self.floor = (0.2 if min(shape[1:]) >= 36 else 0.01) if self.is_image else 1e-4
         for name in ("count", "mean", "variance"):
             self.register_buffer(name, torch.zeros(() if name == "count" else shape))
         self.register_buffer("scale", torch.full(shape, unit))
@@ -262,8 +263,7 @@ class Encoder(nn.Module):
         if not self.is_image:
             width = flags.hidden_size // 4
             inputs = spaces.flatdim(space) if self.categories is not None else math.prod(shape)
-            sizes = [inputs, width, width]
-            layers = [orthogonal(nn.Linear(i, o), gain) for i, o in zip(sizes, sizes[1:])]
+            layers = [orthogonal(nn.Linear(size, width), gain) for size in (inputs, width)]
             self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
             self.size = width
             if flags.normalize_observations and np.issubdtype(space.dtype, np.floating):
