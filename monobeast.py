@@ -40,8 +40,7 @@ class AgentFlags(RunFlags):
     """Steps of one rollout (T): how far a reward is carried back before the value of the last observation stands in
     for the rest."""
     epochs: int = 1
-    """Passes of an update over its batch, each with V-trace's targets of the net as it is then. They count as one
-    update, also in the policy lag."""
+    """Passes over a batch, each with V-trace's targets of the net as it is then; together they are one update."""
     minibatches: int = 1
     """Parts of a batch, each some of its columns, dealt anew in every epoch. Each is a step of the optimizer."""
     max_policy_lag: int = 0
@@ -53,6 +52,8 @@ class AgentFlags(RunFlags):
     goes into an MLP."""
     width: Literal[1, 2, 4] = 1
     """Channels of the deep net in multiples of IMPALA's 16, 32, 32."""
+    value_net: Literal["shared", "separate"] = "shared"
+    """Values from the policy's features, or from encoders of their own, which helps where actions are continuous."""
     hidden_size: int = 512
     """Features that an image encoder puts out; MLPs have two layers of a quarter of this."""
     core: Literal["none", "lstm", "gru"] = "none"
@@ -178,7 +179,7 @@ from beast.learn.learner import Learner, PublishedWeights, step_unless
 from beast.learn.nests import map_tensors, minibatches
 from beast.learn.recurrent import Core
 from beast.run import checkpoint, evaluation, tuning
-from beast.run.flags import FREE_ON_RESUME, check_env_flags, check_limits, check_slots, check_widths, run_name
+from beast.run.flags import FREE_ON_RESUME, check_env_flags, check_limits, check_slots, describe_updates, run_name
 from beast.run.hardware import choose_device, keep_freed_memory, pin_memory
 from beast.run.training import Result, Training
 
@@ -288,8 +289,7 @@ class Encoder(nn.Module):
                 channels = out
             layers.append(nn.ReLU())
         self.convolutions = nn.Sequential(*layers)
-        with torch.no_grad():
-            flat = self.convolutions(torch.zeros(1, *shape)).numel()
+        flat = self.convolutions(torch.zeros(1, *shape)).numel()
         self.head = nn.Sequential(orthogonal(nn.Linear(flat, flags.hidden_size), gain), nn.ReLU())
         self.size = flags.hidden_size
         self.to(memory_format=self.memory_format)
@@ -374,6 +374,7 @@ class Net(nn.Module):
         self.action_space, self.flags, self.amp = action_space, flags, amp
         self.names = list(observation_spaces)
         self.encoders = nn.ModuleList([Encoder(space, flags, amp) for space in observation_spaces.values()])
+        self.value_encoders = copy.deepcopy(self.encoders) if flags.value_net == "separate" else nn.ModuleList()
         size = sum(encoder.size for encoder in self.encoders) + 1 + spaces.flatdim(action_space)
         self.core = None
         if flags.core != "none":
@@ -389,7 +390,7 @@ class Net(nn.Module):
     def inference_copy(self) -> Net:
         """A copy to act with. Weights that every pass would cast to bf16 are cast once, when they are copied."""
         net = copy.deepcopy(self).eval().requires_grad_(False)
-        for encoder in net.encoders:
+        for encoder in (*net.encoders, *net.value_encoders):
             if encoder.is_image and self.amp:
                 encoder.convolutions.bfloat16()
                 encoder.head.bfloat16()
@@ -399,15 +400,20 @@ class Net(nn.Module):
         return net
 
     def forward(self, inputs: dict, core_state: tuple) -> tuple[torch.Tensor, torch.Tensor, tuple]:
-        features = [encoder(inputs["obs"][name]) for name, encoder in zip(self.names, self.encoders)]
         # Zero what would cross an episode boundary; masked_fill also removes NaN.
         begins = inputs["done"].unsqueeze(-1)  # [T, B, 1]
         last_reward = scale_rewards(self.flags, inputs["reward"]).clamp(-1, 1).unsqueeze(-1).masked_fill(begins, 0)
         last_action = encode_action(self.action_space, inputs["action"]).masked_fill(begins, 0)
-        x = torch.cat([*features, last_reward, last_action], dim=-1)  # [T, B, size]
+
+        def encode(encoders):
+            features = [encoder(inputs["obs"][name]) for name, encoder in zip(self.names, encoders)]
+            return torch.cat([*features, last_reward, last_action], dim=-1)  # [T, B, size]
+
+        x = encode(self.encoders)
         if self.core is not None:
             x, core_state = self.core(x, begins, core_state)  # [T, B, core_size]
-        return self.policy(x), self.baseline(x).squeeze(-1), core_state
+        of_values = encode(self.value_encoders) if self.value_encoders else x
+        return self.policy(x), self.baseline(of_values).squeeze(-1), core_state
 
 
 def scale_rewards(flags: AgentFlags, rewards: torch.Tensor) -> torch.Tensor:
@@ -499,9 +505,7 @@ def final_values(net: Net, batch: dict, core_state: tuple) -> torch.Tensor:
 def make_optimizer(flags: AgentFlags, net: nn.Module) -> torch.optim.Optimizer:
     if flags.optimizer == "adam":
         return torch.optim.Adam(net.parameters(), flags.learning_rate, eps=flags.optimizer_epsilon, fused=True)
-    return torch.optim.RMSprop(
-        net.parameters(), flags.learning_rate, alpha=flags.rmsprop_alpha, eps=flags.optimizer_epsilon
-    )
+    return torch.optim.RMSprop(net.parameters(), flags.learning_rate, flags.rmsprop_alpha, flags.optimizer_epsilon)
 
 
 def learning_rate(flags: AgentFlags, steps: int) -> float:
@@ -604,7 +608,7 @@ def train(flags: Flags) -> Result:
         feed = SharedMemoryFeed(learner, flags, memory, actors)
         introduction = (
             f"{num_groups} groups of {flags.group_width} environments, {memory.num_bytes / 1e6:.0f} MB of slots, "
-            f"{describe_updates(flags, learner.net)}, "
+            f"{describe_updates(flags, value_head(learner.net))}, "
             f"policy lag up to {even_policy_lag(flags)} updates where all groups are equally fast"
         )
         return training.train(
@@ -641,13 +645,6 @@ def test(flags: AgentFlags, create_env: Callable = create_env) -> dict:
     return evaluation.report(played, trained, path, state["counts"]["steps"])
 
 
-def describe_updates(flags: AgentFlags, net: nn.Module) -> str:
-    clip = f"clipped to ±{flags.reward_clip:g}" if flags.reward_clip else "not clipped"
-    normalized = ", returns normalized" if value_head(net) else ""
-    epochs = f" in {flags.epochs} epochs" if flags.epochs > 1 else ""
-    return f"updates of {flags.batch_width} x {flags.unroll_length} steps{epochs}, rewards {clip}{normalized}"
-
-
 def validate_agent(flags: F) -> F:
     """The flags with `auto` filled in. Raises InputError with the value, the limit and the remedy."""
     flags = replace(flags, env_kwargs=check_env_flags(flags))
@@ -657,18 +654,21 @@ def validate_agent(flags: F) -> F:
         flags = replace(flags, normalize_returns="off" if flags.reward_clip else "on")
     limits = {  # name: lowest, highest
         **RUN_LIMITS,
-        **{name: (1, 10**6) for name in ("group_width", "batch_width", "hidden_size", "core_size")},
+        **{name: (1, 10**6) for name in ("group_width", "batch_width", "hidden_size", "core_size", "epochs")},
         "unroll_length": (1, 2**16 - 1),
         **{name: (0, math.inf) for name in ("reward_clip", "baseline_cost", "entropy_cost", "grad_clip", "ppo_clip")},
         **{name: (1e-6, math.inf) for name in ("clip_rho", "clip_pg_rho", "reward_scale")},
         **{name: (1e-12, 10) for name in ("learning_rate", "optimizer_epsilon")},
         **{name: (0, 1) for name in ("discount", "vtrace_lambda", "rmsprop_alpha")},
         "max_policy_lag": (0, 10**9),
-        "epochs": (1, 10**4),
         "minibatches": (1, flags.batch_width),
         "initial_std": (0.0068, 7.38),  # Gaussian's
     }
     check_limits(flags, limits)
+    if flags.value_net == "separate" and flags.core != "none":
+        raise InputError(
+            f"--value_net separate --core {flags.core}: values would have no memory; leave one of them out"
+        )
     return flags
 
 
@@ -676,7 +676,7 @@ def validate(flags: Flags) -> Flags:
     """The flags with automatic values filled in. Raises InputError with the value, the limit and the remedy."""
     flags = validate_agent(flags)
     check_limits(flags, {"num_actors": (1, 1024), "actor_niceness": (0, 19)})
-    check_widths(flags.group_width, flags.batch_width)
+    num_slots = check_slots(flags.num_slots, flags.num_actors * GROUPS_PER_ACTOR, flags.group_width, flags.batch_width)
     least = max(flags.group_width // flags.batch_width, 1) - 1
     if 0 < flags.max_policy_lag < least:
         raise InputError(
@@ -685,7 +685,6 @@ def validate(flags: Flags) -> Flags:
         )
     if flags.auto and flags.deterministic:
         raise InputError("--auto with --deterministic: what is measured differs from run to run; leave one of them out")
-    num_slots = check_slots(flags.num_slots, flags.num_actors * GROUPS_PER_ACTOR, flags.group_width, flags.batch_width)
     threads = 1 if flags.deterministic else flags.learner_threads
     return replace(flags, num_slots=num_slots, learner_threads=threads, name=run_name("mono", flags))
 

@@ -34,10 +34,10 @@ from beast.feeds.remote import LocalServers, RemoteFeed
 from beast.learn.learner import PublishedWeights
 from beast.run import command_line
 from beast.run.console import tell
-from beast.run.flags import FREE_ON_RESUME, check_limits, check_widths, env_arguments, run_name
+from beast.run.flags import FREE_ON_RESUME, check_limits, check_widths, describe_updates, env_arguments, run_name
 from beast.run.hardware import choose_device, keep_freed_memory
 from beast.run.training import Result, Training
-from monobeast import AgentFlags, describe_updates, infer, learn, make_learner, probe_env, test, validate_agent
+from monobeast import AgentFlags, infer, learn, make_learner, probe_env, test, validate_agent, value_head
 from monobeast import Net as Net  # for beast.load
 from polybeast_env import create_env, parse_flags
 
@@ -127,9 +127,8 @@ def train(flags: Flags) -> Result:
             others = [feed.pool.run, lambda: feed.watch(flags.group_width)]
             if servers:
                 others.append(lambda: servers.watch(feed.closed.is_set, training.run.log))
-            introduction = (
-                f"{len(streams)} groups of {flags.group_width} environments, {describe_updates(flags, learner.net)}"
-            )
+            updates = describe_updates(flags, value_head(learner.net))
+            introduction = f"{len(streams)} groups of {flags.group_width} environments, {updates}"
             return training.train(
                 feed, lambda: infer(training, feed, weights), lambda: learn(training, feed, weights), introduction,
                 others,

@@ -179,6 +179,24 @@ def test_statistics_begin_anew_beside_weights_of_another_shape(tmp_path):
     torch.testing.assert_close(fresh.state_dict(), net.state_dict(), rtol=0, atol=0)
 
 
+def test_separate_values_have_encoders_of_their_own_and_no_core():
+    space, flags = spaces.Box(-1, 1, (2,)), monobeast.Flags(hidden_size=32, value_net="separate", reward_clip=1.0)
+    net = monobeast.Net({"obs": space}, spaces.Discrete(3), flags)
+    inputs = {"obs": {"obs": torch.randn(4, 5, 2)}, "done": torch.zeros(4, 5, dtype=torch.bool)}
+    inputs |= {"action": torch.zeros(4, 5, dtype=torch.int64), "reward": torch.zeros(4, 5)}
+    for output, own, other in ((0, net.encoders, net.value_encoders), (1, net.value_encoders, net.encoders)):
+        net.zero_grad()
+        net(inputs, ())[output].square().sum().backward()
+        assert all(weight.grad is None for weight in other.parameters())
+        assert all(weight.grad.abs().sum() > 0 for weight in own.parameters())
+    net.zero_grad()
+    assert torch.equal(net.encoders[0].center.count, net.value_encoders[0].center.count), "both follow what they see"
+    shared = monobeast.Net({"obs": space}, spaces.Discrete(3), monobeast.Flags(hidden_size=32, reward_clip=1.0))
+    assert not shared.value_encoders and not any("value" in name for name in shared.state_dict())
+    with pytest.raises(InputError, match="--value_net separate --core gru: values would have no memory"):
+        monobeast.validate(monobeast.Flags(value_net="separate", core="gru"))
+
+
 def test_continuous_actions_begin_with_the_deviation_that_was_asked_for():
     flags = monobeast.Flags(hidden_size=32, initial_std=0.5, reward_clip=1.0)
     net = monobeast.Net({"obs": spaces.Box(-1, 1, (2,))}, spaces.Box(-3, 3, (4,)), flags).eval()

@@ -203,7 +203,8 @@ def check_widths(group_width: int, batch_width: int) -> None:
 
 def check_slots(num_slots: int, groups: int, group_width: int, batch_width: int) -> int:
     """Rollouts in shared memory for so many groups: as given, or chosen where it is 0. Raises InputError if they are
-    too few or too many."""
+    too few or too many, or one of the widths does not divide the other."""
+    check_widths(group_width, batch_width)
     slots_per_batch = max(batch_width // group_width, 1)
     needed = max(groups, slots_per_batch)
     num_slots = num_slots or needed + slots_per_batch
@@ -215,6 +216,15 @@ def check_slots(num_slots: int, groups: int, group_width: int, batch_width: int)
     if num_slots > 2**16:
         raise InputError(f"--num_slots {num_slots}: at most {2**16}; use a wider --group_width or fewer --num_actors")
     return num_slots
+
+
+def describe_updates(flags, value_head) -> str:
+    """What an update learns from, for the start line; `value_head` is what normalizes returns, or None."""
+    clip = f"clipped to ±{flags.reward_clip:g}" if flags.reward_clip else "not clipped"
+    normalized = ", returns normalized" if value_head else ""
+    epochs = f" in {flags.epochs} epochs" if flags.epochs > 1 else ""
+    parts = f" of {flags.minibatches} minibatches" if flags.minibatches > 1 else ""
+    return f"updates of {flags.batch_width} x {flags.unroll_length} steps{epochs}{parts}, rewards {clip}{normalized}"
 
 
 def run_name(variant: str, flags: RunFlags) -> str:
