@@ -113,7 +113,7 @@ def test_every_recipe_trains_for_a_moment_and_plays(tmp_path, run_main, monkeypa
         module = MODULES.get(package, package)
         pytest.importorskip(module, reason=f"pip install {package}", exc_type=ImportError)
     place = ["--root", str(tmp_path), "--name", "run"]
-    small = ["--group_width", "4", "--batch_width", "4", "--unroll_length", "16", "--total_steps", "300"]
+    small = "--group_width 4 --batch_width 4 --minibatches 2 --unroll_length 16 --total_steps 300".split()
     arguments = [*command.split(), *place, *small, "--no_tensorboard", "--deterministic", "--amp", "off"]
     code, output = run_main(monobeast, *arguments)
     assert code == 0 and "stopped at step" in output and "skipped" not in output, output
