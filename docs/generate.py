@@ -57,7 +57,7 @@ README_TASKS = {
     "cartpole-defaults": "CartPole, no flag tuned",
 }
 # CSVs that are not of one learning run: the samples of a soak, a search.
-NO_RUNS = ("soak-*.csv", "pong-search.csv")
+NO_RUNS = ("soak-*.csv", "*-search.csv")
 README_SPEED = "throughput-BreakoutNoFrameskip-v4.json"
 
 
