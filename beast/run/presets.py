@@ -32,8 +32,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "vtrace_lambda": 0.95,
         "learning_rate": 1e-3,
     },
-    # Chosen by the runs of benchmarks/results/continuous-search.csv. No run of it in full yet: its neighbors there reached
-    # 5,247 with HalfCheetah-v5 in 1,000,000 steps, and 2,305 and 2,207 with Hopper-v5 in 600,000 and 980,000.
+    # Chosen by the runs of benchmarks/results/continuous-search.csv. It has no run in full yet: its neighbors there
+    # reached 5,247 with HalfCheetah-v5 in 1,000,000 steps, and 2,305 and 2,207 with Hopper-v5 in 600,000 and 980,000.
     "continuous": {
         "batch_width": 32,
         "unroll_length": 64,
