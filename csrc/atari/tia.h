@@ -294,10 +294,12 @@ HD void draw_pixels(Tia& tia, const TiaSettings& settings, const Output& output,
   if (pixels) draw_row(tia, output, pixels, begin, end, where);
 }
 
-HD inline void start_line(Tia& tia) {
+// What changes with the next line. ALE does none of it outside of the window: an HMOVE above it blanks the first row.
+HD inline void start_line(Tia& tia, const TiaSettings& settings) {
+  const int row = tia.line - settings.first_line;
   ++tia.line;
   tia.pixel = 0;
-  if (!tia.line_work) return;
+  if (!tia.line_work || row < 0 || row >= settings.height) return;
   tia.line_work = tia.shaking | tia.blank_left_next;
   tia.blank_left = tia.blank_left_next;
   tia.blank_left_next = 0;
@@ -326,7 +328,7 @@ HD void draw_to(Tia& tia, const TiaSettings& settings, const Output& output, int
     draw_pixels(tia, settings, output, tia.pixel, kWidth);
     tia.pixel = kWidth;
     if (pixel < kLineClocks - kBlankClocks) return;
-    start_line(tia);
+    start_line(tia, settings);
     pixel -= kLineClocks;
   }
   if (pixel > tia.pixel) {

@@ -190,6 +190,7 @@ HD inline void set_inputs(const Rom& rom, Vcs& vcs, int action, Switches pressed
     const int own = swapped ? 1 : 0;
     tia.paddle_cycles[own] = static_cast<int32_t>(static_cast<int64_t>(vcs.paddle) * 119 / 6250);
     tia.paddle_cycles[1 - own] = (kPaddleLeast + kPaddleMost) / 2 * 119 / 6250;
+    if (game.rules == kPong) tia.paddle_cycles[2] = tia.paddle_cycles[3] = 0;  // has paddles at the other port, too
     vcs.riot.joysticks = fire ? 0xFF & ~(0x80 >> own) : 0xFF;
   } else {
     vcs.riot.joysticks = static_cast<uint8_t>(0xFF & ~(directions << (swapped ? 0 : 4)));
@@ -227,6 +228,13 @@ HD void reset_game(const Rom& rom, Vcs& vcs, Generators& generators, const Outpu
   const auto frames = [&](int count, Switches pressed) {
     for (int i = 0; i < count; ++i) reset_frame(rom, vcs, 0, pressed, output);
   };
+  // Some frames of the scripts go through ALE's `act`: they are counted and draw.
+  const auto release = [&](int count) {
+    for (int i = 0; i < 2 * count; ++i) generators.user.draw();
+    vcs.frame_number += static_cast<uint32_t>(count);
+    vcs.episode_frame_number += static_cast<uint32_t>(count);
+    frames(count, kNoSwitch);
+  };
   vcs.episode_frame_number = 0;
   vcs.paddle = (kPaddleLeast + kPaddleMost) / 2;
   reset_system(rom, vcs, generators);
@@ -234,19 +242,16 @@ HD void reset_game(const Rom& rom, Vcs& vcs, Generators& generators, const Outpu
   frames(4, kResetSwitch);
   vcs.tally = start_tally(game);
   if (game.rules == kGopher) frames(4, kResetSwitch);
-  if (game.rules == kBerzerk) {
-    for (int i = 0; i < 40; ++i) generators.user.draw();  // these 20 frames go through ALE's `act`
-    frames(20, kNoSwitch);
-  }
+  if (game.rules == kBerzerk) release(20);
   const ModeScript& script = game.script;
   if (script.once) {
     frames(script.once, kSelectSwitch);
-    frames(1, kNoSwitch);
+    release(1);
   }
   int rounds = 0;
   while (script.frames && vcs.ram[script.address & 0x7F] != script.value && !vcs.error) {
     frames(script.frames, kSelectSwitch);
-    frames(1, kNoSwitch);
+    release(1);
     if (++rounds == 1000) vcs.error = kEndlessReset;
   }
   frames(game.reset_frames > 8 ? 8 : 4, kResetSwitch);
