@@ -50,7 +50,8 @@ def play_both(game: str, num_envs: int, num_steps: int, seed: int = 1, **setting
         finals = [result[4].pop("final_obs", None) for result in (found, expected)]
         assert [final is None for final in finals] == [not (ended.any() and settings.get("autoreset_mode") == MODES[1])] * 2
         compare(f"in step {t}", *zip(found, expected))
-        if finals[0] is not None:
+        # With life_loss_info ale-py ends no episode at a lost life, and what final_obs then holds is left open.
+        if finals[0] is not None and not settings.get("life_loss_info"):
             np.testing.assert_array_equal(finals[0][ended], finals[1][ended], err_msg=f"final_obs in step {t}")
         happened["terminated"] += int(expected[2].sum())
         happened["truncated"] += int(expected[3].sum())
@@ -400,7 +401,7 @@ def test_films_show_in_color_what_ale_py_shows():
 
 
 @pytest.mark.parametrize("settings, message", [
-    ({"game": "tetris"}, "knows no game 'tetris'; its games are adventure"),
+    ({"game": "chess"}, "knows no game 'chess'; its games are adventure"),
     ({"num_envs": 0}, "num_envs is 0: it must lie between 1 and"),
     ({"stack_num": 0}, "stack_num is 0"),
     ({"frameskip": 0}, "frameskip is 0"),

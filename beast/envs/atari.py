@@ -154,13 +154,17 @@ class AtariVectorEnv(VectorEnv):
         shape = (stack_num, img_height, img_width, *(() if grayscale else (3,)))
         self.single_observation_space = spaces.Box(0, 255, shape, np.uint8)
         self.single_action_space = spaces.Discrete(len(self._actions))
-        self.observation_space = batch_space(self.single_observation_space, self.batch_size)
         self.action_space = batch_space(self.single_action_space, self.batch_size)
         self._all_ids = np.arange(num_envs, dtype=np.int32)
         self._out: np.ndarray | None = None
         self._finished: deque[_Results] = deque()  # that recv() has not returned yet
         self._running: _Results | None = None
         self._received: np.ndarray | None = None  # environments that the next send() is for
+
+    @functools.cached_property
+    def observation_space(self) -> spaces.Space:  # type: ignore[override]
+        """Made when it is asked for: it has 112 KB for every environment."""
+        return batch_space(self.single_observation_space, self.batch_size)
 
     def get_action_set(self) -> list[Action]:
         """What the action of each index does."""

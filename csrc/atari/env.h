@@ -61,6 +61,33 @@ struct Env {
   uint8_t* stack;  // [stack, height, width(, 3)], a ring
 };
 
+// Where frames are drawn, in luminances or in indices of the palette: one class for all, as each output is compiled with
+// the whole emulator.
+struct Drawing {
+  const uint8_t* shades;  // [128]: what stands for each color
+  uint8_t* screens[2];    // ALE draws into two screens in turn: a frame that ends early, as some do while a game boots,
+                          // leaves rows of the one before the last
+  int rows;
+  int* current;  // the screen of the newest frame
+  int* reached;  // rows of it that were drawn
+
+  void start_frame() const { *current ^= 1, *reached = 0; }
+  uint8_t* row(int i) const {
+    if (i >= rows) return nullptr;
+    if (i >= *reached) *reached = i + 1;
+    return screens[*current] + i * kScreenWidth;
+  }
+  uint8_t shade(uint8_t color) const { return shades[color >> 1]; }
+};
+
+struct Indices {  // shades that are indices of the palette
+  uint8_t of[128];
+  constexpr Indices() : of() {
+    for (int i = 0; i < 128; ++i) of[i] = static_cast<uint8_t>(2 * i);
+  }
+};
+constexpr Indices kIndices;
+
 // FNV-1a, eight bytes at a time.
 inline uint64_t hash(const void* data, size_t size, uint64_t value = 0xCBF29CE484222325) {
   const uint8_t* bytes = static_cast<const uint8_t*>(data);
@@ -102,20 +129,23 @@ class Protocol {
         resize_(rom.game->height, kScreenWidth, settings_.height, settings_.width, channels_) {
     const std::vector<int>& actions = settings_.actions;
     has_fire_ = std::find(actions.begin(), actions.end(), kFire) != actions.end();
-    first_state_ = EnvState{};
+    // Some games' resets draw from the user's generator, always the same number of times.
+    const auto count_draws = [](const Generators& generators) {
+      Mt19937 generator;
+      generator.seed(0);
+      int draws = 0;
+      while (std::memcmp(&generator, &generators.user, sizeof(generator)) && draws < 100'000) generator.draw(), ++draws;
+      return draws;
+    };
+    loaded_ = first_ = EnvState{};
+    load(rom_, loaded_.vcs, loaded_.generators, 0, NoOutput{});
+    loaded_draws_ = count_draws(loaded_.generators);
+    first_ = loaded_;
     first_image_.resize(image_bytes());
     first_film_.resize(film_bytes());
     Scratch scratch = make_scratch();
-    load(rom_, first_state_.vcs, first_state_.generators, 0, NoOutput{});
-    const Env env = {&first_state_, first_image_.data(), first_film_.data(), nullptr};
-    reset_game(env, true, scratch);
-    // Some games' resets draw from the user's generator, always the same number of times.
-    Mt19937 generator;
-    generator.seed(0);
-    while (std::memcmp(&generator, &first_state_.generators.user, sizeof(generator)) && first_draws_ < 10'000) {
-      generator.draw();
-      ++first_draws_;
-    }
+    start_game_seeing_all({&first_, first_image_.data(), first_film_.data(), nullptr}, 0, scratch);
+    first_draws_ = count_draws(first_.generators) - loaded_draws_;
   }
 
   const Rom& rom() const { return rom_; }
@@ -135,22 +165,19 @@ class Protocol {
 
   // Begins an episode as if the ROM had been loaded with this seed, which also seeds the no-ops.
   StepResult reset(const Env& env, uint32_t seed, Scratch& scratch) const {
-    *env.state = first_state_;
-    std::memcpy(env.image, first_image_.data(), image_bytes());
-    std::memcpy(env.film, first_film_.data(), film_bytes());
-    Mt19937& generator = env.state->generators.user;
-    generator.seed(seed);
-    for (int k = 0; k < first_draws_; ++k) generator.draw();
+    *env.state = loaded_;
+    env.state->generators.user.seed(seed);
+    skip(env.state->generators.user, loaded_draws_);
     env.state->noop_seed = seed;
     env.state->was_reset = true;
-    return begin_episode(env, draw_start_frames(*env.state), scratch);
+    start_game(env, true, scratch);
+    return begin_episode(env, scratch);
   }
 
   // Begins an episode; all generators go on.
   StepResult reset(const Env& env, Scratch& scratch) const {
-    const int start_frames = draw_start_frames(*env.state);
-    reset_game(env, start_frames == 0, scratch);
-    return begin_episode(env, start_frames, scratch);
+    start_game(env, false, scratch);
+    return begin_episode(env, scratch);
   }
 
   // One step with the action of this index. `final_observation` is null, or memory for the last observation of an
@@ -164,7 +191,13 @@ class Protocol {
     for (int k = 0; k < num_frames; ++k) {
       const int from_end = num_frames - 1 - k;
       const int place = from_end == 0 ? 1 : from_end == 1 && settings_.max_pool ? 0 : -1;
-      result.reward += frame(state, meaning, place < 0 ? nullptr : scratch.frames[place].data());
+      int reward;
+      if (place < 0) {
+        reward = frame(state, meaning, NoOutput{});
+      } else {
+        see_frame(state, meaning, scratch.frames[place].data(), &reward);
+      }
+      result.reward += reward;
       ++state.frames;
       const int lives_now = beast::atari::lives(state.vcs);
       result.terminated = game_over(state.vcs) || (settings_.episodic_life && lives_now < state.lives);
@@ -223,21 +256,55 @@ class Protocol {
  private:
   bool fires() const { return settings_.fire_reset && has_fire_; }
 
-  void reset_game(const Env& env, bool is_seen, Scratch& scratch) const {
-    uint8_t* pixels = scratch.frames[1].data();
-    EnvState& state = *env.state;
-    if (!is_seen) {
-      beast::atari::reset_game(rom_, state.vcs, state.generators, NoOutput{});
-      return;
-    }
-    std::memset(pixels, 0, num_pixels_);
-    if (in_color_) {
-      beast::atari::reset_game(rom_, state.vcs, state.generators, PaletteOutput{{pixels, rows()}});
-    } else {
-      beast::atari::reset_game(rom_, state.vcs, state.generators, GrayOutput{{pixels, rows()}});
-    }
-    put(env, pixels, false);
+  static void skip(Mt19937& generator, int draws) {
+    for (int k = 0; k < draws; ++k) generator.draw();
   }
+
+  // Resets the game, plays the start frames and leaves what the last of them shows as the newest image. `is_first`: it
+  // is the reset behind a load, which is known already.
+  void start_game(const Env& env, bool is_first, Scratch& scratch) const {
+    EnvState& state = *env.state;
+    const int start_frames = draw_start_frames(state);
+    state.vcs.last_action = kNoop;
+    const EnvState before = state;
+    if (is_first) {
+      state.vcs = first_.vcs;
+      state.generators.system = first_.generators.system;
+      skip(state.generators.user, first_draws_);
+    } else if (start_frames) {
+      reset_game(rom_, state.vcs, state.generators, NoOutput{});
+    }
+    if (start_frames) {
+      for (int k = 0; k < start_frames - 1; ++k) frame(state, start_action(k), NoOutput{});
+      // The whole of the last frame tells all. Few games' last frame ends early: then the others have to be drawn, too.
+      if (see_frame(state, start_action(start_frames - 1), scratch.frames[1].data())) {
+        put(env, scratch.frames[1].data(), false);
+      } else {
+        state = before;
+        start_game_seeing_all(env, start_frames, scratch);
+      }
+    } else if (is_first) {
+      std::memcpy(env.image, first_image_.data(), image_bytes());
+      std::memcpy(env.film, first_film_.data(), film_bytes());
+    } else {
+      start_game_seeing_all(env, 0, scratch);
+    }
+  }
+
+  void start_game_seeing_all(const Env& env, int start_frames, Scratch& scratch) const {
+    int current = 0, reached = 0;
+    const Drawing drawing = draw_on(scratch.frames[0].data(), scratch.frames[1].data(), &current, &reached);
+    for (std::vector<uint8_t>& pixels : scratch.frames) std::fill(pixels.begin(), pixels.end(), 0);
+    reset_game(rom_, env.state->vcs, env.state->generators, drawing);
+    for (int k = 0; k < start_frames; ++k) frame(*env.state, start_action(k), drawing);
+    put(env, scratch.frames[current].data(), false);
+  }
+
+  Drawing draw_on(uint8_t* pixels, uint8_t* others, int* current, int* reached) const {
+    return {in_color_ ? kIndices.of : kGrays, {pixels, others}, rows(), current, reached};
+  }
+
+  int start_action(int start_frame) const { return start_frame == 0 && fires() ? kFire : kNoop; }
 
   // The number of frames between the game's reset and the first observation.
   int draw_start_frames(EnvState& state) const {
@@ -259,13 +326,8 @@ class Protocol {
     return static_cast<int>(product >> 32);
   }
 
-  StepResult begin_episode(const Env& env, int start_frames, Scratch& scratch) const {
+  StepResult begin_episode(const Env& env, Scratch& scratch) const {
     EnvState& state = *env.state;
-    for (int k = 0; k < start_frames; ++k) {
-      uint8_t* pixels = k == start_frames - 1 ? scratch.frames[1].data() : nullptr;
-      frame(state, k == 0 && fires() ? kFire : kNoop, pixels);
-      if (pixels) put(env, pixels, false);
-    }
     state.frames = state.oldest = 0;
     state.has_ended = false;
     std::memset(env.stack, 0, stack_bytes());
@@ -275,13 +337,19 @@ class Protocol {
     return result;
   }
 
-  // Emulates a frame, draws it into `pixels` unless that is null, and returns its reward.
-  int frame(EnvState& state, int action, uint8_t* pixels) const {
-    if (!pixels) return act(rom_, state.vcs, state.generators, action, sticky(), NoOutput{});
-    std::memset(pixels, 0, num_pixels_);  // a frame that ends early leaves rows as they are
-    const Screen screen = {pixels, rows()};
-    if (in_color_) return act(rom_, state.vcs, state.generators, action, sticky(), PaletteOutput{screen});
-    return act(rom_, state.vcs, state.generators, action, sticky(), GrayOutput{screen});
+  // Emulates a frame and returns its reward.
+  template <class Output>
+  int frame(EnvState& state, int action, const Output& output) const {
+    return act(rom_, state.vcs, state.generators, action, sticky(), output);
+  }
+
+  // Emulates a frame and draws it; returns whether all rows were drawn. Those that were not are black.
+  bool see_frame(EnvState& state, int action, uint8_t* pixels, int* reward = nullptr) const {
+    int current = 0, reached = 0;
+    const int got = frame(state, action, draw_on(pixels, pixels, &current, &reached));
+    if (reward) *reward = got;
+    std::memset(pixels + reached * kScreenWidth, 0, num_pixels_ - reached * kScreenWidth);
+    return reached == rows();
   }
 
   // Makes a frame the newest image, or takes the maximum of both.
@@ -330,8 +398,9 @@ class Protocol {
   const int num_pixels_;
   const Resizer resize_;
   bool has_fire_ = false;
-  EnvState first_state_;  // after the load and the reset that follows it
-  int first_draws_ = 0;   // of the user's generator until then
+  EnvState loaded_;  // after the load
+  EnvState first_;   // after the reset that follows it
+  int loaded_draws_ = 0, first_draws_ = 0;  // of the user's generator until then
   std::vector<uint8_t> first_image_, first_film_;
 };
 

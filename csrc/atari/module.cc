@@ -11,6 +11,9 @@
 namespace py = pybind11;
 
 namespace beast::atari {
+
+void bind_pool(py::module_& module);  // pool_module.cc
+
 namespace {
 
 // Two screens that alternate, as ALE's do.
@@ -133,5 +136,6 @@ PYBIND11_MODULE(libatari, module) {
       .def_property_readonly("frame_number", [](const Console& console) { return frame_number(console.vcs()); })
       .def_property_readonly("episode_frame_number",
                              [](const Console& console) { return episode_frame_number(console.vcs()); });
+  bind_pool(module);
   module.def("games", &games, "All games that the emulator knows, as dicts.");
 }
