@@ -17,6 +17,7 @@ enum GameFlags : uint8_t {
   kHardUntilFirstAction = 4,  // both difficulty switches at A until the first action after the ROM was loaded
   kNoHmoveBlank = 8,
   kPal = 16,
+  kNoFire = 32,  // the button is not connected
 };
 
 // Which rules give reward, lives and game over. kNoRules: emulated, but always reward 0 and never over.
@@ -112,7 +113,7 @@ constexpr Game kGames[] = {
     {"hero", "fca4a5be1251927027f2c24774a02160", kHero, kCartF8, 34, 210, 0, 0x3FFFF, 12, {2, 0x80, 0x00, 0}, {0, 0}, 4},
     {"human_cannonball", "7972e5101fa548b952d852db24ad6060", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
     {"ice_hockey", "a4c08c4994eb9d24fb78be1793e82e26", kIceHockey, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
-    {"jamesbond", "e51030251e440cffaab1ac63438b44ae", kJamesbond, kCartE0, 34, 210, 0, 0x3FFFF, 12, {20, 0x8C, 0x48, 0}, {0, 0}, 6},
+    {"jamesbond", "e51030251e440cffaab1ac63438b44ae", kJamesbond, kCartE0, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 6},
     {"journey_escape", "718ae62c70af4e5fd8e932fee216948a", kJourneyEscape, kCart4K, 34, 230, 0, 0x3FBFD, 8, {}, {1, 1}, 0},
     {"joust", "3276c777cbe97cdd2b4a63ffc16b7151", kNoRules, kCartF8, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
     {"kaboom", "5428cdfada281c569c74c7308c7f2c26", kKaboom, kCart2K, 34, 210, kPaddles, 0x0001B, 8, {}, {1, 1}, 1},
@@ -145,7 +146,7 @@ constexpr Game kGames[] = {
     {"robotank", "4f618c2429138e0280969193ed6c107e", kRobotank, kCartFE, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 4},
     {"seaquest", "240bfbac5163af4df5ae713985386f92", kSeaquest, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 4},
     {"sir_lancelot", "dd0cbe5351551a538414fb9e37fc56e8", kNoRules, kCartF8, 34, 250, kPal, 0x3FFFF, 8, {}, {0, 0}, 0},
-    {"skiing", "b76fbadc8ffb1f83e2ca08b6fb4d6c9f", kSkiing, kCart2K, 34, 210, 0, 0x00019, 8, {}, {5, 16}, 0},
+    {"skiing", "b76fbadc8ffb1f83e2ca08b6fb4d6c9f", kSkiing, kCart2K, 34, 210, kNoFire, 0x00019, 8, {}, {5, 16}, 0},
     {"solaris", "e72eb8d4410152bdcb69e7fba327b420", kSolaris, kCartF6, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 3},
     {"space_invaders", "72ffbef6504b75e69ee1045af9075f66", kSpaceInvaders, kCart4K, 34, 210, 0, 0x0181B, 12, {2, 0xDC, 0x00, 0}, {0, 0}, 3},
     {"space_war", "b702641d698c60bcdc922dbd8c9dd49c", kNoRules, kCart2K, 34, 250, kPal, 0x3FFFF, 8, {}, {0, 0}, 0},

@@ -31,7 +31,7 @@ struct Mask {
 struct Tia {
   Mask masks[kNumObjects];
   int32_t hmove_cycle;
-  int32_t vsync_cycle;         // when VSYNC was set
+  int32_t vsync_cycle;         // when VSYNC was last written with bit 1 set
   int32_t discharged_cycle;    // when VBLANK bit 7 let go of the paddles' capacitors
   int32_t paddle_cycles[4];    // until INPT0-3 read 1 after that; negative: no paddle
   int16_t line;                // the picture is done up to pixel `pixel` of this line
@@ -383,7 +383,7 @@ HD int write_tia(Tia& tia, const TiaSettings& settings, const Output& output, in
   switch (address & 0x3F) {
     case 0x00:  // VSYNC
       if (value & 2) {
-        if (!(tia.vsync & 2)) tia.vsync_cycle = cycle;
+        tia.vsync_cycle = cycle;
       } else if ((tia.vsync & 2) && cycle - tia.vsync_cycle >= kLineCycles) {
         tia.frame_over = 1;
       }

@@ -45,7 +45,6 @@ struct Vcs {
   uint32_t frame_number;          // frames of `act` since the ROM was loaded
   uint32_t episode_frame_number;  // since the last reset
   uint8_t last_action;            // what a sticky action repeats
-  uint8_t in_frame;               // the last call returned before its frame was over
   Error error;
 };
 static_assert(std::is_trivially_copyable<Vcs>::value, "states are saved by memcpy");
@@ -146,13 +145,12 @@ HD void run_instructions(const Rom& rom, Vcs& vcs, const Output& output) {
 template <class Output>
 HD void run_frame(const Rom& rom, Vcs& vcs, const Output& output) {
   if (vcs.error) return;
-  if (!vcs.in_frame) output.start_frame();
+  output.start_frame();
   if (is_flat(rom.cart)) {
     run_instructions<true>(rom, vcs, output);
   } else {
     run_instructions<false>(rom, vcs, output);
   }
-  vcs.in_frame = !vcs.tia.frame_over;
   // A program that never writes to the TIA stays in its frame for ever: keep its time small, far below the window.
   constexpr int kFarDown = 4096;
   const int line = vcs.cpu.cycle / kLineCycles;
@@ -174,7 +172,7 @@ enum Switches : uint8_t { kNoSwitch = 0, kResetSwitch = 1, kSelectSwitch = 2 };
 HD inline void set_inputs(const Rom& rom, Vcs& vcs, int action, Switches pressed) {
   const Game& game = *rom.game;
   const int directions = kDirections[action];
-  const bool fire = has_fire(action);
+  const bool fire = has_fire(action) && !game.has(kNoFire);
   const bool swapped = game.has(kSwappedPorts);
   const bool hard = game.has(kHardUntilFirstAction) && vcs.frame_number == 0;
   vcs.riot.switches = static_cast<uint8_t>((hard ? 0xFF : 0x3F) & ~pressed);
@@ -218,7 +216,6 @@ HD inline void reset_system(const Rom& rom, Vcs& vcs, Generators& generators) {
   vcs.cpu.sp = 0xFF;
   vcs.cpu.status = kAlwaysSet;
   vcs.cpu.pc = static_cast<uint16_t>(read_cart(rom, vcs.cart, 0x1FFC) | read_cart(rom, vcs.cart, 0x1FFD) << 8);
-  vcs.in_frame = 0;
   vcs.error = kNoError;
 }
 
