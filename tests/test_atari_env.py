@@ -2,10 +2,12 @@
 
 import json
 import pickle
+import re
 import resource
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -344,8 +346,6 @@ def test_states_travel_between_processes(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "states")], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    import zlib
-
     assert json.loads(done.stdout) == [zlib.crc32(env.step(np.array([t % 18, 1]))[0]) for t in range(40, 80)]
     env.close()
 
@@ -476,6 +476,14 @@ def test_without_the_module_games_run_on_ale_py(monkeypatch):
     assert envs.make("ALE/Breakout-v5", 1).metadata["atari_backend"] == "ale"
     with pytest.raises(atari.MissingPackage, match="--atari_backend beast: .*make libbeast"):
         envs.make("ALE/Breakout-v5", 1, atari_backend="beast")
+
+
+def test_the_code_of_the_page_on_environments_runs():
+    page = (ROOT / "docs" / "environments.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict = {}
+    exec(block, names)
+    assert names["observations"].any() and len(names["states"]) == 64
 
 
 def test_actions_have_the_names_and_numbers_that_ale_py_gives_them():
