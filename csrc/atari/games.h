@@ -17,7 +17,7 @@ enum GameFlags : uint8_t {
   kHardUntilFirstAction = 4,  // both difficulty switches at A until the first action after the ROM was loaded
   kNoHmoveBlank = 8,
   kPal = 16,
-  kNoFire = 32,  // the button is not connected
+  kNoFire = 32,  // ALE takes actions with FIRE for NOOP
 };
 
 // Which rules give reward, lives and game over. kNoRules: emulated, but always reward 0 and never over.

@@ -25,9 +25,10 @@ struct Screens {
 struct AlternatingOutput {
   Screens* screens;
 
-  void start_frame() const { screens->current ^= 1; }
-  uint8_t* row(int i) const { return i < kMaxScreenHeight ? screens->pixels[screens->current] + i * kScreenWidth : nullptr; }
-  uint8_t shade(uint8_t color) const { return color; }
+  Canvas canvas() const {
+    screens->current ^= 1;
+    return {screens->pixels[screens->current], kMaxScreenHeight, false};
+  }
 };
 
 // One console, for tests and tools.

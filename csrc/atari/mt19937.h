@@ -11,6 +11,12 @@
 #define HD
 #endif
 #endif
+// For what the interpreter calls from a hundred places: compiling copies of it takes minutes and gains nothing.
+#ifdef __CUDACC__
+#define NOINLINE __noinline__
+#else
+#define NOINLINE __attribute__((noinline))
+#endif
 
 namespace beast::atari {
 

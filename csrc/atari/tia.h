@@ -133,7 +133,7 @@ HD inline void set_object(Tia& tia, int object, bool enabled) {
   tia.enabled = static_cast<uint8_t>((tia.enabled & ~(1 << object)) | (enabled << object));
 }
 
-HD inline void place_player(Tia& tia, int player) {
+HD NOINLINE inline void place_player(Tia& tia, int player) {
   const uint8_t graphics = (tia.delayed[player] ? tia.old_graphics : tia.graphics)[player];
   Mask mask{};
   if (graphics) {
@@ -148,7 +148,7 @@ HD inline void place_player(Tia& tia, int player) {
   set_object(tia, kP0 + player, graphics != 0);
 }
 
-HD inline void place_missile(Tia& tia, int missile) {
+HD NOINLINE inline void place_missile(Tia& tia, int missile) {
   const bool on = tia.missile_on[missile] && !tia.locked[missile];
   Mask mask{};
   if (on) {
@@ -171,7 +171,7 @@ HD inline void place_missile(Tia& tia, int missile) {
   set_object(tia, kM0 + missile, on);
 }
 
-HD inline void place_ball(Tia& tia) {
+HD NOINLINE inline void place_ball(Tia& tia) {
   const bool on = tia.delayed[2] ? tia.old_ball_on : tia.ball_on;
   Mask mask{};
   if (on) place(mask, (1u << (1 << (tia.control >> 4 & 3))) - 1, tia.position[kBL]);
@@ -179,7 +179,7 @@ HD inline void place_ball(Tia& tia) {
   set_object(tia, kBL, on);
 }
 
-HD inline void place_playfield(Tia& tia) {
+HD NOINLINE inline void place_playfield(Tia& tia) {
   const uint8_t pf0 = tia.playfield[0] & 0xF0, pf1 = tia.playfield[1], pf2 = tia.playfield[2];
   const uint64_t left = pf0 >> 4 | kTables.reversed[pf1] << 4 | pf2 << 12;
   const uint64_t mirror = kTables.reversed[pf2] | pf1 << 8 | kTables.reversed[pf0] << 16;
@@ -191,6 +191,29 @@ HD inline void place_playfield(Tia& tia) {
   tia.masks[kPF] = mask;
   set_object(tia, kPF, (pf0 | pf1 | pf2) != 0);
 }
+
+// clang-format off
+constexpr uint8_t kGrays[128] = {
+      0,  74, 111, 142, 170, 192, 214, 236,     64,  95, 122, 148, 172, 193, 214, 233,
+     63,  87, 110, 131, 150, 167, 184, 199,     59,  85, 107, 129, 148, 167, 183, 199,
+     44,  68,  90, 110, 128, 146, 161, 176,     51,  74,  95, 115, 132, 149, 164, 178,
+     39,  63,  85, 107, 125, 143, 159, 174,     22,  49,  73,  96, 116, 136, 153, 169,
+     17,  41,  64,  85, 104, 121, 137, 153,     32,  60,  85, 109, 130, 150, 168, 186,
+     40,  69,  95, 120, 141, 162, 182, 200,     43,  74, 101, 127, 151, 173, 193, 212,
+     40,  71,  98, 124, 147, 169, 189, 207,     41,  74, 104, 132, 157, 181, 203, 223,
+     47,  79, 107, 133, 157, 179, 200, 220,     47,  79, 107, 133, 157, 179, 200, 220,
+};
+// clang-format on
+
+// What one frame is drawn into: rows of 160 bytes, or nothing.
+struct Canvas {
+  uint8_t* pixels;
+  int height;
+  bool gray;  // luminances instead of palette indices
+
+  HD uint8_t* row(int i) const { return i < height ? pixels + i * kWidth : nullptr; }
+  HD uint8_t shade(uint8_t color) const { return gray ? kGrays[color >> 1] : color; }
+};
 
 // The pixels [begin, end) of a line.
 HD inline Mask range(int begin, int end) {
@@ -204,7 +227,7 @@ HD inline Mask range(int begin, int end) {
   return mask;
 }
 
-HD inline void collide(Tia& tia, const Mask& where) {
+HD NOINLINE inline void collide(Tia& tia, const Mask& where) {
   if ((kTables.pairs[tia.enabled & 63] & ~tia.collisions) == 0) return;
   Mask seen{}, twice{};
   for (int i = 0; i < kNumObjects; ++i) {
@@ -247,14 +270,13 @@ HD inline Mask either(const Mask& a, const Mask& b) {
   return {{a.words[0] | b.words[0], a.words[1] | b.words[1], a.words[2] | b.words[2]}};
 }
 
-template <class Output>
-HD void draw_row(const Tia& tia, const Output& output, uint8_t* row, int begin, int end, const Mask& where) {
-  memset(row + begin, output.shade(tia.color[3]), static_cast<size_t>(end - begin));
+HD inline void draw_row(const Tia& tia, const Canvas& canvas, uint8_t* row, int begin, int end, const Mask& where) {
+  memset(row + begin, canvas.shade(tia.color[3]), static_cast<size_t>(end - begin));
   const bool in_front = tia.control & 4;
   const auto paint_players = [&] {
     for (int i = 1; i >= 0; --i) {
       if (tia.enabled >> i & 5) {
-        paint(row, either(tia.masks[kP0 + i], tia.masks[kM0 + i]), where, output.shade(tia.color[i]));
+        paint(row, either(tia.masks[kP0 + i], tia.masks[kM0 + i]), where, canvas.shade(tia.color[i]));
       }
     }
   };
@@ -268,30 +290,29 @@ HD void draw_row(const Tia& tia, const Output& output, uint8_t* row, int begin, 
       left.words[2] = 0;
       right.words[0] = 0;
       right.words[1] &= ~0xFFFFull;
-      paint(row, tia.masks[kPF], left, output.shade(tia.color[0]));
-      paint(row, tia.masks[kPF], right, output.shade(tia.color[1]));
+      paint(row, tia.masks[kPF], left, canvas.shade(tia.color[0]));
+      paint(row, tia.masks[kPF], right, canvas.shade(tia.color[1]));
     } else {
-      paint(row, tia.masks[kPF], where, output.shade(tia.color[2]));
+      paint(row, tia.masks[kPF], where, canvas.shade(tia.color[2]));
     }
   }
-  if (tia.enabled >> kBL & 1) paint(row, tia.masks[kBL], where, output.shade(tia.color[2]));
+  if (tia.enabled >> kBL & 1) paint(row, tia.masks[kBL], where, canvas.shade(tia.color[2]));
   if (!in_front) paint_players();
-  if (tia.blank_left && begin < 8) memset(row + begin, output.shade(0), static_cast<size_t>((end < 8 ? end : 8) - begin));
+  if (tia.blank_left && begin < 8) memset(row + begin, canvas.shade(0), static_cast<size_t>((end < 8 ? end : 8) - begin));
 }
 
 // The pixels [begin, end) of the line that is being drawn.
-template <class Output>
-HD void draw_pixels(Tia& tia, const TiaSettings& settings, const Output& output, int begin, int end) {
+HD inline void draw_pixels(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int begin, int end) {
   const int row = tia.line - settings.first_line;
   if (begin >= end || row < 0 || row >= settings.height) return;  // outside of the window not even collisions exist
-  uint8_t* const pixels = output.row(row);
+  uint8_t* const pixels = canvas.row(row);
   if (tia.vblank & 2) {
-    if (pixels) memset(pixels + begin, output.shade(0), static_cast<size_t>(end - begin));
+    if (pixels) memset(pixels + begin, canvas.shade(0), static_cast<size_t>(end - begin));
     return;
   }
   const Mask where = range(begin, end);
   collide(tia, where);
-  if (pixels) draw_row(tia, output, pixels, begin, end, where);
+  if (pixels) draw_row(tia, canvas, pixels, begin, end, where);
 }
 
 // What changes with the next line. ALE does none of it outside of the window: an HMOVE above it blanks the first row.
@@ -321,18 +342,17 @@ HD inline void start_line(Tia& tia, const TiaSettings& settings) {
 }
 
 // Finishes the picture for all clocks before `clock`.
-template <class Output>
-HD void draw_to(Tia& tia, const TiaSettings& settings, const Output& output, int clock) {
+HD NOINLINE inline void draw_to(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int clock) {
   int pixel = clock - tia.line * kLineClocks - kBlankClocks;
   while (pixel >= kWidth) {
-    draw_pixels(tia, settings, output, tia.pixel, kWidth);
+    draw_pixels(tia, settings, canvas, tia.pixel, kWidth);
     tia.pixel = kWidth;
     if (pixel < kLineClocks - kBlankClocks) return;
     start_line(tia, settings);
     pixel -= kLineClocks;
   }
   if (pixel > tia.pixel) {
-    draw_pixels(tia, settings, output, tia.pixel, pixel);
+    draw_pixels(tia, settings, canvas, tia.pixel, pixel);
     tia.pixel = static_cast<uint8_t>(pixel);
   }
 }
@@ -373,12 +393,11 @@ HD inline int strobe_position(int object, int hpos, int clocks_since_hmove) {
 }
 
 // A write of `value` at the end of `cycle`. Returns the cycle in which the CPU goes on.
-template <class Output>
-HD int write_tia(Tia& tia, const TiaSettings& settings, const Output& output, int address, uint8_t value, int cycle) {
+HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int address, uint8_t value, int cycle) {
   const int line = cycle / kLineCycles;
   const int column = cycle - line * kLineCycles;  // cycle of the line, 0..75
   const int clock = 3 * cycle;
-  const auto finish = [&](int delay) { draw_to(tia, settings, output, clock + delay); };
+  const auto finish = [&](int delay) { draw_to(tia, settings, canvas, clock + delay); };
   int next_cycle = cycle;
   switch (address & 0x3F) {
     case 0x00:  // VSYNC
@@ -598,8 +617,7 @@ HD int write_tia(Tia& tia, const TiaSettings& settings, const Output& output, in
 }
 
 // `undriven`: the byte that was last on the data bus; it shows in the bits that the TIA does not drive.
-template <class Output>
-HD uint8_t read_tia(Tia& tia, const TiaSettings& settings, const Output& output, int address, int cycle,
+HD inline uint8_t read_tia(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int address, int cycle,
                     uint8_t undriven) {
   constexpr uint16_t kRegisters[8][2] = {  // bit 7, bit 6
       {pair(kP1, kM0), pair(kP0, kM0)}, {pair(kP0, kM1), pair(kP1, kM1)}, {pair(kP0, kPF), pair(kP0, kBL)},
@@ -608,7 +626,7 @@ HD uint8_t read_tia(Tia& tia, const TiaSettings& settings, const Output& output,
   const uint8_t low = undriven & 0x3F;
   const int which = address & 15;
   if (which < 8) {
-    draw_to(tia, settings, output, 3 * cycle);
+    draw_to(tia, settings, canvas, 3 * cycle);
     return static_cast<uint8_t>((tia.collisions & kRegisters[which][0] ? 0x80 : 0) |
                                 (tia.collisions & kRegisters[which][1] ? 0x40 : 0) | low);
   }

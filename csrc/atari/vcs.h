@@ -59,53 +59,32 @@ struct Generators {
 struct Screen {
   uint8_t* pixels;
   int height;
-
-  HD uint8_t* row(int i) const { return i < height ? pixels + i * kScreenWidth : nullptr; }
 };
 
 // An output draws nothing, palette indices (ALE's getScreen) or luminances (getScreenGrayscale). Collisions are right in
 // each. ALE alternates between two screens, so that a frame that ends early, as some do while a game boots, shows the
-// rest of the one before the last: swap screens in start_frame where that matters.
+// rest of the one before the last: give another screen for each frame where that matters.
 struct NoOutput {
-  HD void start_frame() const {}
-  HD uint8_t* row(int) const { return nullptr; }
-  HD uint8_t shade(uint8_t) const { return 0; }
+  HD Canvas canvas() const { return {nullptr, 0, false}; }
 };
 
 struct PaletteOutput {
   Screen screen;
 
-  HD void start_frame() const {}
-  HD uint8_t* row(int i) const { return screen.row(i); }
-  HD uint8_t shade(uint8_t color) const { return color; }
+  HD Canvas canvas() const { return {screen.pixels, screen.height, false}; }
 };
-
-// clang-format off
-constexpr uint8_t kGrays[128] = {
-      0,  74, 111, 142, 170, 192, 214, 236,     64,  95, 122, 148, 172, 193, 214, 233,
-     63,  87, 110, 131, 150, 167, 184, 199,     59,  85, 107, 129, 148, 167, 183, 199,
-     44,  68,  90, 110, 128, 146, 161, 176,     51,  74,  95, 115, 132, 149, 164, 178,
-     39,  63,  85, 107, 125, 143, 159, 174,     22,  49,  73,  96, 116, 136, 153, 169,
-     17,  41,  64,  85, 104, 121, 137, 153,     32,  60,  85, 109, 130, 150, 168, 186,
-     40,  69,  95, 120, 141, 162, 182, 200,     43,  74, 101, 127, 151, 173, 193, 212,
-     40,  71,  98, 124, 147, 169, 189, 207,     41,  74, 104, 132, 157, 181, 203, 223,
-     47,  79, 107, 133, 157, 179, 200, 220,     47,  79, 107, 133, 157, 179, 200, 220,
-};
-// clang-format on
 
 struct GrayOutput {
   Screen screen;
 
-  HD void start_frame() const {}
-  HD uint8_t* row(int i) const { return screen.row(i); }
-  HD uint8_t shade(uint8_t color) const { return kGrays[color >> 1]; }
+  HD Canvas canvas() const { return {screen.pixels, screen.height, true}; }
 };
 
-template <class Output, bool kFlat>
+template <bool kFlat>
 struct Bus {
   const Rom& rom;
   Vcs& vcs;
-  const Output& output;
+  const Canvas canvas;
   TiaSettings settings;
 
   HD uint8_t* ram() { return vcs.ram; }
@@ -121,35 +100,33 @@ struct Bus {
   HD void write_cart(int address, uint8_t value) {
     if (!kFlat) atari::write_cart(rom, vcs.cart, address, value);
   }
-  HD uint8_t read_riot(int address, int cycle) { return atari::read_riot(vcs.riot, address, cycle); }
+  HD NOINLINE uint8_t read_riot(int address, int cycle) { return atari::read_riot(vcs.riot, address, cycle); }
   HD void write_riot(int address, uint8_t value, int cycle) { atari::write_riot(vcs.riot, address, value, cycle); }
-  HD uint8_t read_tia(int address, int cycle, uint8_t undriven) {
-    return atari::read_tia(vcs.tia, settings, output, address, cycle, undriven);
+  HD NOINLINE uint8_t read_tia(int address, int cycle, uint8_t undriven) {
+    return atari::read_tia(vcs.tia, settings, canvas, address, cycle, undriven);
   }
-  HD int write_tia(int address, uint8_t value, int cycle) {
-    const int next = atari::write_tia(vcs.tia, settings, output, address, value, cycle);
+  HD NOINLINE int write_tia(int address, uint8_t value, int cycle) {
+    const int next = atari::write_tia(vcs.tia, settings, canvas, address, value, cycle);
     return vcs.tia.frame_over ? ~next : next;
   }
 };
 
-template <bool kFlat, class Output>
-HD void run_instructions(const Rom& rom, Vcs& vcs, const Output& output) {
+template <bool kFlat>
+HD NOINLINE void run_instructions(const Rom& rom, Vcs& vcs, const Canvas& canvas) {
   const Game& game = *rom.game;
-  Bus<Output, kFlat> bus{
-      rom, vcs, output, {game.first_line, game.height, static_cast<int16_t>(game.has(kPal) ? 342 : 290), !game.has(kNoHmoveBlank)}};
+  Bus<kFlat> bus{
+      rom, vcs, canvas, {game.first_line, game.height, static_cast<int16_t>(game.has(kPal) ? 342 : 290), !game.has(kNoHmoveBlank)}};
   if (!run_cpu(vcs.cpu, bus, kMaxInstructions)) vcs.error = kJam;
-  draw_to(vcs.tia, bus.settings, output, 3 * vcs.cpu.cycle);
+  draw_to(vcs.tia, bus.settings, canvas, 3 * vcs.cpu.cycle);
 }
 
 // One frame of the machine, with the inputs as they stand.
-template <class Output>
-HD void run_frame(const Rom& rom, Vcs& vcs, const Output& output) {
+HD NOINLINE inline void run_frame(const Rom& rom, Vcs& vcs, const Canvas& canvas) {
   if (vcs.error) return;
-  output.start_frame();
   if (is_flat(rom.cart)) {
-    run_instructions<true>(rom, vcs, output);
+    run_instructions<true>(rom, vcs, canvas);
   } else {
-    run_instructions<false>(rom, vcs, output);
+    run_instructions<false>(rom, vcs, canvas);
   }
   // A program that never writes to the TIA stays in its frame for ever: keep its time small, far below the window.
   constexpr int kFarDown = 4096;
@@ -171,8 +148,9 @@ enum Switches : uint8_t { kNoSwitch = 0, kResetSwitch = 1, kSelectSwitch = 2 };
 
 HD inline void set_inputs(const Rom& rom, Vcs& vcs, int action, Switches pressed) {
   const Game& game = *rom.game;
+  if (has_fire(action) && game.has(kNoFire)) action = 0;
   const int directions = kDirections[action];
-  const bool fire = has_fire(action) && !game.has(kNoFire);
+  const bool fire = has_fire(action);
   const bool swapped = game.has(kSwappedPorts);
   const bool hard = game.has(kHardUntilFirstAction) && vcs.frame_number == 0;
   vcs.riot.switches = static_cast<uint8_t>((hard ? 0xFF : 0x3F) & ~pressed);
@@ -200,7 +178,7 @@ HD inline void set_inputs(const Rom& rom, Vcs& vcs, int action, Switches pressed
 template <class Output>
 HD void reset_frame(const Rom& rom, Vcs& vcs, int action, Switches pressed, const Output& output) {
   set_inputs(rom, vcs, action, pressed);
-  run_frame(rom, vcs, output);
+  run_frame(rom, vcs, output.canvas());
   apply_rules(rom.game->rules, vcs.ram, vcs.tally);
 }
 
@@ -270,7 +248,7 @@ HD void load(const Rom& rom, Vcs& vcs, Generators& generators, uint32_t seed, co
   reset_system(rom, vcs, generators);
   for (int i = 0; i < 60; ++i) {
     set_inputs(rom, vcs, 0, kNoSwitch);
-    run_frame(rom, vcs, output);
+    run_frame(rom, vcs, output.canvas());
   }
   reset_system(rom, vcs, generators);
   reset_game(rom, vcs, generators, output);
@@ -289,7 +267,7 @@ HD int act(const Rom& rom, Vcs& vcs, Generators& generators, int action, uint64_
   ++vcs.frame_number;
   ++vcs.episode_frame_number;
   set_inputs(rom, vcs, vcs.last_action, kNoSwitch);
-  run_frame(rom, vcs, output);
+  run_frame(rom, vcs, output.canvas());
   apply_rules(rom.game->rules, vcs.ram, vcs.tally);
   return vcs.tally.reward;
 }
