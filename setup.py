@@ -131,7 +131,8 @@ libatari = Pybind11Extension(
     include_dirs=["csrc/atari"],
     depends=sorted(map(str, Path("csrc/atari").glob("*.h"))),
     cxx_std=17,
-    extra_compile_args=["-O3", "-Wall", "-Wextra"],
+    # A fused multiply-add would round a scaled image otherwise than OpenCV does.
+    extra_compile_args=["-O3", "-ffp-contract=off", "-Wall", "-Wextra"],
 )
 ParallelCompile(default=0, needs_recompile=is_outdated).install()  # 0: as many compilers as there are cores
 setup(ext_modules=[libatari, libbeast], cmdclass={"build_ext": BuildExtensions})

@@ -212,8 +212,8 @@ def report(result: dict, options: Options) -> list[str]:
         "",
         f"{result['hardware']}, commit {result['commit'][:10]}, `{result['command']}`. Medians of {options.repeats} "
         f"repetitions of {options.seconds:g} s, all kinds in turn. EnvPool "
-        f"{'is measured, too' if result['envpool'] else 'is not installed and not measured'}. In brackets: thousands of "
-        "frames per second of CPU time.",
+        f"{'is measured, too' if result['envpool'] else 'is not installed and not measured'}. In brackets: thousands "
+        "of frames per second of CPU time.",
         "",
         "## One console, thousands of frames a second",
         "",
@@ -246,14 +246,15 @@ def report(result: dict, options: Options) -> list[str]:
         "",
         f"## Growth: {options.games[0]}, {result['growth'][0]['threads'] if result['growth'] else 0} threads",
         "",
-        "| environments | frames/s, thousands | CPU seconds to make, seed and reset | state and image, KB | resident with "
-        "a stack of four images, KB |",
+        "| environments | frames/s, thousands | CPU seconds to make, seed and reset | state and image, KB "
+        "| resident with the stack of images, KB |",
         "|---|---|---|---|---|",
     ]
     for row in result["growth"]:
         lines.append(
             f"| {row['num_envs']:,} | {row['per_second'] / 1e3:.1f} ({row['per_cpu_second'] / 1e3:.1f}) | "
-            f"{row['cpu_seconds_to_start']:.2f} | {row['state_bytes'] / 1024:.1f} | {row['resident_bytes'] / 1024:.1f} |"
+            f"{row['cpu_seconds_to_start']:.2f} | {row['state_bytes'] / 1024:.1f} "
+            f"| {row['resident_bytes'] / 1024:.1f} |"
         )
     return lines
 

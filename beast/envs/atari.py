@@ -162,7 +162,7 @@ class AtariVectorEnv(VectorEnv):
         self._received: np.ndarray | None = None  # environments that the next send() is for
 
     @functools.cached_property
-    def observation_space(self) -> spaces.Space:  # type: ignore[override]
+    def observation_space(self) -> spaces.Space:
         """Made when it is asked for: it has 112 KB for every environment."""
         return batch_space(self.single_observation_space, self.batch_size)
 
@@ -214,16 +214,16 @@ class AtariVectorEnv(VectorEnv):
         if self.batch_size < self.num_envs:
             self.send(actions)
             return self.recv()
-        actions = self._checked_actions(actions)
-        results = self._new_results(self._received, self._out)
+        ids, actions = self._checked_actions(actions)
+        results = self._new_results(ids, self._out)
         self._call(self._pool.step, results, actions)
         return self._returned(results)
 
     def send(self, actions: np.ndarray) -> None:
         """Start to step the environments that `reset` or `recv` returned last."""
-        actions = self._checked_actions(actions)
+        ids, actions = self._checked_actions(actions)
         self._collect()
-        self._running = self._new_results(self._received, None)
+        self._running = self._new_results(ids, None)
         self._call(self._pool.start_step, self._running, actions)
         self._received = None
 
@@ -257,19 +257,19 @@ class AtariVectorEnv(VectorEnv):
         The states may come from another process whose environments have the same game and settings. Raises InputError
         for others and for damaged ones, before any environment is changed.
         """
-        ids = self._all_ids if ids is None else np.asarray(ids, np.int32)
-        if len(states) != len(ids):
-            raise InputError(f"{len(states)} states for {len(ids)} environments: give one for each")
+        which = self._all_ids if ids is None else np.asarray(ids, np.int32)
+        if len(states) != len(which):
+            raise InputError(f"{len(states)} states for {len(which)} environments: give one for each")
         try:
             for state in states:
                 self._pool.check_state(state)
-            for index, state in zip(ids, states):
+            for index, state in zip(which, states):
                 self._pool.restore(int(index), state)
         except ValueError as error:
             raise InputError(str(error)) from error
         if self.batch_size == self.num_envs and all(self._pool.was_reset):
             self._received = self._all_ids
-        return self._observe(ids)
+        return self._observe(which)
 
     def close_extras(self, **kwargs) -> None:
         self._pool.wait()
@@ -303,7 +303,8 @@ class AtariVectorEnv(VectorEnv):
             raise InputError("reset_mask needs batch_size == num_envs and a reset of all environments before it")
         return mask
 
-    def _checked_actions(self, actions) -> np.ndarray:
+    def _checked_actions(self, actions) -> tuple[np.ndarray, np.ndarray]:
+        """The environments that are stepped next, and their actions."""
         if self._received is None:
             raise InputError("there are no observations to act on: call reset() first, or recv() after send()")
         actions = np.asarray(actions)
@@ -318,7 +319,7 @@ class AtariVectorEnv(VectorEnv):
                 f"action {actions[wrong]} of environment {self._received[wrong]} is none of {len(self._actions)}: give "
                 f"an index from 0 to {len(self._actions) - 1} into get_action_set()"
             )
-        return actions.astype(np.int64)
+        return self._received, actions.astype(np.int64)
 
     def _new_results(self, ids: np.ndarray, out: np.ndarray | None) -> _Results:
         shape = (len(ids), *self.single_observation_space.shape)
@@ -405,4 +406,13 @@ def read_palette() -> np.ndarray:
     return palette
 
 
-EXACT_GAMES: frozenset[str] = frozenset({'breakout', 'pong', 'qbert', 'seaquest'})
+# Equal to ale-py's vector env over 400 random steps in each protocol. tests/test_atari_env.py plays all of them.
+EXACT_GAMES = frozenset(
+    """
+    amidar assault asterix asteroids atlantis bank_heist battle_zone beam_rider berzerk bowling boxing breakout
+    carnival centipede chopper_command crazy_climber defender demon_attack enduro fishing_derby freeway frostbite
+    gopher gravitar hero ice_hockey jamesbond kaboom kangaroo krull kung_fu_master montezuma_revenge ms_pacman
+    phoenix pitfall pong private_eye qbert riverraid road_runner robotank seaquest skiing solaris space_invaders
+    star_gunner tennis time_pilot tutankham up_n_down venture video_pinball wizard_of_wor zaxxon
+    """.split()
+)

@@ -61,32 +61,19 @@ struct Env {
   uint8_t* stack;  // [stack, height, width(, 3)], a ring
 };
 
-// Where frames are drawn, in luminances or in indices of the palette: one class for all, as each output is compiled with
-// the whole emulator.
-struct Drawing {
-  const uint8_t* shades;  // [128]: what stands for each color
-  uint8_t* screens[2];    // ALE draws into two screens in turn: a frame that ends early, as some do while a game boots,
-                          // leaves rows of the one before the last
+// Draws into two screens in turn, as ALE does: a frame that ends early leaves rows of the one before the last. Some games
+// do that while they boot.
+struct AlternatingOutput {
+  uint8_t* screens[2];
   int rows;
+  bool is_gray;
   int* current;  // the screen of the newest frame
-  int* reached;  // rows of it that were drawn
 
-  void start_frame() const { *current ^= 1, *reached = 0; }
-  uint8_t* row(int i) const {
-    if (i >= rows) return nullptr;
-    if (i >= *reached) *reached = i + 1;
-    return screens[*current] + i * kScreenWidth;
-  }
-  uint8_t shade(uint8_t color) const { return shades[color >> 1]; }
-};
-
-struct Indices {  // shades that are indices of the palette
-  uint8_t of[128];
-  constexpr Indices() : of() {
-    for (int i = 0; i < 128; ++i) of[i] = static_cast<uint8_t>(2 * i);
+  Canvas canvas() const {
+    *current ^= 1;
+    return {screens[*current], rows, is_gray};
   }
 };
-constexpr Indices kIndices;
 
 // FNV-1a, eight bytes at a time.
 inline uint64_t hash(const void* data, size_t size, uint64_t value = 0xCBF29CE484222325) {
@@ -292,16 +279,13 @@ class Protocol {
   }
 
   void start_game_seeing_all(const Env& env, int start_frames, Scratch& scratch) const {
-    int current = 0, reached = 0;
-    const Drawing drawing = draw_on(scratch.frames[0].data(), scratch.frames[1].data(), &current, &reached);
+    int current = 0;
+    const AlternatingOutput output = {
+        {scratch.frames[0].data(), scratch.frames[1].data()}, rows(), !in_color_, &current};
     for (std::vector<uint8_t>& pixels : scratch.frames) std::fill(pixels.begin(), pixels.end(), 0);
-    reset_game(rom_, env.state->vcs, env.state->generators, drawing);
-    for (int k = 0; k < start_frames; ++k) frame(*env.state, start_action(k), drawing);
+    reset_game(rom_, env.state->vcs, env.state->generators, output);
+    for (int k = 0; k < start_frames; ++k) frame(*env.state, start_action(k), output);
     put(env, scratch.frames[current].data(), false);
-  }
-
-  Drawing draw_on(uint8_t* pixels, uint8_t* others, int* current, int* reached) const {
-    return {in_color_ ? kIndices.of : kGrays, {pixels, others}, rows(), current, reached};
   }
 
   int start_action(int start_frame) const { return start_frame == 0 && fires() ? kFire : kNoop; }
@@ -345,11 +329,18 @@ class Protocol {
 
   // Emulates a frame and draws it; returns whether all rows were drawn. Those that were not are black.
   bool see_frame(EnvState& state, int action, uint8_t* pixels, int* reward = nullptr) const {
-    int current = 0, reached = 0;
-    const int got = frame(state, action, draw_on(pixels, pixels, &current, &reached));
+    constexpr uint8_t kUnseen = 1;  // neither a luminance nor an index
+    for (int last = kScreenWidth - 1; last < num_pixels_; last += kScreenWidth) pixels[last] = kUnseen;
+    const Screen screen = {pixels, rows()};
+    const int got = in_color_ ? frame(state, action, PaletteOutput{screen}) : frame(state, action, GrayOutput{screen});
     if (reward) *reward = got;
-    std::memset(pixels + reached * kScreenWidth, 0, num_pixels_ - reached * kScreenWidth);
-    return reached == rows();
+    bool is_whole = true;
+    for (int row = 0; row < num_pixels_; row += kScreenWidth) {
+      if (pixels[row + kScreenWidth - 1] != kUnseen) continue;
+      std::memset(pixels + row, 0, kScreenWidth);
+      is_whole = false;
+    }
+    return is_whole;
   }
 
   // Makes a frame the newest image, or takes the maximum of both.
