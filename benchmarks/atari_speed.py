@@ -11,10 +11,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import ale_py  # noqa: E402
+import libatari  # noqa: E402
 from ale_py import roms  # noqa: E402
 from atari.lockstep import load_ale, rom_bytes  # noqa: E402
-
-import libatari  # noqa: E402
 
 OURS, THEIRS, ROUNDS = 6000, 1000, 3  # frames a round
 

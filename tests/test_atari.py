@@ -67,7 +67,7 @@ def test_wrong_roms_games_and_actions_are_refused():
         console.act(18)
 
 
-@pytest.mark.parametrize("game", ["boxing", "berzerk", "asterix", "robotank", "solaris", "tutankham", "elevator_action"])
+@pytest.mark.parametrize("game", ["boxing", "berzerk", "asterix", "robotank", "solaris", "tutankham"])
 def test_random_bytes_run_without_harm_and_a_jam_is_reported(game):
     size = len(rom_bytes(game))
     errors = set()
