@@ -272,32 +272,42 @@ HD inline Mask either(const Mask& a, const Mask& b) {
 
 HD inline void draw_row(const Tia& tia, const Canvas& canvas, uint8_t* row, int begin, int end, const Mask& where) {
   memset(row + begin, canvas.shade(tia.color[3]), static_cast<size_t>(end - begin));
-  const bool in_front = tia.control & 4;
-  const auto paint_players = [&] {
-    for (int i = 1; i >= 0; --i) {
-      if (tia.enabled >> i & 5) {
-        paint(row, either(tia.masks[kP0 + i], tia.masks[kM0 + i]), where, canvas.shade(tia.color[i]));
-      }
+  const auto paint_player = [&](int i) {
+    if (tia.enabled >> i & 5) {
+      paint(row, either(tia.masks[kP0 + i], tia.masks[kM0 + i]), where, canvas.shade(tia.color[i]));
     }
   };
-  if (in_front) paint_players();
-  if (tia.enabled >> kPF & 1) {
-    // Score mode colors the halves like the players. With the playfield in front it should not, but as long as nothing
-    // else is enabled ALE still does.
-    if ((tia.control & 2) && (!in_front || tia.enabled == 1 << kPF)) {
-      Mask left = where, right = where;
-      left.words[1] &= 0xFFFF;
-      left.words[2] = 0;
-      right.words[0] = 0;
-      right.words[1] &= ~0xFFFFull;
-      paint(row, tia.masks[kPF], left, canvas.shade(tia.color[0]));
-      paint(row, tia.masks[kPF], right, canvas.shade(tia.color[1]));
-    } else {
-      paint(row, tia.masks[kPF], where, canvas.shade(tia.color[2]));
-    }
+  const auto paint_playfield = [&](bool halves) {
+    if (!(tia.enabled >> kPF & 1)) return;
+    Mask left = where, right = where;
+    left.words[1] &= 0xFFFF;
+    left.words[2] = 0;
+    right.words[0] = 0;
+    right.words[1] &= ~0xFFFFull;
+    paint(row, tia.masks[kPF], left, canvas.shade(tia.color[halves ? 0 : 2]));
+    paint(row, tia.masks[kPF], right, canvas.shade(tia.color[halves ? 1 : 2]));
+  };
+  const auto paint_ball = [&] {
+    if (tia.enabled >> kBL & 1) paint(row, tia.masks[kBL], where, canvas.shade(tia.color[2]));
+  };
+  const bool score = tia.control & 2;
+  if (tia.control & 4) {  // the playfield is in front
+    paint_player(1);
+    paint_player(0);
+    // There is no score mode then, but as long as nothing else is enabled ALE still has it.
+    paint_playfield(score && tia.enabled == 1 << kPF);
+    paint_ball();
+  } else if (score) {  // halves in the players' colors, between the two
+    paint_ball();
+    paint_player(1);
+    paint_playfield(true);
+    paint_player(0);
+  } else {
+    paint_playfield(false);
+    paint_ball();
+    paint_player(1);
+    paint_player(0);
   }
-  if (tia.enabled >> kBL & 1) paint(row, tia.masks[kBL], where, canvas.shade(tia.color[2]));
-  if (!in_front) paint_players();
   if (tia.blank_left && begin < 8) memset(row + begin, canvas.shade(0), static_cast<size_t>((end < 8 ? end : 8) - begin));
 }
 

@@ -203,9 +203,8 @@ HD void reset_game(const Rom& rom, Vcs& vcs, Generators& generators, const Outpu
   const auto frames = [&](int count, Switches pressed) {
     for (int i = 0; i < count; ++i) reset_frame(rom, vcs, 0, pressed, output);
   };
-  // Some frames of the scripts go through ALE's `act`: they are counted and draw.
+  // ALE counts these frames as it does those of `act`.
   const auto release = [&](int count) {
-    for (int i = 0; i < 2 * count; ++i) generators.user.draw();
     vcs.frame_number += static_cast<uint32_t>(count);
     vcs.episode_frame_number += static_cast<uint32_t>(count);
     frames(count, kNoSwitch);
@@ -217,7 +216,10 @@ HD void reset_game(const Rom& rom, Vcs& vcs, Generators& generators, const Outpu
   frames(4, kResetSwitch);
   vcs.tally = start_tally(game);
   if (game.rules == kGopher) frames(4, kResetSwitch);
-  if (game.rules == kBerzerk) release(20);
+  if (game.rules == kBerzerk) {
+    for (int i = 0; i < 40; ++i) generators.user.draw();
+    release(20);
+  }
   const ModeScript& script = game.script;
   if (script.once) {
     frames(script.once, kSelectSwitch);

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ale_py
+import libatari
 import numpy as np
 from ale_py import roms
-
-import libatari
 
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 GAMES = {game["name"]: game for game in libatari.games()}
@@ -48,7 +47,8 @@ def compare(ale: ale_py.ALEInterface, console, rules: bool = True) -> str | None
         return f"screen of {screen.shape}, not {image.shape}"
     if (image != screen).any():
         ys, xs = np.nonzero(image != screen)
-        return f"{len(ys)} pixels, first row {ys[0]} column {xs[0]}: {screen[ys[0], xs[0]]:02X} not {image[ys[0], xs[0]]:02X}"
+        ours, right = screen[ys[0], xs[0]], image[ys[0], xs[0]]
+        return f"{len(ys)} pixels, first row {ys[0]} column {xs[0]}: {ours:02X} not {right:02X}"
     pairs = [("frame number", ale.getFrameNumber(), console.frame_number)]
     pairs += [("episode frame number", ale.getEpisodeFrameNumber(), console.episode_frame_number)]
     if rules:
