@@ -345,11 +345,12 @@ class Protocol {
 
   // Makes a frame the newest image, or takes the maximum of both.
   void put(const Env& env, const uint8_t* frame, bool is_maximum) const {
+    uint8_t* const image = env.image;  // bytes may alias everything: only with a local pointer are the loops vectorized
     if (!in_color_) {
       if (is_maximum) {
-        for (int i = 0; i < num_pixels_; ++i) env.image[i] = std::max(env.image[i], frame[i]);
+        take_maximum(image, frame, num_pixels_);
       } else {
-        std::memcpy(env.image, frame, num_pixels_);
+        std::memcpy(image, frame, num_pixels_);
       }
       return;
     }
@@ -357,13 +358,17 @@ class Protocol {
       const uint8_t* rgb = palette_.rgb[frame[i]];
       for (int c = 0; c < 3; ++c) {
         if (settings_.keeps_film) env.film[3 * i + c] = is_maximum ? std::max(env.film[3 * i + c], rgb[c]) : rgb[c];
-        if (channels_ == 3) env.image[3 * i + c] = is_maximum ? std::max(env.image[3 * i + c], rgb[c]) : rgb[c];
+        if (channels_ == 3) image[3 * i + c] = is_maximum ? std::max(image[3 * i + c], rgb[c]) : rgb[c];
       }
       if (channels_ == 1) {
         const uint8_t gray = palette_.gray[frame[i]];
-        env.image[i] = is_maximum ? std::max(env.image[i], gray) : gray;
+        image[i] = is_maximum ? std::max(image[i], gray) : gray;
       }
     }
+  }
+
+  static void take_maximum(uint8_t* __restrict image, const uint8_t* __restrict other, int size) {
+    for (int i = 0; i < size; ++i) image[i] = image[i] > other[i] ? image[i] : other[i];
   }
 
   // Scales the image into the place of the oldest one in the stack.
