@@ -1,9 +1,9 @@
-"""Builds the C++ extensions: libatari, the Atari emulator, and libbeast, which PolyBeast needs. Everything else about the
-package is in pyproject.toml.
+"""Builds the C++ extensions: libatari, the Atari emulator, and libbeast, which PolyBeast needs. Everything else about
+the package is in pyproject.toml.
 
-`pip install .` builds and installs them; `python setup.py build_ext --inplace` leaves them beside polybeast.py. libatari
-needs a C++ compiler only. libbeast also needs gRPC and protobuf, which are the system's: found through pkg-config, else
-through their CMake packages. Without them only libatari is built. MonoBeast runs without either.
+`pip install .` builds and installs them; `python setup.py build_ext --inplace` leaves them beside polybeast.py.
+libatari needs a C++ compiler only. libbeast also needs gRPC and protobuf, which are the system's: found through
+pkg-config, else through their CMake packages. Without them only libatari is built. MonoBeast runs without either.
 """
 
 from __future__ import annotations

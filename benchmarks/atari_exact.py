@@ -1,6 +1,6 @@
 """Compare libatari with ale-py frame by frame on every ROM that ale-py brings.
 
-    python benchmarks/atari_exact.py                          # 20,000 frames of each, to benchmarks/results/atari-exact.csv
+    python benchmarks/atari_exact.py        # 20,000 frames of each; writes benchmarks/results/atari-exact.csv
     python benchmarks/atari_exact.py --games pong qbert --frames 2000
 
 Random play; RAM, all pixels, lives, game over, frame numbers and rewards are compared after every frame. `equal` is the
