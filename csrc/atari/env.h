@@ -1,5 +1,5 @@
 // One environment: frame skip, no-ops and FIRE at the start, the maximum of two frames, scaling, stack, ends of
-// episodes. What ale_py.vector_env.AtariVectorEnv does, as measured; tests/test_atari_env.py holds the two side by side.
+// episodes. What ale_py.vector_env.AtariVectorEnv does, as measured; tests/test_atari_env.py compares the two.
 #pragma once
 
 #include <algorithm>
@@ -61,8 +61,8 @@ struct Env {
   uint8_t* stack;  // [stack, height, width(, 3)], a ring
 };
 
-// Draws into two screens in turn, as ALE does: a frame that ends early leaves rows of the one before the last. Some games
-// do that while they boot.
+// Draws into two screens in turn, as ALE does: a frame that ends early leaves rows of the one before the last. Some
+// games do that while they boot.
 struct AlternatingOutput {
   uint8_t* screens[2];
   int rows;

@@ -21,9 +21,10 @@ struct Job {
   std::vector<int32_t> ids, actions;
   std::vector<uint32_t> seeds;
   uint8_t* observations = nullptr;
-  size_t observation_stride = 0;           // bytes from one environment's to the next
-  uint8_t* final_observations = nullptr;   // SAME_STEP: written for episodes that end
-  int32_t *rewards = nullptr, *lives = nullptr, *errors = nullptr, *frame_numbers = nullptr, *episode_frame_numbers = nullptr;
+  size_t observation_stride = 0;          // bytes from one environment's to the next
+  uint8_t* final_observations = nullptr;  // SAME_STEP: written for episodes that end
+  int32_t *rewards = nullptr, *lives = nullptr, *errors = nullptr;
+  int32_t *frame_numbers = nullptr, *episode_frame_numbers = nullptr;
   bool *terminated = nullptr, *truncated = nullptr;
 };
 
@@ -61,7 +62,8 @@ class Pool {
 
   // Bytes of an environment, which restore() of a pool of the same game and settings takes, in any process.
   size_t clone_bytes() const {
-    return sizeof(Header) + sizeof(EnvState) + protocol_.image_bytes() + protocol_.film_bytes() + protocol_.stack_bytes();
+    return sizeof(Header) + sizeof(EnvState) + protocol_.image_bytes() + protocol_.film_bytes() +
+           protocol_.stack_bytes();
   }
 
   void clone(int id, uint8_t* bytes) {
@@ -137,9 +139,10 @@ class Pool {
       const Env of = env(job_.ids[k]);
       uint8_t* final_observation =
           job_.final_observations ? job_.final_observations + k * protocol_.stack_bytes() : nullptr;
-      const StepResult result = job_.kind == Job::Kind::kStep    ? protocol_.step(of, job_.actions[k], final_observation, scratch)
+      const StepResult result = job_.kind == Job::Kind::kStep
+                                    ? protocol_.step(of, job_.actions[k], final_observation, scratch)
                                 : job_.kind == Job::Kind::kReset ? protocol_.reset(of, scratch)
-                                                                : protocol_.reset(of, job_.seeds[k], scratch);
+                                                                 : protocol_.reset(of, job_.seeds[k], scratch);
       protocol_.observe(of, job_.observations + k * job_.observation_stride);
       job_.rewards[k] = result.reward;
       job_.errors[k] = result.error;
@@ -152,8 +155,8 @@ class Pool {
   }
 
   bool is_possible(const EnvState& state) const {
-    return state.oldest >= 0 && state.oldest < protocol_.settings().stack && state.frames >= 0 && state.has_ended <= 1 &&
-           state.was_reset == 1 && state.noop_draws < 1u << 30;
+    return state.oldest >= 0 && state.oldest < protocol_.settings().stack && state.frames >= 0 &&
+           state.has_ended <= 1 && state.was_reset == 1 && state.noop_draws < 1u << 30;
   }
 
   Header header_of(const uint8_t* bytes) const {

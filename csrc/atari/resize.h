@@ -1,5 +1,6 @@
-// Scales screens down as OpenCV's INTER_AREA does, to the bit: each output pixel is the mean of the area that it covers,
-// evaluated in integers, and in OpenCV's order of float32 operations only where those could decide the rounding.
+// Scales screens down as OpenCV's INTER_AREA does, to the bit: each output pixel is the mean of the area that it
+// covers, evaluated in integers, and in OpenCV's order of float32 operations only where those could decide the
+// rounding.
 //
 // Compile with -ffp-contract=off: a fused multiply-add rounds once where OpenCV rounds twice.
 #pragma once
