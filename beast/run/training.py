@@ -145,7 +145,8 @@ class Training:
         self.cleanup.callback(self._metrics.close)
         parameters = sum(parameter.numel() for parameter in learner.net.parameters())
         precision = " in bf16" if getattr(learner.net, "amp", False) else ""
-        run.log(f"{flags.name}: {flags.env}, {parameters:,} parameters on {self.device}{precision}, {introduction}")
+        name = flags.env + {"beast": " on Beast's emulator", "ale": " on ale-py's"}.get(flags.atari_backend, "")
+        run.log(f"{flags.name}: {name}, {parameters:,} parameters on {self.device}{precision}, {introduction}")
         limits = flags.total_steps, flags.total_minutes
         console = Console(*limits, self.frames_per_step, learner.steps, learner.seconds / 60)
         self.cleanup.callback(console.close)
