@@ -473,8 +473,8 @@ def test_the_backend_is_chosen_by_the_flag_and_said(monkeypatch):
         kinds[backend] = type(env.unwrapped), env.metadata["atari_backend"]
         env.close()
     ours, theirs = (AtariVectorEnv, "beast"), (AleVectorEnv, "ale")
-    assert kinds == {None: ours, "auto": ours, "beast": ours, "ale": theirs}
-    env = envs.make("ALE/Breakout-v5", 1, resize=256)
+    assert kinds == {None: theirs, "auto": ours, "beast": ours, "ale": theirs}
+    env = envs.make("ALE/Breakout-v5", 1, resize=256, atari_backend="auto")
     assert env.metadata["atari_backend"] == "ale", "images that are larger than the screen"
     with pytest.raises(InputError, match="atari_backend beast: img_height 256 .*--atari_backend auto takes ale-py"):
         envs.make("ALE/Breakout-v5", 1, resize=256, atari_backend="beast")
@@ -483,7 +483,7 @@ def test_the_backend_is_chosen_by_the_flag_and_said(monkeypatch):
     with pytest.raises(InputError, match="atari_backend is for Atari ids"):
         envs.make("CartPole-v1", 1, atari_backend="beast")
     monkeypatch.setattr(atari, "EXACT_GAMES", frozenset())
-    assert envs.make("ALE/Breakout-v5", 1).metadata["atari_backend"] == "ale"
+    assert envs.make("ALE/Breakout-v5", 1, atari_backend="auto").metadata["atari_backend"] == "ale"
     with pytest.raises(InputError, match="--atari_backend beast: breakout is not on the list of games"):
         envs.make("ALE/Breakout-v5", 1, atari_backend="beast")
 
@@ -496,7 +496,7 @@ def test_another_rom_of_the_same_name_runs_on_ale_py(monkeypatch):
 def test_without_the_module_games_run_on_ale_py(monkeypatch):
     monkeypatch.setattr(atari, "libatari", None)
     monkeypatch.setattr(atari, "WHY_NO_MODULE", "it is not built: make libbeast", raising=False)
-    assert envs.make("ALE/Breakout-v5", 1).metadata["atari_backend"] == "ale"
+    assert envs.make("ALE/Breakout-v5", 1, atari_backend="auto").metadata["atari_backend"] == "ale"
     with pytest.raises(atari.MissingPackage, match="--atari_backend beast: .*make libbeast"):
         envs.make("ALE/Breakout-v5", 1, atari_backend="beast")
 

@@ -19,8 +19,6 @@ from beast.envs.images import process_images
 from beast.envs.texts import leave_out_texts
 from beast.errors import InputError, MissingPackage, raised
 
-OR_AUTO = ("sticky_actions", "noops", "atari_backend")
-
 
 def options(flags) -> dict[str, Any]:
     """The arguments of `make` that the flags of `EnvFlags` stand for: None for what the id implies. Raises InputError
@@ -29,7 +27,8 @@ def options(flags) -> dict[str, Any]:
     return {
         **{name: getattr(flags, name) or None for name in ("frame_stack", "frame_skip", "resize")},
         **{name: switch[getattr(flags, name)] for name in ("grayscale", "episodic_life", "full_action_space")},
-        **{name: None if (x := getattr(flags, name)) == "auto" else x for name in OR_AUTO},
+        **{name: None if (x := getattr(flags, name)) == "auto" else x for name in ("sticky_actions", "noops")},
+        "atari_backend": None if flags.atari_backend == "ale" else flags.atari_backend,
         "env_kwargs": parse_env_kwargs(flags.env_kwargs),
     }
 
@@ -73,8 +72,8 @@ def make(
     None leaves a choice to the id. `frame_stack`, `frame_skip`, `resize` and `grayscale` are for Atari and for all that
     observes images (`beast.envs.images`). `sticky_actions` (a probability), `noops` (at most so many), `episodic_life`
     (whether a lost life ends an episode), `full_action_space` and `atari_backend` are for Atari. The backend is "beast"
-    (`beast.envs.atari`), "ale" (ale-py) or "auto": Beast's where it is built and known to be exact. `env_kwargs` and
-    `kwargs` go to the environment; of Atari, to the backend's `AtariVectorEnv`. With `render_mode="rgb_array"` Atari
+    (`beast.envs.atari`), "ale" (ale-py; None, too) or "auto": Beast's where it is built and knows the game. `env_kwargs`
+    and `kwargs` go to the environment; of Atari, to the backend's `AtariVectorEnv`. With `render_mode="rgb_array"` Atari
     renders in color.
 
     `metadata["env_id"]` and `metadata["frames_per_step"]` of the vector env say what it is.
