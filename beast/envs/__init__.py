@@ -72,9 +72,9 @@ def make(
     None leaves a choice to the id. `frame_stack`, `frame_skip`, `resize` and `grayscale` are for Atari and for all that
     observes images (`beast.envs.images`). `sticky_actions` (a probability), `noops` (at most so many), `episodic_life`
     (whether a lost life ends an episode), `full_action_space` and `atari_backend` are for Atari. The backend is "beast"
-    (`beast.envs.atari`), "ale" (ale-py; None, too) or "auto": Beast's where it is built and knows the game. `env_kwargs`
-    and `kwargs` go to the environment; of Atari, to the backend's `AtariVectorEnv`. With `render_mode="rgb_array"` Atari
-    renders in color.
+    (`beast.envs.atari`), "ale" (ale-py; None, too) or "auto": Beast's where it is built and knows the game.
+    `env_kwargs` and `kwargs` go to the environment; of Atari, to the backend's `AtariVectorEnv`. With
+    `render_mode="rgb_array"` Atari renders in color.
 
     `metadata["env_id"]` and `metadata["frames_per_step"]` of the vector env say what it is.
 
