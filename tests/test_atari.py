@@ -1,0 +1,117 @@
+"""libatari against ale-py, and the rules of the machine that are easiest to break."""
+
+import random
+
+import numpy as np
+import pytest
+
+libatari = pytest.importorskip("libatari", reason="needs a C++ compiler: python setup.py build_ext --inplace")
+ale_py = pytest.importorskip("ale_py")
+
+from atari import programs  # noqa: E402
+from atari.lockstep import GAMES, compare, load_ale, lockstep, rom_bytes  # noqa: E402
+
+FAST = ["pong", "breakout", "seaquest", "qbert", "space_invaders", "beam_rider", "asteroids", "robotank"]
+FAST += ["road_runner", "montezuma_revenge"]  # 2K, 4K, F8, FE, F6 and E0; paddles; other windows; game over
+
+
+@pytest.mark.parametrize("game", FAST)
+def test_a_game_equals_ale_frame_by_frame(game):
+    assert lockstep(game, 1000) == (1000, None)
+
+
+@pytest.mark.parametrize("game", ["pong", "yars_revenge"])
+def test_sticky_actions_repeat_where_ale_repeats_them_with_the_same_seed(game):
+    assert lockstep(game, 400, seed=7, sticky=0.25, hold=2) == (400, None)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("game", [name for name, game in GAMES.items() if game["has_rules"]])
+def test_a_long_random_game_equals_ale(game):
+    assert lockstep(game, 5000, seed=3, minimal=True) == (5000, None)
+
+
+def test_a_restored_state_goes_on_as_the_original_did():
+    console = libatari.Console(rom_bytes("breakout"), "breakout", 1)
+    draw = random.Random(1)
+    actions = [draw.randrange(18) for _ in range(300)]
+    for action in actions:
+        console.act(action)
+    state = console.save()
+    expected = [(console.act(action), console.ram().tobytes(), console.screen().tobytes()) for action in actions]
+    other = libatari.Console(rom_bytes("breakout"), "breakout", 2)
+    other.restore(state)
+    assert [(other.act(action), other.ram().tobytes(), other.screen().tobytes()) for action in actions] == expected
+    with pytest.raises(ValueError, match="bytes"):
+        other.restore(state[1:])
+
+
+def test_after_the_game_is_over_nothing_moves_until_the_reset():
+    console = libatari.Console(rom_bytes("pong"), "pong", 1)
+    console.set_ram(0x8D, 21)
+    console.act(0)
+    assert console.game_over
+    ram, frames = console.ram(), console.frame_number
+    assert console.act(3) == 0 and (console.ram() == ram).all() and console.frame_number == frames
+    console.reset_game()
+    assert not console.game_over
+
+
+def test_wrong_roms_games_and_actions_are_refused():
+    with pytest.raises(ValueError, match="2049 bytes"):
+        libatari.Console(bytes(2049), "pong", 1)
+    with pytest.raises(ValueError, match="no game"):
+        libatari.Console(bytes(2048), "pongg", 1)
+    console = libatari.Console(rom_bytes("pong"), "pong", 1)
+    with pytest.raises(IndexError, match="action 18"):
+        console.act(18)
+
+
+@pytest.mark.parametrize("game", ["boxing", "berzerk", "asterix", "robotank", "solaris", "tutankham"])
+def test_random_bytes_run_without_harm_and_a_jam_is_reported(game):
+    size = len(rom_bytes(game))
+    errors = set()
+    for seed in range(12):
+        console = libatari.Console(random.Random(seed).randbytes(size), game, seed)
+        for _ in range(20):
+            console.act(seed)
+        errors.add(console.error)
+    assert errors <= {0, 1, 2} and 1 in errors
+
+
+def run_both(rom, tmp_path, frames):
+    """Run a program as if it were Boxing: its rules need RAM that the programs here leave alone."""
+    path = tmp_path / "boxing.bin"
+    path.write_bytes(rom)
+    ale, console = load_ale(path, 1), libatari.Console(rom, "boxing", 1)
+    for frame in range(frames):
+        difference = compare(ale, console, rules=False)
+        if difference:
+            return f"frame {frame}: {difference}"
+        ale.act(ale_py.Action(frame % 18))
+        console.act(frame % 18)
+    return None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_generated_program_equals_ale(seed, tmp_path):
+    for number in range(5 * seed, 5 * seed + 5):
+        assert run_both(programs.random_program(number), tmp_path, 12) is None, f"program {number}"
+
+
+@pytest.mark.parametrize("gap", [75, 76])
+def test_a_frame_begins_where_vsync_ends_after_76_cycles_since_it_was_last_set(gap):
+    rom = programs.vsync_program(gap)
+    console = libatari.Console(rom, "boxing", 1)
+    before = int(console.ram()[0x20])
+    for _ in range(10):
+        console.act(0)
+    assert ((int(console.ram()[0x20]) - before) % 256 == 10) == (gap == 76)
+
+
+def test_an_hmove_above_the_window_blanks_the_first_row_only(tmp_path):
+    rom = programs.hmove_program()
+    assert run_both(rom, tmp_path, 5) is None
+    console = libatari.Console(rom, "boxing", 1)
+    assert np.flatnonzero((console.screen()[:, :8] == 0).all(axis=1)).tolist() == [0]
+    assert (console.screen()[:, 8:] != 0).all()
