@@ -11,6 +11,8 @@ ale_py = pytest.importorskip("ale_py")
 from atari import programs  # noqa: E402
 from atari.lockstep import GAMES, compare, load_ale, lockstep, rom_bytes  # noqa: E402
 
+from benchmarks.atari_exact import exact_games  # noqa: E402
+
 FAST = ["pong", "breakout", "seaquest", "qbert", "space_invaders", "beam_rider", "asteroids", "robotank"]
 FAST += ["road_runner", "montezuma_revenge"]  # 2K, 4K, F8, FE, F6 and E0; paddles; other windows; game over
 
@@ -160,3 +162,14 @@ def test_an_hmove_above_the_window_blanks_the_first_row_only(tmp_path):
     console = libatari.Console(rom, "boxing", 1)
     assert np.flatnonzero((console.screen()[:, :8] == 0).all(axis=1)).tolist() == [0]
     assert (console.screen()[:, 8:] != 0).all()
+
+
+def test_only_games_that_the_committed_table_shows_exact_are_offered():
+    offered = pytest.importorskip("beast.envs.atari", reason="the environment is not there").EXACT_GAMES
+    assert offered <= exact_games()
+
+
+def test_the_committed_table_shows_most_games_exact_over_20000_frames():
+    games = exact_games()
+    assert len(games) >= 60 and {"pong", "breakout", "alien", "qbert"} <= games
+    assert "double_dunk" not in games and "elevator_action" not in games
