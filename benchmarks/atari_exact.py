@@ -1,6 +1,6 @@
 """Compare libatari with ale-py frame by frame on every ROM that ale-py brings.
 
-    python benchmarks/atari_exact.py                       # all ROMs, ~15 CPU minutes; writes benchmarks/results/atari-exact.csv
+    python benchmarks/atari_exact.py                       # all ROMs, ~15 CPU minutes; writes results/atari-exact.csv
     python benchmarks/atari_exact.py --games pong qbert    # measures these anew; the other rows stay
 
 Random play; RAM, all pixels, lives, game over, frame numbers and rewards are compared after every frame, and a game
