@@ -11,6 +11,8 @@ ale_py = pytest.importorskip("ale_py")
 from atari import programs  # noqa: E402
 from atari.lockstep import GAMES, compare, load_ale, lockstep, rom_bytes  # noqa: E402
 
+from benchmarks.atari_exact import exact_games  # noqa: E402
+
 FAST = ["pong", "breakout", "seaquest", "qbert", "space_invaders", "beam_rider", "asteroids", "robotank"]
 FAST += ["road_runner", "montezuma_revenge"]  # 2K, 4K, F8, FE, F6 and E0; paddles; other windows; game over
 
@@ -31,6 +33,19 @@ def test_a_long_random_game_equals_ale(game):
     assert lockstep(game, 5000, seed=3, minimal=True) == (5000, None)
 
 
+def test_the_frame_that_ends_a_game_of_qbert_gives_no_reward():
+    console = libatari.Console(rom_bytes("qbert"), "qbert", 1)
+    for frame in range(400):
+        console.act(frame // 20 % 6)
+    console.set_ram(0x88, 0xFE)
+    console.set_ram(0xDA, 0x50)
+    assert (console.act(0), console.game_over) == (0, True)
+
+
+def test_alien_is_exact_where_it_pulls_vsync_from_a_collision_register():
+    assert lockstep("alien", 600) == (600, None)
+
+
 def test_a_restored_state_goes_on_as_the_original_did():
     console = libatari.Console(rom_bytes("breakout"), "breakout", 1)
     draw = random.Random(1)
@@ -44,6 +59,23 @@ def test_a_restored_state_goes_on_as_the_original_did():
     assert [(other.act(action), other.ram().tobytes(), other.screen().tobytes()) for action in actions] == expected
     with pytest.raises(ValueError, match="bytes"):
         other.restore(state[1:])
+
+
+def test_a_state_with_bytes_changed_at_random_is_refused_or_runs():
+    console = libatari.Console(rom_bytes("breakout"), "breakout", 1)
+    state, draw, refused = console.save(), random.Random(1), 0
+    for _ in range(300):
+        changed = bytearray(state)
+        for _ in range(8):
+            changed[draw.randrange(1000)] = draw.randrange(256)
+        try:
+            console.restore(bytes(changed))
+        except ValueError:
+            refused += 1
+            continue
+        for action in range(2):
+            console.act(action)
+    assert 30 < refused < 300
 
 
 def test_after_the_game_is_over_nothing_moves_until_the_reset():
@@ -109,9 +141,35 @@ def test_a_frame_begins_where_vsync_ends_after_76_cycles_since_it_was_last_set(g
     assert ((int(console.ram()[0x20]) - before) % 256 == 10) == (gap == 76)
 
 
+@pytest.mark.parametrize("pull", [0x68, 0x28])  # PLA, PLP
+def test_a_pull_from_the_tia_shows_what_lies_below_it_on_the_stack(pull, tmp_path):
+    program = programs.Program().start()
+    frame = program.here
+    program.new_frame().store(0xFF, 0x03).add(0xA2, 0xFF, 0x9A, pull)  # LDX #$FF; TXS
+    program.add(0xD0, 2, 0xE6, 0xA0, 0x90, 2, 0xE6, 0xA1, 0x85, 0xA2)  # count Z at A0, no carry at A1; A to A2
+    rom = program.lines(200).jump(frame).build()
+    assert run_both(rom, tmp_path, 5) is None
+    console = libatari.Console(rom, "boxing", 1)
+    if pull == 0x68:
+        assert console.ram()[0x22] == 0x03
+    else:
+        assert console.ram()[0x20] > 60
+
+
 def test_an_hmove_above_the_window_blanks_the_first_row_only(tmp_path):
     rom = programs.hmove_program()
     assert run_both(rom, tmp_path, 5) is None
     console = libatari.Console(rom, "boxing", 1)
     assert np.flatnonzero((console.screen()[:, :8] == 0).all(axis=1)).tolist() == [0]
     assert (console.screen()[:, 8:] != 0).all()
+
+
+def test_only_games_that_the_committed_table_shows_exact_are_offered():
+    offered = pytest.importorskip("beast.envs.atari", reason="the environment is not there").EXACT_GAMES
+    assert offered <= exact_games()
+
+
+def test_the_committed_table_shows_most_games_exact_over_20000_frames():
+    games = exact_games()
+    assert len(games) >= 60 and {"pong", "breakout", "alien", "qbert"} <= games
+    assert "double_dunk" not in games and "elevator_action" not in games

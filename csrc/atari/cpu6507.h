@@ -125,6 +125,8 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
     sp = (sp - 1) & 0xFF;                                                        \
   } while (0)
 #define PULL() (sp = (sp + 1) & 0xFF, seen = READ_ZERO_PAGE(sp))
+// PLA and PLP first read where the stack pointer is. It shows where they then read the TIA, from SP = FF.
+#define PULL_ONE() (seen = READ_ZERO_PAGE(sp), PULL())
 
 // Addressing modes set `address`. Indexed reads take a cycle more where they cross a page.
 #define ZP (address = FETCH())
@@ -332,8 +334,8 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
       OPCODE(0x40, 6, SET_STATUS(PULL()); m = PULL(); pc = m | PULL() << 8)
       OPCODE(0x48, 3, PUSH(a))
       OPCODE(0x08, 3, PUSH(STATUS))
-      OPCODE(0x68, 4, FLAGS(a = PULL()))
-      OPCODE(0x28, 4, SET_STATUS(PULL()))
+      OPCODE(0x68, 4, FLAGS(a = PULL_ONE()))
+      OPCODE(0x28, 4, SET_STATUS(PULL_ONE()))
 
       // What the data sheet does not name.
       MODIFY_7(0x00, ASL; FLAGS(a |= m))
@@ -463,6 +465,7 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
 #undef PUSH
 #undef PUSH_AGAIN
 #undef PULL
+#undef PULL_ONE
 #undef ZP
 #undef ZPX
 #undef ZPY

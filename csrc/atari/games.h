@@ -547,7 +547,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
   if (rules == kJourneyEscape && reward == 50000) reward = 0;
   if (rules == kFreeway) reward = reward < 0 ? 0 : reward > 1 ? 1 : reward;
   if (rules == kIceHockey && reward > 1) reward = 1;
-  if (rules == kAtlantis && over) reward = 0;
+  if ((rules == kAtlantis || rules == kQbert) && over) reward = 0;
   if (rules == kTennis) {
     const int points = at(0xC5) - at(0xC6);
     if (reward == 0) reward = points - tally.points;

@@ -38,7 +38,7 @@ class Console {
     if (!make_rom(rom_, reinterpret_cast<const uint8_t*>(rom.data()), static_cast<int>(rom.size()), game.c_str())) {
       throw std::invalid_argument("no game \"" + game + "\" with a ROM of " + std::to_string(rom.size()) + " bytes");
     }
-    load(rom_, state_.vcs, state_.generators, seed, AlternatingOutput{&state_.screens});
+    load(rom_, state_.vcs, state_.generators, seed, AlternatingOutput{&state_.screens}, sticky_);
   }
 
   int act(int action) {
@@ -58,12 +58,12 @@ class Console {
       const int action = static_cast<uint8_t>(sequence[static_cast<size_t>(i) % sequence.size()]) % kNumActions;
       total += gray ? atari::act(rom_, state_.vcs, state_.generators, action, sticky_, output)
                     : atari::act(rom_, state_.vcs, state_.generators, action, sticky_, NoOutput{});
-      if (game_over(state_.vcs)) atari::reset_game(rom_, state_.vcs, state_.generators);
+      if (game_over(state_.vcs)) atari::reset_game(rom_, state_.vcs, state_.generators, NoOutput{}, sticky_);
     }
     return total;
   }
 
-  void reset_game() { atari::reset_game(rom_, state_.vcs, state_.generators, AlternatingOutput{&state_.screens}); }
+  void reset_game() { atari::reset_game(rom_, state_.vcs, state_.generators, AlternatingOutput{&state_.screens}, sticky_); }
 
   py::array_t<uint8_t> ram() const { return py::array_t<uint8_t>(128, state_.vcs.ram); }
   py::array_t<uint8_t> screen() const {
@@ -79,7 +79,12 @@ class Console {
       throw std::invalid_argument("a saved state has " + std::to_string(sizeof state_) + " bytes, not " +
                                   std::to_string(bytes.size()));
     }
-    memcpy(static_cast<void*>(&state_), bytes.data(), sizeof state_);
+    State state;
+    memcpy(static_cast<void*>(&state), bytes.data(), sizeof state);
+    if (!is_valid(state.vcs) || !is_valid(state.generators) || (state.screens.current | 1) != 1) {
+      throw std::invalid_argument("these bytes are not a saved state");
+    }
+    state_ = state;
   }
 
  private:

@@ -108,7 +108,7 @@ constexpr Tables kTables = make_tables();
 
 // Adds `bits` (up to 32) to a line from pixel `x` on; what does not fit continues on the left.
 HD inline void place(Mask& mask, uint64_t bits, int x) {
-  const int word = x >> 6, shift = x & 63;
+  const unsigned word = static_cast<unsigned>(x) >> 6 & 3, shift = x & 63;
   mask.words[word] |= bits << shift;
   if (word < 2) {
     mask.words[word + 1] |= bits >> 1 >> (63 - shift);

@@ -182,6 +182,22 @@ HD void reset_frame(const Rom& rom, Vcs& vcs, int action, Switches pressed, cons
   apply_rules(rom.game->rules, vcs.ram, vcs.tally);
 }
 
+// A probability as a number of draws of 32 bits, for `act`.
+inline uint64_t sticky_draws(double probability) { return static_cast<uint64_t>(probability * 4294967296.0); }
+
+// A frame of `act`, also where a start script acts.
+template <class Output>
+HD void act_frame(const Rom& rom, Vcs& vcs, Generators& generators, int action, uint64_t sticky, const Output& output) {
+  const uint32_t draw = generators.user.draw();
+  generators.user.draw();  // for player B
+  if (draw >= sticky) vcs.last_action = static_cast<uint8_t>(action);
+  ++vcs.frame_number;
+  ++vcs.episode_frame_number;
+  set_inputs(rom, vcs, vcs.last_action, kNoSwitch);
+  run_frame(rom, vcs, output.canvas());
+  apply_rules(rom.game->rules, vcs.ram, vcs.tally);
+}
+
 HD inline void reset_system(const Rom& rom, Vcs& vcs, Generators& generators) {
   vcs.riot = Riot{};
   set_timer(vcs.riot, static_cast<uint8_t>(25 + generators.system.draw() % 75), 6, 0);
@@ -197,8 +213,9 @@ HD inline void reset_system(const Rom& rom, Vcs& vcs, Generators& generators) {
   vcs.error = kNoError;
 }
 
+// `sticky` as for `act`: Berzerk's script acts.
 template <class Output>
-HD void reset_game(const Rom& rom, Vcs& vcs, Generators& generators, const Output& output) {
+HD void reset_game(const Rom& rom, Vcs& vcs, Generators& generators, const Output& output, uint64_t sticky = 0) {
   const Game& game = *rom.game;
   const auto frames = [&](int count, Switches pressed) {
     for (int i = 0; i < count; ++i) reset_frame(rom, vcs, 0, pressed, output);
@@ -217,8 +234,7 @@ HD void reset_game(const Rom& rom, Vcs& vcs, Generators& generators, const Outpu
   vcs.tally = start_tally(game);
   if (game.rules == kGopher) frames(4, kResetSwitch);
   if (game.rules == kBerzerk) {
-    for (int i = 0; i < 40; ++i) generators.user.draw();
-    release(20);
+    for (int i = 0; i < 20; ++i) act_frame(rom, vcs, generators, 0, sticky, output);
   }
   const ModeScript& script = game.script;
   if (script.once) {
@@ -240,7 +256,7 @@ inline void reset_game(const Rom& rom, Vcs& vcs, Generators& generators) {
 
 // Loads the ROM and resets the game, as ALE's loadROM does with `random_seed` = seed. The reset's frames are drawn, too.
 template <class Output>
-HD void load(const Rom& rom, Vcs& vcs, Generators& generators, uint32_t seed, const Output& output) {
+HD void load(const Rom& rom, Vcs& vcs, Generators& generators, uint32_t seed, const Output& output, uint64_t sticky = 0) {
   memset(static_cast<void*>(&vcs), 0, sizeof vcs);
   generators.system.seed(kSystemSeed);
   generators.user.seed(seed);
@@ -253,24 +269,14 @@ HD void load(const Rom& rom, Vcs& vcs, Generators& generators, uint32_t seed, co
     run_frame(rom, vcs, output.canvas());
   }
   reset_system(rom, vcs, generators);
-  reset_game(rom, vcs, generators, output);
+  reset_game(rom, vcs, generators, output, sticky);
 }
-
-// A probability as a number of draws of 32 bits, for `act`.
-inline uint64_t sticky_draws(double probability) { return static_cast<uint64_t>(probability * 4294967296.0); }
 
 // One frame. Returns the reward. After the game is over it does nothing and returns 0.
 template <class Output>
 HD int act(const Rom& rom, Vcs& vcs, Generators& generators, int action, uint64_t sticky, const Output& output) {
   if (vcs.tally.over || vcs.error) return 0;
-  const uint32_t draw = generators.user.draw();
-  generators.user.draw();  // for player B
-  if (draw >= sticky) vcs.last_action = static_cast<uint8_t>(action);
-  ++vcs.frame_number;
-  ++vcs.episode_frame_number;
-  set_inputs(rom, vcs, vcs.last_action, kNoSwitch);
-  run_frame(rom, vcs, output.canvas());
-  apply_rules(rom.game->rules, vcs.ram, vcs.tally);
+  act_frame(rom, vcs, generators, action, sticky, output);
   return vcs.tally.reward;
 }
 
@@ -278,6 +284,28 @@ HD inline int lives(const Vcs& vcs) { return vcs.tally.over ? 0 : vcs.tally.live
 HD inline bool game_over(const Vcs& vcs) { return vcs.tally.over; }
 HD inline uint32_t frame_number(const Vcs& vcs) { return vcs.frame_number; }
 HD inline uint32_t episode_frame_number(const Vcs& vcs) { return vcs.episode_frame_number; }
+
+// Whether a saved state can be run. Bytes that index nothing and cannot overflow may have any value.
+HD inline bool is_valid(const Vcs& vcs) {
+  constexpr int kMostLines = 16384;  // a frame that never ends is cut before
+  constexpr int kMostCycles = kMostLines * kLineCycles;
+  const auto within = [](int64_t value, int64_t least, int64_t most) { return least <= value && value <= most; };
+  const Tia& tia = vcs.tia;
+  bool valid = within(vcs.cpu.cycle, 0, kMostCycles) && within(tia.line, 0, kMostLines) && tia.pixel <= kWidth &&
+               within(tia.hmove_cycle, kLongAgo, kMostCycles) && within(tia.vsync_cycle, kLongAgo, kMostCycles) &&
+               within(tia.discharged_cycle, -(1 << 28), kMostCycles) &&
+               within(vcs.riot.set_cycle, -(1 << 29), kMostCycles) && within(vcs.riot.late, 0, 1 << 30) &&
+               vcs.riot.shift <= 10 && within(vcs.paddle, kPaddleLeast, kPaddleMost) &&
+               within(vcs.tally.score, -(1 << 28), 1 << 28) && within(vcs.tally.points, -255, 255) &&
+               vcs.last_action < kNumActions && vcs.error <= kEndlessReset;
+  for (const uint8_t position : tia.position) valid = valid && position < kWidth;
+  for (const Mask& mask : tia.masks) valid = valid && mask.words[2] >> 32 == 0;
+  for (const int32_t cycles : tia.paddle_cycles) valid = valid && within(cycles, -1, kMostCycles);
+  return valid;
+}
+HD inline bool is_valid(const Generators& generators) {
+  return generators.system.position <= 624 && generators.user.position <= 624;
+}
 
 // False if no game has this name, or its cartridge has another size.
 inline bool make_rom(Rom& rom, const uint8_t* bytes, int size, const char* game_name) {
