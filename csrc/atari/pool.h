@@ -156,7 +156,8 @@ class Pool {
 
   bool is_possible(const EnvState& state) const {
     return state.oldest >= 0 && state.oldest < protocol_.settings().stack && state.frames >= 0 &&
-           state.has_ended <= 1 && state.was_reset == 1 && state.noop_draws < 1u << 30;
+           state.has_ended <= 1 && state.was_reset == 1 && state.noop_draws < 1u << 30 && is_valid(state.vcs) &&
+           is_valid(state.generators);
   }
 
   Header header_of(const uint8_t* bytes) const {
