@@ -14,7 +14,7 @@ HAS_PACKAGES = { pkg-config --exists grpc++ protobuf && command -v g++ && comman
 INSTALL_PACKAGES = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && apt-get install -qy $(PACKAGES); }
 TELL_PACKAGES = echo "PolyBeast needs gRPC's C++ library. On Debian or Ubuntu: sudo apt-get install $(PACKAGES)"
 
-.PHONY: help train train-poly test test-all test-mutants test-native lint plot bench docs libbeast clean
+.PHONY: help train train-poly test test-all test-mutants test-native lint plot bench docs libbeast libatari clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -56,6 +56,8 @@ docs: $(VENV)/.test  ## write docs/flags.md, docs/results.md and README.md's tab
 
 libbeast: $(VENV)/.libbeast  ## build PolyBeast's C++ part in place
 
+libatari: $(VENV)/.libatari  ## build the Atari emulator in place, which needs a C++ compiler only
+
 clean:  ## remove the virtual environment; runs stay
 	rm -rf $(VENV)
 
@@ -68,11 +70,17 @@ $(VENV)/.test: $(wildcard requirements*.txt) constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) -r requirements-test.txt
 	@touch $@ $(VENV)/.train
 
-$(VENV)/.libbeast: requirements-poly.txt constraints.txt setup.py $(wildcard csrc/*.cc csrc/*.h csrc/*.proto) | $(BIN)/python
+$(VENV)/.libbeast: requirements-poly.txt constraints.txt setup.py $(wildcard csrc/*.cc csrc/*.h csrc/*.proto csrc/atari/*) | $(BIN)/python
 	@if $(HAS_PACKAGES) || $(INSTALL_PACKAGES); then \
 		$(PIP_INSTALL) -r requirements-poly.txt && \
 		$(BIN)/python setup.py -q build_ext --inplace && touch $@; \
 	else $(TELL_PACKAGES); $(if $(filter test test-all test-mutants,$(MAKECMDGOALS)),true,exit 1); fi
+
+# Builds libbeast, too, where gRPC is installed.
+$(VENV)/.libatari: requirements-poly.txt constraints.txt setup.py $(wildcard csrc/atari/*) | $(BIN)/python
+	$(PIP_INSTALL) -r requirements-poly.txt
+	$(BIN)/python setup.py -q build_ext --inplace
+	@touch $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

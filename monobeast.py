@@ -584,7 +584,7 @@ def train(flags: Flags) -> Result:
     keep_freed_memory()
     validate(flags)  # before any environment is made
     spaces = probe_env(create_env, flags)
-    flags = validate(replace(flags, env=spaces.env_id))
+    flags = validate(replace(flags, env=spaces.env_id, atari_backend=spaces.atari_backend))
     if flags.auto:
         flags = tuning.settings_of_existing_run(flags) or tune(flags)
     torch.manual_seed(flags.seed)
@@ -620,7 +620,7 @@ def tune(flags: Flags) -> Flags:
     """Print what each stage costs here and the fastest setting that follows from it; returns the flags with it."""
     keep_freed_memory()
     spaces = probe_env(create_env, validate(flags))
-    flags = validate(replace(flags, env=spaces.env_id))
+    flags = validate(replace(flags, env=spaces.env_id, atari_backend=spaces.atari_backend))
     tuned, report = tuning.choose(flags, create_env, spaces, make_learner, update, validate)
     print(report)
     return tuned
@@ -632,7 +632,7 @@ def test(flags: AgentFlags, create_env: Callable = create_env) -> dict:
     path = flags.checkpoint or os.path.join(flags.root, flags.name, "checkpoint.pt")
     state = checkpoint.load(path)
     # create_env may look at these.
-    own = {"seed": flags.seed, "video": flags.video, "greedy": flags.greedy, "mode": "test"}
+    own = {name: getattr(flags, name) for name in ("seed", "video", "greedy", "atari_backend")} | {"mode": "test"}
     known = {field.name for field in fields(flags)}
     trained = type(flags)(**{key: value for key, value in {**state["config"], **own}.items() if key in known})
     overrides = {"render_mode": "rgb_array"} if flags.video else {}

@@ -1,7 +1,9 @@
-"""Builds libbeast, the C++ extension of PolyBeast. Everything else about the package is in pyproject.toml.
+"""Builds the C++ extensions: libatari, the Atari emulator, and libbeast, which PolyBeast needs. Everything else about
+the package is in pyproject.toml.
 
-`pip install .` builds and installs it; `python setup.py build_ext --inplace` leaves it beside polybeast.py. gRPC and
-protobuf are the system's: found through pkg-config, else through their CMake packages. MonoBeast needs none of this.
+`pip install .` builds and installs them; `python setup.py build_ext --inplace` leaves them beside polybeast.py.
+libatari needs a C++ compiler only. libbeast also needs gRPC and protobuf, which are the system's: found through
+pkg-config, else through their CMake packages. Without them only libatari is built. MonoBeast runs without either.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from setuptools import setup
 from setuptools.command.build_ext import build_ext
 
 HOW_TO_INSTALL = """
-PolyBeast's extension libbeast cannot be built: {missing}. Install what it needs and try again:
+PolyBeast's extension libbeast cannot be built: {missing}.{built} Install what it needs and try again:
 
     Debian, Ubuntu   apt-get install g++ pkg-config libgrpc++-dev libprotobuf-dev protobuf-compiler \\
                          protobuf-compiler-grpc python3-dev
@@ -73,36 +75,43 @@ def cmake_flags() -> tuple[list[str], list[str]] | None:
     return compile_flags, link[link.index("flags", link.index("-o")) + 1 :]
 
 
-class BuildLibbeast(build_ext):
-    """Finds gRPC, generates the messages' code from rpcenv.proto, and compiles every file of csrc/."""
+class BuildExtensions(build_ext):
+    """Compiles libatari; finds gRPC, generates the messages' code from rpcenv.proto, and compiles libbeast."""
 
     def run(self):
         compiler = shlex.split(os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++")[0]
         flags = pkg_config_flags() or cmake_flags()
-        missing = {
+        for_all = {
             f"there is no C++ compiler ({compiler})": shutil.which(compiler),
-            "neither pkg-config nor CMake finds gRPC's C++ library (grpc++) and protobuf": flags,
-            "there is no protoc": shutil.which("protoc"),
             "Python's headers are missing": Path(sysconfig.get_path("include"), "Python.h").exists(),
         }
-        if not all(missing.values()):
-            sys.exit(HOW_TO_INSTALL.format(missing=", ".join(what for what, found in missing.items() if not found)))
+        for_libbeast = {
+            "neither pkg-config nor CMake finds gRPC's C++ library (grpc++) and protobuf": flags,
+            "there is no protoc": shutil.which("protoc"),
+        }
+        missing = ", ".join(what for what, found in (for_all | for_libbeast).items() if not found)
+        if not all(for_all.values()):
+            sys.exit(HOW_TO_INSTALL.format(missing=missing, built=""))
+        if missing:
+            self.extensions.remove(libbeast)
+            super().run()
+            print(HOW_TO_INSTALL.format(missing=missing, built=" libatari is built."), file=sys.stderr)
+            return
 
         generated = Path(self.build_temp, "proto")
         generated.mkdir(parents=True, exist_ok=True)
         subprocess.run(["protoc", "-Icsrc", f"--cpp_out={generated}", "csrc/rpcenv.proto"], check=True)
-        extension = self.extensions[0]
-        extension.sources += [str(generated / "rpcenv.pb.cc")]
-        extension.include_dirs += [str(generated)]
-        extension.extra_compile_args += flags[0]
-        extension.extra_link_args += flags[1]
+        libbeast.sources += [str(generated / "rpcenv.pb.cc")]
+        libbeast.include_dirs += [str(generated)]
+        libbeast.extra_compile_args += flags[0]
+        libbeast.extra_link_args += flags[1]
         super().run()
         if not self.inplace:
             shutil.copy("libbeast.pyi", self.build_lib)
 
 
 def is_outdated(compiled: str, source: str) -> bool:
-    sources = [source, __file__, "csrc/rpcenv.proto", *map(str, Path("csrc").glob("*.h"))]
+    sources = [source, __file__, "csrc/rpcenv.proto", *map(str, Path("csrc").rglob("*.h"))]
     return not os.path.exists(compiled) or os.path.getmtime(compiled) < max(map(os.path.getmtime, sources))
 
 
@@ -116,5 +125,14 @@ libbeast = Pybind11Extension(
     cxx_std=17,
     extra_compile_args=["-O2", "-Wall", "-Wextra"],
 )
+libatari = Pybind11Extension(
+    "libatari",
+    sorted(map(str, Path("csrc/atari").glob("*.cc"))),
+    include_dirs=["csrc/atari"],
+    depends=sorted(map(str, Path("csrc/atari").glob("*.h"))),
+    cxx_std=17,
+    # A fused multiply-add would round a scaled image otherwise than OpenCV does.
+    extra_compile_args=["-O3", "-ffp-contract=off", "-Wall", "-Wextra"],
+)
 ParallelCompile(default=0, needs_recompile=is_outdated).install()  # 0: as many compilers as there are cores
-setup(ext_modules=[libbeast], cmdclass={"build_ext": BuildLibbeast})
+setup(ext_modules=[libatari, libbeast], cmdclass={"build_ext": BuildExtensions})

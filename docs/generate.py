@@ -56,8 +56,8 @@ README_TASKS = {
     "cartpole": "CartPole",
     "cartpole-defaults": "CartPole, no flag tuned",
 }
-# CSVs that are not of one learning run: the samples of a soak, a search.
-NO_RUNS = ("soak-*.csv", "*-search.csv")
+# CSVs that are not of one learning run: the samples of a soak, a search, a list of games.
+NO_RUNS = ("soak-*.csv", "*-search.csv", "atari-exact.csv")
 README_SPEED = "throughput-BreakoutNoFrameskip-v4.json"
 
 

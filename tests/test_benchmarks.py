@@ -111,6 +111,18 @@ def test_the_transport_benchmark_measures_every_combination_and_writes_its_files
     assert "| tls | 2 | 2 |" in (tmp_path / "transport.md").read_text()
 
 
+@pytest.mark.long
+def test_the_atari_benchmark_measures_every_kind_and_writes_its_files(tmp_path):
+    pytest.importorskip("libatari")
+    sizes = "--seconds 0.1 --repeats 1 --num_envs 2 --games pong qbert --threads 1 2 --growth 2 4".split()
+    run("atari.py", *sizes, "--out", str(tmp_path))
+    result = json.loads((tmp_path / "atari-speed.json").read_text())
+    kinds = 3 + (3 if result["envpool"] else 2) * 2
+    assert len(result["runs"]) == 2 * kinds and [row["num_envs"] for row in result["growth"]] == [2, 4]
+    assert all(one["per_second"] > 0 for measured in result["runs"].values() for one in measured)
+    assert "| qbert | " in (tmp_path / "atari-speed.md").read_text()
+
+
 def test_a_soak_tells_growth_from_noise():
     soak = load("soak.py")
     rng = np.random.default_rng(1)

@@ -28,6 +28,7 @@ def options(flags) -> dict[str, Any]:
         **{name: getattr(flags, name) or None for name in ("frame_stack", "frame_skip", "resize")},
         **{name: switch[getattr(flags, name)] for name in ("grayscale", "episodic_life", "full_action_space")},
         **{name: None if (x := getattr(flags, name)) == "auto" else x for name in ("sticky_actions", "noops")},
+        "atari_backend": None if flags.atari_backend == "ale" else flags.atari_backend,
         "env_kwargs": parse_env_kwargs(flags.env_kwargs),
     }
 
@@ -48,13 +49,13 @@ def make(
     env_id: str, num_envs: int, *,
     frame_stack: int | None = None, frame_skip: int | None = None, resize: int | None = None,
     grayscale: bool | None = None, sticky_actions: float | None = None, noops: int | None = None,
-    episodic_life: bool | None = None, full_action_space: bool | None = None,
+    episodic_life: bool | None = None, full_action_space: bool | None = None, atari_backend: str | None = None,
     env_kwargs: Mapping[str, Any] | None = None, **kwargs,
 ) -> VectorEnv:  # fmt: skip
     """Make `num_envs` environments that are stepped together.
 
-    Atari games run on ale-py's vector env, in the protocol that their id implies: that of Mnih et al. 2015 (-v4) or of
-    Machado et al. 2018 (-v5). Both see the last 4 decisions as gray images [4, 84, 84] (uint8), decide every 4 frames
+    Atari games run in the protocol that their id implies: that of Mnih et al. 2015 (-v4) or of Machado et al. 2018
+    (-v5). Both see the last 4 decisions as gray images [4, 84, 84] (uint8), decide every 4 frames
     (each image the pixelwise maximum of the last two), choose among the game's own actions, get raw rewards, and are
     truncated after 108,000 frames (27,000 steps).
 
@@ -70,8 +71,10 @@ def make(
 
     None leaves a choice to the id. `frame_stack`, `frame_skip`, `resize` and `grayscale` are for Atari and for all that
     observes images (`beast.envs.images`). `sticky_actions` (a probability), `noops` (at most so many), `episodic_life`
-    (whether a lost life ends an episode) and `full_action_space` are for Atari. `env_kwargs` and `kwargs` go to the
-    environment; of Atari, to `ale_py.vector_env.AtariVectorEnv`. With `render_mode="rgb_array"` Atari renders in color.
+    (whether a lost life ends an episode), `full_action_space` and `atari_backend` are for Atari. The backend is "beast"
+    (`beast.envs.atari`), "ale" (ale-py; None, too) or "auto": Beast's where it is built and knows the game.
+    `env_kwargs` and `kwargs` go to the environment; of Atari, to the backend's `AtariVectorEnv`. With
+    `render_mode="rgb_array"` Atari renders in color.
 
     `metadata["env_id"]` and `metadata["frames_per_step"]` of the vector env say what it is.
 
@@ -83,7 +86,10 @@ def make(
         raise InputError(f"num_envs is {num_envs}; at least 1 environment is needed")
     kwargs = {**(env_kwargs or {}), **kwargs}
     of_images = {"frame_stack": frame_stack, "frame_skip": frame_skip, "resize": resize, "grayscale": grayscale}
-    of_atari = {"sticky_actions": sticky_actions, "noops": noops, "full_action_space": full_action_space}
+    of_atari = {
+        "sticky_actions": sticky_actions, "noops": noops, "full_action_space": full_action_space,
+        "atari_backend": atari_backend,
+    }  # fmt: skip
     if match := ATARI_ID.fullmatch(env_id):
         if (match["deepmind"] or match["machado"]) not in atari_games():
             raise _unknown_id(env_id)

@@ -1,4 +1,4 @@
-"""Atari games on ale-py's vector env, and MinAtar games without MinAtar's plotting libraries."""
+"""Atari games on Beast's emulator or on ale-py's, and MinAtar games without MinAtar's plotting libraries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv, VectorWrapper
 
 from beast.envs.images import JoinChannels
-from beast.errors import MissingFile, MissingPackage
+from beast.errors import InputError, MissingFile, MissingPackage
 
 ATARI_ID = re.compile(r"(?:ale_py:)?(?:(?P<deepmind>\w+)NoFrameskip-v4|ALE/(?P<machado>\w+)-v5)")
 ATARI_FRAMES_PER_STEP = 4
@@ -39,8 +39,6 @@ def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool 
     """See `beast.envs.make`; `match` is that of ATARI_ID, `chosen` has the choices that are made, by our names. Raises
     KeyError for an unknown game."""
     game = atari_games()[match["deepmind"] or match["machado"]]
-    from ale_py.vector_env import AtariVectorEnv
-
     if match["deepmind"]:
         protocol = {"repeat_action_probability": 0.0, "noop_max": 30, "use_fire_reset": True}
     else:
@@ -51,18 +49,17 @@ def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool 
         "frameskip": ATARI_FRAMES_PER_STEP,
         "reward_clipping": False,  # the library would clip them by default
         **protocol,
-        **{name: value for ours, value in chosen.items() for name in ATARI_NAMES[ours]},
+        **{name: value for ours, value in chosen.items() for name in ATARI_NAMES.get(ours, [])},
         **kwargs,
     }
-    render_mode = settings.pop("render_mode", None)
+    backend = chosen.get("atari_backend", "ale")
+    if backend not in ("auto", "beast", "ale"):
+        raise InputError(f"atari_backend is {backend!r}: it is 'auto', 'beast' or 'ale'")
     # The library's own `episodic_life` resets the whole game at every lost life (0.12.1), so that no life but the first
     # is ever played: `LifeEpisodes` does it instead.
     episodic_life = settings.pop("episodic_life", episodic_life)
     try:
-        env: VectorEnv = AtariVectorEnv(game, num_envs, **settings)
-        if render_mode == "rgb_array":
-            in_color = {"grayscale": False, "img_height": 210, "img_width": 160, "stack_num": 1}
-            env = FilmedAtari(env, AtariVectorEnv(game, num_envs, **{**settings, **in_color}))
+        env = _emulate(backend, game, num_envs, settings)
     except OSError as error:
         directory = os.environ.get("ALE_ROMS_DIR")
         remedy = (
@@ -77,6 +74,34 @@ def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool 
         env = LifeEpisodes(env)
     frames = {"frames_per_step": settings["frameskip"], "render_fps": ATARI_FRAMES_PER_SECOND / settings["frameskip"]}
     env.metadata = {**env.metadata, **frames}
+    return env
+
+
+def _emulate(backend: str, game: str, num_envs: int, settings: dict) -> VectorEnv:
+    """The game on Beast's emulator or on ale-py's; `metadata["atari_backend"]` says which."""
+    from beast.envs import atari
+
+    why_not = "" if backend == "ale" else atari.why_not(game)
+    env: VectorEnv
+    if backend != "ale" and not why_not:
+        try:
+            env = atari.AtariVectorEnv(game, num_envs, **settings)
+        except atari.Unsupported as error:
+            why_not = str(error)
+        else:
+            env.metadata = {**env.metadata, "atari_backend": "beast"}
+            return env
+    if backend == "beast":
+        kind = InputError if atari.libatari else MissingPackage
+        raise kind(f"--atari_backend beast: {why_not}; --atari_backend auto takes ale-py where it is needed")
+    from ale_py.vector_env import AtariVectorEnv
+
+    render_mode = settings.pop("render_mode", None)
+    env = AtariVectorEnv(game, num_envs, **settings)
+    if render_mode == "rgb_array":
+        in_color = {"grayscale": False, "img_height": 210, "img_width": 160, "stack_num": 1}
+        env = FilmedAtari(env, AtariVectorEnv(game, num_envs, **{**settings, **in_color}))
+    env.metadata = {**env.metadata, "atari_backend": "ale"}
     return env
 
 
@@ -125,7 +150,7 @@ class LifeEpisodes(VectorWrapper):
 
     def __init__(self, env: VectorEnv):
         super().__init__(env)
-        names = [action.name for action in env.unwrapped.ale.get_action_set()]
+        names = [action.name for action in getattr(env.unwrapped, "ale", env.unwrapped).get_action_set()]
         self._first_action = names.index("FIRE") if "FIRE" in names else 0
 
     def reset(self, *, seed=None, options=None):

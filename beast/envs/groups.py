@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
+from beast.envs.games import LifeEpisodes
 from beast.envs.rows import (
     ENV_FIELDS,
     EnvSpaces,
@@ -44,11 +45,18 @@ class EnvGroup:
                 'set metadata["autoreset_mode"] of the vector env to what it does, and let it reset itself'
             )
         self.env, self.num_envs, observations = env, env.num_envs, spaces_by_name(env.single_observation_space)
+        # Wrappers of others may keep an observation for longer than its row lasts.
+        inner = env
+        while isinstance(inner, LifeEpisodes):
+            inner = inner.env
+        self._observe_into = None if isinstance(inner, VectorWrapper) else getattr(inner, "observe_into", None)
         self.spaces = EnvSpaces(observations, env.single_action_space, mode == AutoresetMode.SAME_STEP)
         self.fields = rollout_fields(self.spaces)
 
     def reset(self, seed: int, row: dict) -> None:
         """Begin new episodes with seeds `seed`, `seed + 1`, … (below 2³¹) and write their first row."""
+        if self._observe_into:
+            self._observe_into(row["obs"]["obs"])
         observations, _ = self.env.reset(seed=int(seed))
         self._write_observations(observations, row["obs"])
         for array in row.get("final_obs", {}).values():
@@ -62,6 +70,8 @@ class EnvGroup:
     def step(self, actions: np.ndarray, row: dict) -> None:
         """Step all with `actions` [K, *action_shape] as a rollout stores them and write the row that came of it."""
         actions = env_actions(self.spaces.action, actions)
+        if self._observe_into:
+            self._observe_into(row["obs"]["obs"])
         observations, reward, terminated, truncated, info = self.env.step(actions)
         self._write_observations(observations, row["obs"])
         ended = terminated | truncated
@@ -87,7 +97,8 @@ class EnvGroup:
 
     def _write_observations(self, observations, fields: dict[str, np.ndarray]) -> None:
         for name, part in parts_by_name(self.env.single_observation_space, observations).items():
-            fields[name][...] = part
+            if part is not fields[name]:
+                fields[name][...] = part
 
     def _write_final_observations(self, info: dict, truncated: np.ndarray, fields: dict[str, np.ndarray]) -> np.ndarray:
         """Copy the last observations of truncated episodes; returns which of them there were, bool [K]."""

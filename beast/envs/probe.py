@@ -63,7 +63,9 @@ def probe_env(create_env: Callable, flags, **overrides) -> EnvSpaces:
         if overrides.get("render_mode"):
             _check_frames(env, name)
         _warn_of_statistics(env, name)
-        return spaces._replace(env_id=name, frames_per_step=(env.metadata or {}).get("frames_per_step", 1))
+        told = env.metadata or {}
+        known = {key: told[key] for key in ("frames_per_step", "atari_backend") if key in told}
+        return spaces._replace(env_id=name, **known)
 
 
 def name_of(env: VectorEnv) -> str:

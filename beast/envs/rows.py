@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -31,6 +31,7 @@ class EnvSpaces(NamedTuple):
     final_observations: bool = False  # beside a new episode's first one lies that of a truncated episode (SAME_STEP)
     env_id: str = ""  # for people to read, where `probe_env` found it
     frames_per_step: int = 1
+    atari_backend: Literal["auto", "beast", "ale"] = "ale"  # what `probe_env` found: never "auto"
 
 
 def rollout_fields(spaces: EnvSpaces) -> dict[str, tuple[tuple[int, ...], str]]:

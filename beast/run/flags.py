@@ -43,6 +43,9 @@ class EnvFlags:
     """Atari: end an episode at every lost life, for the learner; auto: on for -v4, off for -v5."""
     full_action_space: Literal["auto", "on", "off"] = "auto"
     """Atari: choose among all 18 actions rather than the game's own; auto: off."""
+    atari_backend: Literal["ale", "beast", "auto"] = "ale"
+    """Atari: run on ale-py's emulator or on Beast's own (docs/environments.md); auto: Beast's where it is built and
+    knows the game."""
 
 
 @dataclass
@@ -123,7 +126,7 @@ FREE_ON_RESUME = {
     *("learning_rate", "grad_clip", "max_policy_lag"),  # remedies for bad updates, and for old rollouts
     *("device", "amp", "channels_last", "compile", "learner_threads", "log_steps", "checkpoint_minutes"),
     *("tensorboard", "track", "track_project", "eval_minutes", "eval_episodes"),
-    *("episodes", "greedy", "checkpoint", "video"),
+    *("episodes", "greedy", "checkpoint", "video", "atari_backend"),
 }
 
 RUN_LIMITS = {  # flag: lowest and highest value
@@ -158,6 +161,12 @@ def add_env_flags(parser: argparse.ArgumentParser) -> None:
     add("--noops", type=_auto_or(int), default="auto", help="Atari: most no-ops at the start of a game")
     add("--episodic_life", **on_or_off, help="Atari: end an episode at every lost life; auto: on for -v4, off for -v5")
     add("--full_action_space", **on_or_off, help="Atari: all 18 actions rather than the game's own; auto: off")
+    add(
+        "--atari_backend",
+        default="ale",
+        choices=["ale", "beast", "auto"],
+        help="Atari: ale-py's emulator or Beast's own; auto: Beast's where it is built and knows the game",
+    )
 
 
 def _auto_or(number: type) -> Callable[[str], float | str]:

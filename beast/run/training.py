@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from beast.envs import is_atari
 from beast.errors import UserError, WorkerFailure
 from beast.feeds.feed import Feed
 from beast.learn.learner import Learner
@@ -145,7 +146,9 @@ class Training:
         self.cleanup.callback(self._metrics.close)
         parameters = sum(parameter.numel() for parameter in learner.net.parameters())
         precision = " in bf16" if getattr(learner.net, "amp", False) else ""
-        run.log(f"{flags.name}: {flags.env}, {parameters:,} parameters on {self.device}{precision}, {introduction}")
+        emulator = {"beast": " on Beast's emulator", "ale": " on ale-py's"}[flags.atari_backend]
+        name = flags.env + (emulator if is_atari(flags.env) else "")
+        run.log(f"{flags.name}: {name}, {parameters:,} parameters on {self.device}{precision}, {introduction}")
         limits = flags.total_steps, flags.total_minutes
         console = Console(*limits, self.frames_per_step, learner.steps, learner.seconds / 60)
         self.cleanup.callback(console.close)

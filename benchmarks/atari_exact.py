@@ -1,0 +1,113 @@
+"""Compare libatari with ale-py frame by frame on every ROM that ale-py brings.
+
+    python benchmarks/atari_exact.py                       # all ROMs, ~15 CPU minutes; writes results/atari-exact.csv
+    python benchmarks/atari_exact.py --games pong qbert    # measures these anew; the other rows stay
+
+Random play; RAM, all pixels, lives, game over, frame numbers and rewards are compared after every frame, and a game
+stops at its first difference. `equal` is the number of frames before it. A game without rules is compared without
+rewards, lives and game over. Each game runs in a process of its own, because ale-py ends the process with some.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import platform
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+RESULTS = ROOT / "benchmarks" / "results" / "atari-exact.csv"
+CARTS = ["2K", "4K", "F8", "F8SC", "F6", "F6SC", "E0", "FE"]
+COLUMNS = ["game", "cart", "rules", "frames", "equal", "first difference", "commit"]
+
+
+def read_rows(path: Path) -> dict[str, dict[str, str]]:
+    """Game -> its row of the table."""
+    with path.open(newline="") as file:
+        return {row["game"]: row for row in csv.DictReader(line for line in file if not line.startswith("#"))}
+
+
+def exact_games(path: Path = RESULTS, frames: int = 20_000) -> set[str]:
+    """The games with rules that were equal to ale-py over at least `frames` frames."""
+    rows = read_rows(path).values()
+    return {row["game"] for row in rows if row["rules"] == "yes" and frames <= int(row["frames"]) == int(row["equal"])}
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def measure(game: str, cart: str, rules: bool, flags: argparse.Namespace) -> dict[str, str | int]:
+    """Run one game in a process of its own and return its row."""
+    command = [sys.executable, __file__, "--one", game, "--frames", str(flags.frames), "--seed", str(flags.seed)]
+    command += ["--sticky", str(flags.sticky)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=flags.timeout)
+        equal, _, difference = done.stdout.strip().partition(" ")
+        if done.returncode:
+            equal, difference = "0", f"the process ended with status {done.returncode}"
+    except subprocess.TimeoutExpired:
+        equal, difference = "0", f"not done after {flags.timeout} s"
+    return {
+        "game": game,
+        "cart": cart,
+        "rules": "yes" if rules else "no",
+        "frames": flags.frames,
+        "equal": equal,
+        "first difference": difference,
+        "commit": flags.commit,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--frames", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sticky", type=float, default=0.0, help="probability that a frame repeats the last action")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for one game")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="games at a time")
+    parser.add_argument("--games", nargs="*", default=[], help="these only")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    flags = parser.parse_args()
+
+    from atari.lockstep import GAMES, lockstep
+
+    if flags.one:
+        equal, difference = lockstep(flags.one, flags.frames, flags.seed, flags.sticky)
+        print(equal, difference or "")
+        return
+    if unknown := [game for game in flags.games if game not in GAMES]:
+        parser.error(f"libatari does not know {' '.join(unknown)}")
+    git = ["git", "describe", "--always", "--dirty"]
+    flags.commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    rows = read_rows(flags.out) if flags.out.exists() and flags.games else {}
+    # Games with rules are what one waits for.
+    games = sorted(flags.games or GAMES, key=lambda game: (not GAMES[game]["has_rules"], game))
+    flags.out.parent.mkdir(exist_ok=True)
+    with ThreadPoolExecutor(flags.jobs) as pool:
+        tasks = [pool.submit(measure, g, CARTS[GAMES[g]["cart"]], GAMES[g]["has_rules"], flags) for g in games]
+        for game, task in zip(games, tasks, strict=True):
+            rows[game] = task.result()
+            print(f"{game}: {rows[game]['first difference'] or 'exact'}", flush=True)
+            with flags.out.open("w", newline="") as file:
+                file.write(f"# python benchmarks/atari_exact.py --frames {flags.frames} --seed {flags.seed} ")
+                file.write(f"--sticky {flags.sticky}; ale-py 0.12.1; {cpu_name()}, {os.cpu_count()} cores\n")
+                table = csv.DictWriter(file, COLUMNS)
+                table.writeheader()
+                table.writerows(rows[name] for name in sorted(rows))
+    exact = sum(not row["first difference"] for row in rows.values())
+    print(f"{exact} of {len(rows)} games exact over {flags.frames} frames")
+
+
+if __name__ == "__main__":
+    main()

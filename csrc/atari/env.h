@@ -1,0 +1,403 @@
+// One environment: frame skip, no-ops and FIRE at the start, the maximum of two frames, scaling, stack, ends of
+// episodes. What ale_py.vector_env.AtariVectorEnv does, as measured; tests/test_atari_env.py compares the two.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "resize.h"
+#include "vcs.h"
+
+namespace beast::atari {
+
+constexpr int kNoop = 0, kFire = 1;
+
+struct EnvSettings {
+  int frame_skip = 4;
+  bool max_pool = true;  // an image is the maximum of a step's last two frames
+  int stack = 4;         // images of an observation, the newest last
+  int height = 84, width = 84;
+  bool grayscale = true;
+  bool keeps_film = false;      // keep the newest image in color, too
+  int noop_max = 30;            // an episode begins with fewer no-ops than this; 0 and 1: none
+  bool fire_reset = true;       // and with FIRE where the game has it
+  bool episodic_life = false;   // a lost life ends the episode, and the next one begins with a reset of the game
+  bool life_loss_info = false;  // a lost life terminates, and the game goes on
+  bool clip_rewards = true;     // to their sign
+  bool same_step = false;       // autoreset in the step that ends an episode rather than in the next one
+  int max_frames = 108'000;     // of an episode, from the end of its start frames: then it is truncated
+  double sticky = 0;            // probability with which a frame repeats the action of the one before
+  std::vector<int> actions;     // what an index of an action means, 0 to 17
+};
+
+struct Palette {
+  uint8_t rgb[256][3] = {};
+  uint8_t gray[256] = {};
+};
+
+// What one environment is, beside its images. Trivially copyable: it travels as bytes.
+struct EnvState {
+  Vcs vcs;
+  Generators generators;
+  uint32_t noop_seed;  // the generator of no-ops is MT19937(noop_seed) after noop_draws draws, one per episode
+  uint32_t noop_draws;
+  int32_t frames;     // of this episode since its start frames ended
+  int32_t lives;      // after the newest frame
+  int32_t oldest;     // place in the stack of its oldest image
+  uint8_t has_ended;  // NEXT_STEP: the next step begins a new episode
+  uint8_t was_reset;  // there is an episode
+};
+static_assert(std::is_trivially_copyable<EnvState>::value, "states are copied as bytes");
+
+// One environment's memory.
+struct Env {
+  EnvState* state;
+  uint8_t* image;  // [rows, 160(, 3)]: the newest image before it is scaled
+  uint8_t* film;   // [rows, 160, 3]: the same in color, where it is kept
+  uint8_t* stack;  // [stack, height, width(, 3)], a ring
+};
+
+// Draws into two screens in turn, as ALE does: a frame that ends early leaves rows of the one before the last. Some
+// games do that while they boot.
+struct AlternatingOutput {
+  uint8_t* screens[2];
+  int rows;
+  bool is_gray;
+  int* current;  // the screen of the newest frame
+
+  Canvas canvas() const {
+    *current ^= 1;
+    return {screens[*current], rows, is_gray};
+  }
+};
+
+// FNV-1a, eight bytes at a time.
+inline uint64_t hash(const void* data, size_t size, uint64_t value = 0xCBF29CE484222325) {
+  const uint8_t* bytes = static_cast<const uint8_t*>(data);
+  for (; size >= 8; size -= 8, bytes += 8) {
+    uint64_t word;
+    std::memcpy(&word, bytes, 8);
+    value = (value ^ word) * 0x100000001B3;
+    value ^= value >> 32;
+  }
+  for (; size; --size, ++bytes) value = (value ^ *bytes) * 0x100000001B3;
+  return value;
+}
+
+// What a step or a reset tells of one environment.
+struct StepResult {
+  int32_t reward = 0;
+  bool terminated = false, truncated = false;
+  int32_t lives = 0, frame_number = 0, episode_frame_number = 0;
+  Error error = kNoError;  // why the console stands still
+};
+
+// A game and its settings: what all environments of a pool share. Nothing in it changes once it is made.
+class Protocol {
+ public:
+  // What one thread needs while it steps.
+  struct Scratch {
+    std::vector<uint8_t> frames[2];  // as the core renders them: [0] a step's last frame but one, [1] its last
+    Resizer::Scratch resize;
+  };
+
+  // Loads the ROM once: a load does not depend on the seed, so that every seeded environment begins with a copy.
+  Protocol(const Rom& rom, EnvSettings settings, const Palette& palette)
+      : rom_(rom),
+        settings_(std::move(settings)),
+        palette_(palette),
+        channels_(settings_.grayscale ? 1 : 3),
+        in_color_(!settings_.grayscale || settings_.keeps_film),
+        num_pixels_(kScreenWidth * rom.game->height),
+        resize_(rom.game->height, kScreenWidth, settings_.height, settings_.width, channels_) {
+    const std::vector<int>& actions = settings_.actions;
+    has_fire_ = std::find(actions.begin(), actions.end(), kFire) != actions.end();
+    // Some games' resets draw from the user's generator, always the same number of times.
+    const auto count_draws = [](const Generators& generators) {
+      Mt19937 generator;
+      generator.seed(0);
+      int draws = 0;
+      while (std::memcmp(&generator, &generators.user, sizeof(generator)) && draws < 100'000) generator.draw(), ++draws;
+      return draws;
+    };
+    loaded_ = first_ = EnvState{};
+    load(rom_, loaded_.vcs, loaded_.generators, 0, NoOutput{});
+    loaded_draws_ = count_draws(loaded_.generators);
+    first_ = loaded_;
+    first_image_.resize(image_bytes());
+    first_film_.resize(film_bytes());
+    Scratch scratch = make_scratch();
+    start_game_seeing_all({&first_, first_image_.data(), first_film_.data(), nullptr}, 0, scratch);
+    first_draws_ = count_draws(first_.generators) - loaded_draws_;
+  }
+
+  const Rom& rom() const { return rom_; }
+  const EnvSettings& settings() const { return settings_; }
+  size_t image_bytes() const { return static_cast<size_t>(num_pixels_) * channels_; }
+  size_t film_bytes() const { return settings_.keeps_film ? static_cast<size_t>(num_pixels_) * 3 : 0; }
+  size_t plane_bytes() const { return static_cast<size_t>(settings_.height) * settings_.width * channels_; }
+  size_t stack_bytes() const { return plane_bytes() * settings_.stack; }
+  int rows() const { return num_pixels_ / kScreenWidth; }
+
+  Scratch make_scratch() const {
+    Scratch scratch;
+    for (std::vector<uint8_t>& frame : scratch.frames) frame.resize(num_pixels_);
+    scratch.resize = resize_.scratch();
+    return scratch;
+  }
+
+  // Begins an episode as if the ROM had been loaded with this seed, which also seeds the no-ops.
+  StepResult reset(const Env& env, uint32_t seed, Scratch& scratch) const {
+    *env.state = loaded_;
+    env.state->generators.user.seed(seed);
+    skip(env.state->generators.user, loaded_draws_);
+    env.state->noop_seed = seed;
+    env.state->was_reset = true;
+    start_game(env, true, scratch);
+    return begin_episode(env, scratch);
+  }
+
+  // Begins an episode; all generators go on.
+  StepResult reset(const Env& env, Scratch& scratch) const {
+    start_game(env, false, scratch);
+    return begin_episode(env, scratch);
+  }
+
+  // One step with the action of this index. `final_observation` is null, or memory for the last observation of an
+  // episode that ends in this step under SAME_STEP.
+  StepResult step(const Env& env, int action, uint8_t* final_observation, Scratch& scratch) const {
+    EnvState& state = *env.state;
+    if (state.has_ended) return reset(env, scratch);  // NEXT_STEP: the action is void
+    const int num_frames = settings_.frame_skip, lives_before = state.lives, meaning = settings_.actions[action];
+    StepResult result;
+    bool has_frame[2] = {};
+    for (int k = 0; k < num_frames; ++k) {
+      const int from_end = num_frames - 1 - k;
+      const int place = from_end == 0 ? 1 : from_end == 1 && settings_.max_pool ? 0 : -1;
+      int reward;
+      if (place < 0) {
+        reward = frame(state, meaning, NoOutput{});
+      } else {
+        see_frame(state, meaning, scratch.frames[place].data(), &reward);
+      }
+      result.reward += reward;
+      ++state.frames;
+      const int lives_now = beast::atari::lives(state.vcs);
+      result.terminated = game_over(state.vcs) || (settings_.episodic_life && lives_now < state.lives);
+      result.truncated = state.frames >= settings_.max_frames;
+      state.lives = lives_now;
+      if (result.terminated || result.truncated || state.vcs.error) break;
+      if (place >= 0) has_frame[place] = true;
+    }
+    const bool has_ended = result.terminated || result.truncated;
+    if (settings_.life_loss_info && state.lives < lives_before) result.terminated = true;
+    if (settings_.clip_rewards) result.reward = (result.reward > 0) - (result.reward < 0);
+    // A frame that ends the episode is never seen: the image is then what was there before.
+    if (has_frame[1]) put(env, scratch.frames[1].data(), false);
+    if (has_frame[0]) put(env, scratch.frames[0].data(), true);
+    push(env, scratch);
+    tell(state, result);
+    if (final_observation && (has_ended || result.terminated)) observe(env, final_observation);
+    if (has_ended) {
+      if (settings_.same_step) {
+        const StepResult first = reset(env, scratch);
+        result.lives = first.lives;
+        result.frame_number = first.frame_number;
+        result.episode_frame_number = first.episode_frame_number;
+      } else {
+        state.has_ended = true;
+      }
+    }
+    return result;
+  }
+
+  StepResult told(EnvState& state) const {
+    StepResult result;
+    tell(state, result);
+    return result;
+  }
+
+  // Two protocols with equal fingerprints understand each other's states.
+  uint64_t fingerprint() const {
+    const EnvSettings& s = settings_;
+    const int64_t numbers[] = {s.frame_skip,    s.max_pool,       s.stack,        s.height,    s.width,
+                               s.grayscale,     s.keeps_film,     s.noop_max,     s.fire_reset, s.episodic_life,
+                               s.life_loss_info, s.clip_rewards,  s.same_step,    s.max_frames,
+                               static_cast<int64_t>(sticky()),    static_cast<int64_t>(sizeof(EnvState))};
+    uint64_t value = hash(numbers, sizeof(numbers));
+    value = hash(s.actions.data(), s.actions.size() * sizeof(int), value);
+    return hash(rom_.bytes, sizeof(rom_.bytes), value);
+  }
+
+  // Copies the stack, the oldest image first.
+  void observe(const Env& env, uint8_t* observation) const {
+    const size_t oldest = env.state->oldest * plane_bytes();
+    std::memcpy(observation, env.stack + oldest, stack_bytes() - oldest);
+    std::memcpy(observation + stack_bytes() - oldest, env.stack, oldest);
+  }
+
+ private:
+  bool fires() const { return settings_.fire_reset && has_fire_; }
+
+  static void skip(Mt19937& generator, int draws) {
+    for (int k = 0; k < draws; ++k) generator.draw();
+  }
+
+  // Resets the game, plays the start frames and leaves what the last of them shows as the newest image. `is_first`: it
+  // is the reset behind a load, which is known already.
+  void start_game(const Env& env, bool is_first, Scratch& scratch) const {
+    EnvState& state = *env.state;
+    const int start_frames = draw_start_frames(state);
+    state.vcs.last_action = kNoop;
+    const EnvState before = state;
+    if (is_first) {
+      state.vcs = first_.vcs;
+      state.generators.system = first_.generators.system;
+      skip(state.generators.user, first_draws_);
+    } else if (start_frames) {
+      reset_game(rom_, state.vcs, state.generators, NoOutput{});
+    }
+    if (start_frames) {
+      for (int k = 0; k < start_frames - 1; ++k) frame(state, start_action(k), NoOutput{});
+      // The whole of the last frame tells all. Few games' last frame ends early: then the others have to be drawn, too.
+      if (see_frame(state, start_action(start_frames - 1), scratch.frames[1].data())) {
+        put(env, scratch.frames[1].data(), false);
+      } else {
+        state = before;
+        start_game_seeing_all(env, start_frames, scratch);
+      }
+    } else if (is_first) {
+      std::memcpy(env.image, first_image_.data(), image_bytes());
+      std::memcpy(env.film, first_film_.data(), film_bytes());
+    } else {
+      start_game_seeing_all(env, 0, scratch);
+    }
+  }
+
+  void start_game_seeing_all(const Env& env, int start_frames, Scratch& scratch) const {
+    int current = 0;
+    const AlternatingOutput output = {
+        {scratch.frames[0].data(), scratch.frames[1].data()}, rows(), !in_color_, &current};
+    for (std::vector<uint8_t>& pixels : scratch.frames) std::fill(pixels.begin(), pixels.end(), 0);
+    reset_game(rom_, env.state->vcs, env.state->generators, output);
+    for (int k = 0; k < start_frames; ++k) frame(*env.state, start_action(k), output);
+    put(env, scratch.frames[current].data(), false);
+  }
+
+  int start_action(int start_frame) const { return start_frame == 0 && fires() ? kFire : kNoop; }
+
+  // The number of frames between the game's reset and the first observation.
+  int draw_start_frames(EnvState& state) const {
+    const int noops = settings_.noop_max > 1 ? draw_noops(state) : 0;
+    return fires() ? std::max(noops, 1) : noops;
+  }
+
+  // Uniform in [0, noop_max), as libstdc++'s uniform_int_distribution draws (Lemire 2019).
+  int draw_noops(EnvState& state) const {
+    Mt19937 generator;
+    generator.seed(state.noop_seed);
+    for (uint32_t k = 0; k < state.noop_draws; ++k) generator.draw();
+    const uint32_t range = settings_.noop_max;
+    uint64_t product;
+    do {
+      product = static_cast<uint64_t>(generator.draw()) * range;
+      ++state.noop_draws;
+    } while (static_cast<uint32_t>(product) < -range % range);
+    return static_cast<int>(product >> 32);
+  }
+
+  StepResult begin_episode(const Env& env, Scratch& scratch) const {
+    EnvState& state = *env.state;
+    state.frames = state.oldest = 0;
+    state.has_ended = false;
+    std::memset(env.stack, 0, stack_bytes());
+    push(env, scratch);
+    StepResult result;
+    tell(state, result);
+    return result;
+  }
+
+  // Emulates a frame and returns its reward.
+  template <class Output>
+  int frame(EnvState& state, int action, const Output& output) const {
+    return act(rom_, state.vcs, state.generators, action, sticky(), output);
+  }
+
+  // Emulates a frame and draws it; returns whether all rows were drawn. Those that were not are black.
+  bool see_frame(EnvState& state, int action, uint8_t* pixels, int* reward = nullptr) const {
+    constexpr uint8_t kUnseen = 1;  // neither a luminance nor an index
+    for (int last = kScreenWidth - 1; last < num_pixels_; last += kScreenWidth) pixels[last] = kUnseen;
+    const Screen screen = {pixels, rows()};
+    const int got = in_color_ ? frame(state, action, PaletteOutput{screen}) : frame(state, action, GrayOutput{screen});
+    if (reward) *reward = got;
+    bool is_whole = true;
+    for (int row = 0; row < num_pixels_; row += kScreenWidth) {
+      if (pixels[row + kScreenWidth - 1] != kUnseen) continue;
+      std::memset(pixels + row, 0, kScreenWidth);
+      is_whole = false;
+    }
+    return is_whole;
+  }
+
+  // Makes a frame the newest image, or takes the maximum of both.
+  void put(const Env& env, const uint8_t* frame, bool is_maximum) const {
+    uint8_t* const image = env.image;  // bytes may alias everything: only with a local pointer are the loops vectorized
+    if (!in_color_) {
+      if (is_maximum) {
+        take_maximum(image, frame, num_pixels_);
+      } else {
+        std::memcpy(image, frame, num_pixels_);
+      }
+      return;
+    }
+    for (int i = 0; i < num_pixels_; ++i) {
+      const uint8_t* rgb = palette_.rgb[frame[i]];
+      for (int c = 0; c < 3; ++c) {
+        if (settings_.keeps_film) env.film[3 * i + c] = is_maximum ? std::max(env.film[3 * i + c], rgb[c]) : rgb[c];
+        if (channels_ == 3) image[3 * i + c] = is_maximum ? std::max(image[3 * i + c], rgb[c]) : rgb[c];
+      }
+      if (channels_ == 1) {
+        const uint8_t gray = palette_.gray[frame[i]];
+        image[i] = is_maximum ? std::max(image[i], gray) : gray;
+      }
+    }
+  }
+
+  static void take_maximum(uint8_t* __restrict image, const uint8_t* __restrict other, int size) {
+    for (int i = 0; i < size; ++i) image[i] = image[i] > other[i] ? image[i] : other[i];
+  }
+
+  // Scales the image into the place of the oldest one in the stack.
+  void push(const Env& env, Scratch& scratch) const {
+    resize_(env.image, env.stack + env.state->oldest * plane_bytes(), scratch.resize);
+    env.state->oldest = (env.state->oldest + 1) % settings_.stack;
+  }
+
+  void tell(EnvState& state, StepResult& result) const {
+    state.lives = result.lives = beast::atari::lives(state.vcs);
+    result.frame_number = static_cast<int32_t>(frame_number(state.vcs));
+    result.error = state.vcs.error;
+    result.episode_frame_number = static_cast<int32_t>(episode_frame_number(state.vcs));
+  }
+
+  uint64_t sticky() const { return sticky_draws(settings_.sticky); }
+
+  const Rom& rom_;
+  const EnvSettings settings_;
+  const Palette palette_;
+  const int channels_;
+  const bool in_color_;  // the core renders indices of the palette rather than gray levels
+  const int num_pixels_;
+  const Resizer resize_;
+  bool has_fire_ = false;
+  EnvState loaded_;  // after the load
+  EnvState first_;   // after the reset that follows it
+  int loaded_draws_ = 0, first_draws_ = 0;  // of the user's generator until then
+  std::vector<uint8_t> first_image_, first_film_;
+};
+
+}  // namespace beast::atari

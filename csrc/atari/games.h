@@ -1,0 +1,562 @@
+// The games: how each is reset, where its RAM holds the score and the lives, and when it is over.
+//
+// All of it was measured on ale-py 0.12.1: every byte of RAM was written with every value, and its answers noted.
+#pragma once
+
+#include <stdint.h>
+
+#include "mt19937.h"
+
+namespace beast::atari {
+
+enum Cart : uint8_t { kCart2K, kCart4K, kCartF8, kCartF8SC, kCartF6, kCartF6SC, kCartE0, kCartFE };
+
+enum GameFlags : uint8_t {
+  kPaddles = 1,
+  kSwappedPorts = 2,
+  kHardUntilFirstAction = 4,  // both difficulty switches at A until the first action after the ROM was loaded
+  kNoHmoveBlank = 8,
+  kPal = 16,
+  kNoFire = 32,  // ALE takes actions with FIRE for NOOP
+};
+
+// Which rules give reward, lives and game over. kNoRules: emulated, but always reward 0 and never over.
+enum GameRules : uint8_t {
+  kNoRules, kAdventure, kAirRaid, kAlien, kAmidar, kAssault, kAsterix, kAsteroids, kAtlantis, kBankHeist,
+  kBattleZone, kBeamRider, kBerzerk, kBowling, kBoxing, kBreakout, kCarnival, kCentipede, kChopperCommand,
+  kCrazyClimber, kDefender, kDemonAttack, kElevatorAction, kEnduro, kFishingDerby, kFreeway, kFrostbite, kGopher,
+  kGravitar, kHero, kIceHockey, kJamesbond, kJourneyEscape, kKaboom, kKangaroo, kKrull, kKungFuMaster,
+  kMontezumaRevenge, kMsPacman, kNameThisGame, kPhoenix, kPitfall, kPong, kPooyan, kPrivateEye, kQbert, kRiverraid,
+  kRoadRunner, kRobotank, kSeaquest, kSkiing, kSolaris, kSpaceInvaders, kStarGunner, kSurround, kTennis, kTimePilot,
+  kTutankham, kUpNDown, kVenture, kVideoPinball, kWizardOfWor, kYarsRevenge, kZaxxon,
+};
+
+// While RAM[address] != value, hold SELECT for `frames` frames and release it for one. `once` > 0: first once for that
+// many frames, whatever RAM says. frames == 0: the game has no such script.
+struct ModeScript {
+  uint8_t frames;
+  uint8_t address;
+  uint8_t value;
+  uint8_t once;
+};
+
+struct StartAction {
+  uint8_t action;
+  uint8_t frames;
+};
+
+struct Game {
+  const char* name;
+  const char* md5;
+  GameRules rules;
+  Cart cart;
+  uint8_t first_line;  // the scan line of the screen's first row
+  uint8_t height;      // rows
+  uint8_t flags;
+  uint32_t actions;      // bit i: action i is in the minimal set
+  uint8_t reset_frames;  // how long a reset holds RESET in all: 8, or 4 more for each pass through the mode script
+  ModeScript script;
+  StartAction start;
+  uint8_t lives;  // right after a reset
+
+  HD bool has(GameFlags flag) const { return flags & flag; }
+};
+
+// clang-format off
+constexpr Game kGames[] = {
+    {"adventure", "4b27f5397c442d25f0c418ccdacf1926", kAdventure, kCart4K, 34, 250, kPal, 0x3FFFF, 12, {}, {0, 0}, 1},
+    {"air_raid", "35be55426c1fec32dfb503b4f0651572", kAirRaid, kCart4K, 34, 250, kPal, 0x0181B, 12, {10, 0xAA, 0x01, 20}, {1, 1}, 1},
+    {"alien", "f1a0a23e6464d954e3a9579c4ccd01c8", kAlien, kCart4K, 34, 210, 0, 0x3FFFF, 12, {2, 0x81, 0x00, 0}, {0, 0}, 3},
+    {"amidar", "acb7750b4d0c4bd34969802a7deb2990", kAmidar, kCart4K, 34, 210, kHardUntilFirstAction, 0x03C3F, 8, {}, {0, 0}, 0},
+    {"assault", "de78b3a064d374390ac0710f95edde92", kAssault, kCart4K, 34, 210, 0, 0x0181F, 8, {}, {0, 0}, 4},
+    {"asterix", "89a68746eff7f266bbf08de2483abe55", kAsterix, kCartF8, 34, 210, 0, 0x003FD, 8, {}, {1, 1}, 3},
+    {"asteroids", "ccbd36746ed4525821a8083b0d6d2c2c", kAsteroids, kCartF8, 34, 210, kNoHmoveBlank, 0x0FCFF, 12, {}, {0, 0}, 4},
+    {"atlantis", "9ad36e699ef6f45d9eb6c4cf90475c9f", kAtlantis, kCart4K, 34, 210, 0, 0x01803, 12, {2, 0x8D, 0x00, 0}, {0, 0}, 6},
+    {"atlantis2", "826481f6fc53ea47c9f272f7050eedf7", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"backgammon", "8556b42aa05f94bc29ff39c39b11bff4", kNoRules, kCart4K, 34, 210, kPaddles, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"bank_heist", "00ce0bdd43aed84a983bef38fe7f5ee3", kBankHeist, kCart4K, 34, 210, 0, 0x3FFFF, 12, {2, 0x80, 0x00, 0}, {0, 0}, 4},
+    {"basic_math", "819aeeb9a2e11deb54e6de334f843894", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"battle_zone", "41f252a66c6301f1e8ab3612c19bc5d4", kBattleZone, kCartF8, 34, 210, kNoHmoveBlank, 0x3FFFF, 12, {2, 0xA1, 0x01, 0}, {0, 0}, 5},
+    {"beam_rider", "79ab4123a83dc11d468fb2108ea09e2e", kBeamRider, kCartF8, 34, 210, 0, 0x018DF, 8, {}, {3, 1}, 3},
+    {"berzerk", "136f75c4dd02c29283752b7e5799f978", kBerzerk, kCart4K, 34, 210, 0, 0x3FFFF, 12, {2, 0x80, 0x01, 0}, {0, 0}, 3},
+    {"blackjack", "0a981c03204ac2b278ba392674682560", kNoRules, kCart2K, 34, 210, kPaddles, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"bowling", "c9b7afad3bfd922e006a6bfc1d4f3fe7", kBowling, kCart2K, 34, 210, 0, 0x02427, 12, {}, {0, 0}, 0},
+    {"boxing", "c3ef5c4653212088eda54dc91d787870", kBoxing, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"breakout", "f34f08e5eb96e500e851a80be3277a56", kBreakout, kCart2K, 34, 210, kPaddles, 0x0001B, 12, {1, 0xB2, 0x00, 0}, {0, 0}, 5},
+    {"carnival", "028024fb8e5e5f18ea586652f9799c96", kCarnival, kCart4K, 26, 214, 0, 0x0181B, 8, {}, {0, 0}, 0},
+    {"casino", "b816296311019ab69a21cb9e9e235d12", kNoRules, kCart4K, 34, 210, kPaddles, 0x3FFFF, 12, {}, {0, 0}, 0},
+    {"centipede", "91c2098e88a6b13f977af8c003e0bca5", kCentipede, kCartF8, 34, 210, 0, 0x3FFFF, 12, {2, 0xA7, 0x16, 0}, {0, 0}, 3},
+    {"chopper_command", "c1cb228470a87beb5f36e90ac745da26", kChopperCommand, kCart4K, 34, 210, 0, 0x3FFFF, 12, {2, 0xE0, 0x00, 0}, {0, 0}, 3},
+    {"combat", "0ef64cdbecccb7049752a3de0b7ade14", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"crazy_climber", "55ef7b65066428367844342ed59f956c", kCrazyClimber, kCartF8, 34, 210, 0, 0x003FD, 12, {}, {0, 0}, 5},
+    {"crossbow", "8cd26dcf249456fe4aeb8db42d49df74", kNoRules, kCartF6, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"darkchambers", "106855474c69d08c8ffa308d47337269", kNoRules, kCartF6SC, 34, 210, kNoHmoveBlank, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"defender", "0f643c34e40e3f1daafd9c524d3ffe64", kDefender, kCart4K, 34, 210, 0, 0x3FFFF, 12, {2, 0x9B, 0x01, 0}, {0, 0}, 3},
+    {"demon_attack", "f0e0addc07971561ab80d9abe1b8d333", kDemonAttack, kCart4K, 34, 210, 0, 0x0181B, 12, {1, 0xEA, 0x01, 0}, {0, 0}, 1},
+    {"donkey_kong", "36b20c427975760cb9cf4a47e41369e4", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"double_dunk", "368d88a6c071caba60b4f778615aae94", kNoRules, kCartF6, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"earthworld", "5aea9974b975a6a844e6df10d2b861c4", kNoRules, kCartF8, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"elevator_action", "71f8bacfbdca019113f3f0801849057e", kElevatorAction, kCartF8SC, 34, 210, 0, 0x3FFFF, 8, {}, {1, 16}, 4},
+    {"enduro", "94b92a882f6dbaa6993a46e2dcc58402", kEnduro, kCart4K, 34, 210, 0, 0x01B3B, 8, {}, {1, 1}, 0},
+    {"entombed", "6b683be69f92958abe0e2a9945157ad5", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"et", "615a3bf251a38eb6638cdc7ffbde5480", kNoRules, kCartF8, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"fishing_derby", "b8865f05676e64f3bec72b9defdacfa7", kFishingDerby, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"flag_capture", "30512e0e83903fc05541d2f6a6a62654", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"freeway", "8e0ab801b1705a740b476b7f588c6d16", kFreeway, kCart2K, 34, 210, 0, 0x00025, 12, {2, 0x80, 0x00, 0}, {0, 0}, 0},
+    {"frogger", "081e2c114c9c20b61acf25fc95c71bf4", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"frostbite", "4ca73eb959299471788f0b685c3ba0b5", kFrostbite, kCart4K, 34, 210, 0, 0x3FFFF, 12, {2, 0x80, 0x00, 0}, {0, 0}, 4},
+    {"galaxian", "211774f4c5739042618be8ff67351177", kNoRules, kCartF8, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"gopher", "c16c79aad6272baffb8aae9a7fff0864", kGopher, kCart4K, 34, 210, 0, 0x01C1F, 16, {5, 0xD3, 0x00, 0}, {1, 1}, 3},
+    {"gravitar", "8ac18076d01a6b63acf6e2cab4968940", kGravitar, kCartF8, 34, 210, 0, 0x3FFFF, 12, {}, {1, 16}, 6},
+    {"hangman", "f16c709df0a6c52f47ff52b9d95b7d8d", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
+    {"haunted_house", "f0a6e99f5875891246c3dbecbf2d2cea", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
+    {"hero", "fca4a5be1251927027f2c24774a02160", kHero, kCartF8, 34, 210, 0, 0x3FFFF, 12, {2, 0x80, 0x00, 0}, {0, 0}, 4},
+    {"human_cannonball", "7972e5101fa548b952d852db24ad6060", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"ice_hockey", "a4c08c4994eb9d24fb78be1793e82e26", kIceHockey, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
+    {"jamesbond", "e51030251e440cffaab1ac63438b44ae", kJamesbond, kCartE0, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 6},
+    {"journey_escape", "718ae62c70af4e5fd8e932fee216948a", kJourneyEscape, kCart4K, 34, 230, 0, 0x3FBFD, 8, {}, {1, 1}, 0},
+    {"joust", "3276c777cbe97cdd2b4a63ffc16b7151", kNoRules, kCartF8, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"kaboom", "5428cdfada281c569c74c7308c7f2c26", kKaboom, kCart2K, 34, 210, kPaddles, 0x0001B, 8, {}, {1, 1}, 1},
+    {"kangaroo", "4326edb70ff20d0ee5ba58fa5cb09d60", kKangaroo, kCartF8, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 3},
+    {"keystone_kapers", "6c1f3f2e359dbf55df462ccbcdd2f6bf", kNoRules, kCart4K, 34, 250, kPal, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"king_kong", "0dd4c69b5f9a7ae96a7a08329496779a", kNoRules, kCart4K, 34, 250, kPal, 0x3FFFF, 12, {}, {0, 0}, 0},
+    {"klax", "eed9eaf1a0b6a2b9bc4c8032cb43e3fb", kNoRules, kCartF6SC, 34, 250, kPal, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"koolaid", "534e23210dd1993c828d944c6ac4d9fb", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"krull", "4baada22435320d185c95b7dd2bcdb24", kKrull, kCartF8, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 3},
+    {"kung_fu_master", "5b92a93b23523ff16e2789b820e2a4c5", kKungFuMaster, kCartF8, 34, 210, 0, 0x3FB3D, 8, {}, {0, 0}, 4},
+    {"laser_gates", "8e4cd60d93fcde8065c1a2b972a26377", kNoRules, kCart4K, 34, 250, kPal, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"lost_luggage", "2d76c5d1aad506442b9e9fb67765e051", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"mario_bros", "e908611d99890733be31733a979c62d8", kNoRules, kCartF8, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"maze_craze", "ed2218b3075d15eaa34e3356025ccca3", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"miniature_golf", "df62a658496ac98a3aa4a6ee5719c251", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"montezuma_revenge", "3347a6dd59049b15a38394aa2dafa585", kMontezumaRevenge, kCartE0, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 6},
+    {"mr_do", "aa7bb54d2c189a31bb1fa20099e42859", kNoRules, kCartF8, 34, 250, kPal, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"ms_pacman", "87e79cd41ce136fd4f72cc6e2c161bee", kMsPacman, kCartF8, 34, 210, kNoHmoveBlank, 0x003FD, 12, {}, {0, 0}, 3},
+    {"name_this_game", "36306070f0c90a72461551a7a4f3a209", kNameThisGame, kCart4K, 34, 210, 0, 0x0181B, 12, {2, 0xDE, 0x08, 0}, {0, 0}, 3},
+    {"othello", "113cd09c9771ac278544b7e90efe7df2", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"pacman", "fc2233fc116faef0d3c31541717ca2db", kNoRules, kCart4K, 34, 250, kPal, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"phoenix", "7e52a95074a66640fcfde124fffd491a", kPhoenix, kCartF8, 34, 210, 0, 0x0383B, 8, {}, {0, 0}, 5},
+    {"pitfall", "3e90cf23106f2e08b2781e41299de556", kPitfall, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {2, 1}, 3},
+    {"pong", "60e0ea3cbe0913d39803477945e9e5ec", kPong, kCart2K, 34, 210, kPaddles | kSwappedPorts, 0x0181B, 12, {2, 0x96, 0x00, 0}, {0, 0}, 0},
+    {"pooyan", "4799a40b6e889370b7ee55c17ba65141", kPooyan, kCart4K, 26, 220, 0, 0x02427, 12, {2, 0xBD, 0x0A, 2}, {0, 0}, 3},
+    {"private_eye", "ef3a4f64b6494ba770862768caf04b86", kPrivateEye, kCartF8, 34, 210, 0, 0x3FFFF, 12, {}, {2, 1}, 0},
+    {"qbert", "484b0076816a104875e00467d431c2d2", kQbert, kCart4K, 40, 210, 0, 0x0003F, 8, {}, {0, 0}, 4},
+    {"riverraid", "393948436d1f4cc3192410bb918f9724", kRiverraid, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 4},
+    {"road_runner", "ce5cc62608be2cd3ed8abd844efb8919", kRoadRunner, kCartF6, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 3},
+    {"robotank", "4f618c2429138e0280969193ed6c107e", kRobotank, kCartFE, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 4},
+    {"seaquest", "240bfbac5163af4df5ae713985386f92", kSeaquest, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 4},
+    {"sir_lancelot", "dd0cbe5351551a538414fb9e37fc56e8", kNoRules, kCartF8, 34, 250, kPal, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"skiing", "b76fbadc8ffb1f83e2ca08b6fb4d6c9f", kSkiing, kCart2K, 34, 210, kNoFire, 0x00019, 8, {}, {5, 16}, 0},
+    {"solaris", "e72eb8d4410152bdcb69e7fba327b420", kSolaris, kCartF6, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 3},
+    {"space_invaders", "72ffbef6504b75e69ee1045af9075f66", kSpaceInvaders, kCart4K, 34, 210, 0, 0x0181B, 12, {2, 0xDC, 0x00, 0}, {0, 0}, 3},
+    {"space_war", "b702641d698c60bcdc922dbd8c9dd49c", kNoRules, kCart2K, 34, 250, kPal, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"star_gunner", "a3c1c70024d7aabb41381adbfb6d3b25", kStarGunner, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 5},
+    {"superman", "a9531c763077464307086ec9a1fd057d", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"surround", "4d7517ae69f95cfbc053be01312b7dba", kSurround, kCart2K, 34, 210, kSwappedPorts, 0x0003D, 12, {2, 0xF9, 0x01, 0}, {0, 0}, 1},
+    {"tennis", "42cdd6a9e42a3639e190722b8ea3fc51", kTennis, kCart2K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
+    {"tetris", "b0e1ee07fbc73493eac5651a52f90f00", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"tic_tac_toe_3d", "0db4f4150fecf77e4ce72ca4d04c052f", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"time_pilot", "fc2104dd2dadf9a6176c1c1c8f87ced9", kTimePilot, kCartF8, 34, 210, 0, 0x03C3F, 8, {}, {0, 0}, 5},
+    {"trondead", "fb27afe896e7c928089307b32e5642ee", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"turmoil", "7a5463545dfb2dcfdafa6074b2f2c15e", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
+    {"tutankham", "085322bae40d904f53bdcc56df0593fc", kTutankham, kCartE0, 34, 210, 0, 0x01C3D, 12, {2, 0xAB, 0x00, 0}, {0, 0}, 3},
+    {"up_n_down", "a499d720e7ee35c62424de882a3351b6", kUpNDown, kCartF8, 30, 210, 0, 0x02427, 8, {}, {1, 1}, 5},
+    {"venture", "3e899eba0ca8cd2972da1ae5479b4f0d", kVenture, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 4},
+    {"video_checkers", "539d26b6e9df0da8e7465f0f5ad863b7", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"video_chess", "f0b7db930ca0e548c41a97160b9f6275", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
+    {"video_cube", "3f540a30fdee0b20aed7288e4a5ea528", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"video_pinball", "107cc025334211e6d29da0b6be46aec7", kVideoPinball, kCart4K, 34, 210, 0, 0x01C3F, 12, {2, 0xC1, 0x00, 0}, {0, 0}, 3},
+    {"warlords", "cbe5a166550a8129a5e6d374901dffad", kNoRules, kCart4K, 34, 210, kPaddles, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"wizard_of_wor", "7e8aa18bc9502eb57daaf5e7c1e94da7", kWizardOfWor, kCart4K, 34, 210, kSwappedPorts, 0x03C3F, 8, {}, {0, 0}, 3},
+    {"word_zapper", "ec3beb6d8b5689e867bafb5d5f507491", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"yars_revenge", "c5930d0e8cdae3e037349bfa08e871be", kYarsRevenge, kCart4K, 34, 210, 0, 0x3FFFF, 12, {1, 0xE3, 0x00, 2}, {1, 1}, 4},
+    {"zaxxon", "eea0da9b987d661264cce69a7c13c3bd", kZaxxon, kCartF8, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 5},
+};
+// clang-format on
+constexpr int kNumGames = sizeof(kGames) / sizeof(kGames[0]);
+
+HD inline bool same_text(const char* a, const char* b) {
+  while (*a && *a == *b) ++a, ++b;
+  return *a == *b;
+}
+
+// The row of `name` ("space_invaders"), or null.
+inline const Game* find_game(const char* name) {
+  for (const Game& game : kGames) {
+    if (same_text(game.name, name)) return &game;
+  }
+  return nullptr;
+}
+
+// What the rules remember from frame to frame.
+struct Tally {
+  int32_t score;
+  int32_t reward;
+  int32_t points;  // tennis: the score within a game
+  uint8_t lives;
+  uint8_t over;
+  uint8_t started;
+  uint8_t previous;  // the byte whose last value a rule looks at
+};
+
+HD inline Tally start_tally(const Game& game) {
+  Tally tally{};
+  tally.lives = game.lives;
+  return tally;
+}
+
+// Two decimal digits. An invalid digit counts as what it holds, as in ALE.
+HD inline int bcd(uint8_t byte) { return 10 * (byte >> 4) + (byte & 15); }
+// One digit where the game shows a blank as 10.
+HD inline int digit_or_blank(uint8_t byte) { return (byte & 15) == 10 ? 0 : byte & 15; }
+
+HD inline int alien_digit(uint8_t byte) { return byte == 0x80 ? 0 : byte >> 3; }
+HD inline int riverraid_digit(uint8_t byte) { return byte % 8 == 0 && byte <= 0x48 ? byte / 8 : 0; }
+
+// One frame of a game's rules: reads RAM ($80 is ram[0]) and updates score, reward, lives and over.
+HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
+  const auto at = [ram](int address) -> uint8_t { return ram[address & 0x7F]; };
+  const auto bcd3 = [at](int high, int middle, int low) {
+    return bcd(at(high)) * 10000 + bcd(at(middle)) * 100 + bcd(at(low));
+  };
+  const auto bcd2 = [at](int high, int low) { return bcd(at(high)) * 100 + bcd(at(low)); };
+  int score = 0;
+  int lives = tally.lives;
+  bool over = false;
+  switch (rules) {
+    case kNoRules: return;
+    case kAdventure:
+      over = at(0xE0) == 2;
+      break;
+    case kAirRaid:
+      score = bcd3(0xA8, 0xA9, 0xAA);
+      over = at(0xA7) == 0xFF;
+      break;
+    case kAlien:
+      score = alien_digit(at(0x83)) * 100000 + alien_digit(at(0x85)) * 10000 + alien_digit(at(0x87)) * 1000 +
+              alien_digit(at(0x89)) * 100 + alien_digit(at(0x8B)) * 10;
+      lives = at(0xC0) & 15;
+      over = lives == 0;
+      break;
+    case kAmidar:
+      score = bcd3(0xDB, 0xDA, 0xD9);
+      lives = at(0xD6) & 15;
+      over = at(0xD6) == 0x80;
+      break;
+    case kAssault:
+      score = bcd3(0x80, 0x81, 0x82);
+      lives = at(0xE5);
+      over = lives == 0;
+      break;
+    case kAsterix:
+      score = bcd3(0xDE, 0xDF, 0xE0);
+      lives = at(0xD3) & 15;
+      over = lives == 1 && at(0xC7) == 1;
+      break;
+    case kAsteroids:
+      score = bcd(at(0xBD)) * 1000 + bcd(at(0xBE)) * 10;
+      lives = at(0xBC) >> 4;
+      over = lives == 0;
+      break;
+    case kAtlantis:
+      score = bcd(at(0xA1)) * 1000000 + bcd(at(0xA3)) * 10000 + bcd(at(0xA2)) * 100;
+      lives = at(0xF1);
+      over = lives == 0xFF;
+      break;
+    case kBankHeist:
+      score = bcd3(0xD8, 0xD9, 0xDA);
+      lives = at(0xD5);
+      over = lives == 0 && at(0xCE) == 1;
+      break;
+    case kBattleZone:
+      score = (10 * digit_or_blank(at(0x9E) >> 4) + digit_or_blank(at(0x9E))) * 10000 +
+              digit_or_blank(at(0x9D) >> 4) * 1000;
+      lives = at(0xBA) & 15;
+      over = lives == 0;
+      break;
+    case kBeamRider:
+      score = bcd3(0x8B, 0x8A, 0x89);
+      lives = at(0x85) + 1;
+      if (lives == tally.lives - 1 && at(0x8C) != 1) lives = tally.lives;
+      over = at(0x85) == 0xFF;
+      break;
+    case kBerzerk:
+      score = bcd3(0xDD, 0xDE, 0xDF);
+      lives = at(0xDA) + 1;
+      over = at(0xDA) == 0xFF;
+      break;
+    case kBowling:
+      score = bcd2(0xA6, 0xA1);
+      over = at(0xA4) > 0x10;
+      break;
+    case kBoxing:
+      score = (at(0x92) == 0xC0 ? 100 : bcd(at(0x92))) - (at(0x93) == 0xC0 ? 100 : bcd(at(0x93)));
+      over = at(0x92) == 0xC0 || at(0x93) == 0xC0 || ((at(0x90) & 0xF0) == 0 && at(0x91) == 0);
+      break;
+    case kBreakout:
+      score = (at(0xCC) & 15) * 100 + bcd(at(0xCD));
+      lives = at(0xB9);
+      tally.started |= lives == 5;
+      over = lives == 0 && tally.started;
+      break;
+    case kCarnival:
+      score = bcd(at(0xAD)) * 1000 + bcd(at(0xAE)) * 10;
+      over = at(0x83) == 0;
+      break;
+    case kCentipede:
+      score = bcd3(0xF4, 0xF5, 0xF6);
+      lives = (at(0xED) >> 4 & 7) + 1;
+      over = at(0xA6) & 0x40;
+      break;
+    case kChopperCommand:
+      score = bcd(at(0xEC)) * 10000 + bcd(at(0xEE)) * 100;
+      lives = at(0xE4) & 15;
+      over = lives == 0;
+      break;
+    case kCrazyClimber:
+      score = at(0x85) * 100000 + at(0x84) * 10000 + at(0x83) * 1000 + at(0x82) * 100;
+      lives = at(0xAA);
+      over = lives == 0;
+      break;
+    case kDefender:
+      for (int i = 5; i >= 0; --i) score = score * 10 + digit_or_blank(at(0x9C + i));
+      lives = at(0xC2);
+      over = lives == 0;
+      break;
+    case kDemonAttack:
+      score = bcd3(0x81, 0x83, 0x85);
+      if (at(0x81) == 0xAB && at(0x83) == 0xCD && at(0x85) == 0xEA) score = 0;  // while it boots
+      lives = at(0xF2) + 1;
+      over = at(0xF2) == 0 && at(0xF1) == 0xBD;
+      break;
+    case kElevatorAction:
+      score = bcd3(0x87, 0x88, 0x89);
+      lives = at(0x83);
+      over = lives == 0;
+      break;
+    case kEnduro:
+      if (at(0xAD) != 0) score = 200 + 300 * (at(0xAD) - 1) - bcd2(0xAC, 0xAB);
+      over = at(0xAF) == 0xFF;
+      break;
+    case kFishingDerby:
+      score = bcd(at(0xBD)) - bcd(at(0xBE));
+      over = at(0xBD) == 0x99 || at(0xBE) == 0x99;
+      break;
+    case kFreeway:
+      score = bcd(at(0xE7));
+      over = at(0x96) == 1;
+      break;
+    case kFrostbite:
+      score = bcd3(0xC8, 0xC9, 0xCA);
+      lives = (at(0xCC) & 15) + 1;
+      over = (at(0xCC) & 15) == 0 && at(0xF1) & 0x80;
+      break;
+    case kGopher:
+      score = bcd3(0xB0, 0xB1, 0xB2);
+      lives = (at(0xB4) & 1) + (at(0xB4) >> 1 & 1) + (at(0xB4) >> 2 & 1);
+      over = lives == 0;
+      break;
+    case kGravitar:
+      score = bcd3(0x87, 0x88, 0x89);
+      lives = at(0x84) + 1;
+      over = at(0x81) == 1;
+      break;
+    case kHero:
+      score = bcd3(0xB7, 0xB8, 0xB9);
+      lives = at(0xB3);
+      over = lives == 0;
+      break;
+    case kIceHockey:
+      score = bcd(at(0x8A)) - bcd(at(0x8B));
+      over = at(0x86) == 0 && at(0x87) == 0;
+      break;
+    case kJamesbond:
+      score = bcd3(0xDE, 0xDD, 0xDC);
+      lives = (at(0x86) & 15) + 1;
+      over = lives == 1 && at(0x8C) == 0x68;
+      break;
+    case kJourneyEscape:
+      score = bcd3(0x90, 0x91, 0x92);
+      over = at(0x95) == 0 && at(0x96) == 0;
+      break;
+    case kKaboom:
+      score = bcd3(0xA3, 0xA4, 0xA5);
+      lives = 1;
+      over = at(0xA1) == 0 || score == 999999;
+      break;
+    case kKangaroo:
+      score = bcd2(0xA7, 0xA8) * 100;
+      lives = (at(0xAD) & 7) + 1;
+      over = at(0xAD) == 0xFF;
+      break;
+    case kKrull:
+      score = bcd3(0x9C, 0x9D, 0x9E);
+      lives = (at(0x9F) & 7) + 1;
+      over = at(0x9F) == 0 && at(0xA2) == 3 && at(0x80) == 0x80;
+      break;
+    case kKungFuMaster:
+      score = bcd3(0x98, 0x99, 0x9A);
+      lives = (at(0x9D) & 7) + 1;
+      over = at(0x9D) == 0xFF;
+      break;
+    case kMontezumaRevenge:
+      score = bcd3(0x93, 0x94, 0x95);
+      lives = (at(0xBA) & 7) + 1;
+      over = at(0xBA) == 0 && at(0xFE) == 0x60;
+      break;
+    case kMsPacman:
+      score = bcd3(0xFA, 0xF9, 0xF8);
+      lives = (at(0xFB) & 7) + 1;
+      over = (at(0xFB) & 15) == 0 && at(0xA7) == 0x53;
+      break;
+    case kNameThisGame:
+      score = bcd3(0xC4, 0xC5, 0xC6);
+      lives = at(0xC7) & 7;
+      over = lives == 0;
+      break;
+    case kPhoenix:
+      score = bcd2(0xC9, 0xC8) * 100 + (at(0xC7) >> 4) * 10;
+      lives = at(0xCB) & 7;
+      over = at(0xCC) == 0x80;
+      break;
+    case kPitfall:
+      score = bcd3(0xD5, 0xD6, 0xD7);
+      lives = (at(0x80) & 0xF0) == 0xA0 ? 3 : (at(0x80) & 0xF0) == 0x80 ? 2 : 1;
+      over = (at(0x80) & 0xF0) == 0 && at(0x9E) != 0;
+      break;
+    case kPong:
+      score = at(0x8E) - at(0x8D);
+      over = at(0x8D) == 21 || at(0x8E) == 21;
+      break;
+    case kPooyan:
+      score = bcd3(0x88, 0x89, 0x8A);
+      lives = (at(0x96) & 7) + 1;
+      over = at(0x96) == 0 && at(0x98) == 5;
+      break;
+    case kPrivateEye:
+      score = bcd3(0xC8, 0xC9, 0xCA);
+      over = at(0xC2) > 1;
+      break;
+    case kQbert: {
+      score = bcd3(0xD9, 0xDA, 0xDB);
+      const int shown = static_cast<int8_t>(at(0x88)) + 2;
+      if (shown == tally.lives - 1) lives = shown;
+      over = at(0x88) == 0xFE || (at(0x88) == 2 && tally.previous == 0xFF);
+      tally.previous = at(0x88);
+      break;
+    }
+    case kRiverraid:
+      for (int i = 0xCD; i <= 0xD7; i += 2) score = score * 10 + riverraid_digit(at(i));
+      lives = at(0xC0) == 0x58 ? 4 : at(0xC0) == 0x59 ? 1 : at(0xC0) / 8 + 1;
+      over = at(0xC0) == 0x58 && tally.previous == 0x59;
+      tally.previous = at(0xC0);
+      break;
+    case kRoadRunner:
+      for (int i = 0xCC; i >= 0xC9; --i) score = score * 10 + digit_or_blank(at(i));
+      score *= 100;
+      lives = (at(0xC4) & 7) + 1;
+      over = lives == 1 && (at(0xB9) != 0 || at(0xBD) != 0);
+      break;
+    case kRobotank:
+      score = at(0xB6) * 12 + at(0xB5);
+      lives = (at(0xA8) & 15) + 1;
+      over = at(0xA8) == 0 && at(0xB4) == 0xFF;
+      break;
+    case kSeaquest:
+      score = bcd3(0xB8, 0xB9, 0xBA);
+      lives = at(0xBB) + 1;
+      over = at(0xA3) != 0;
+      break;
+    case kSkiing:
+      score = -(at(0xE8) * 6000 + bcd2(0xE9, 0xEA));
+      over = at(0x91) == 0xFF;
+      break;
+    case kSolaris:
+      score = bcd3(0xDE, 0xDD, 0xDC) * 10;
+      lives = at(0xD9) & 15;
+      over = at(0xD9) == 0;
+      break;
+    case kSpaceInvaders:
+      score = bcd2(0xE6, 0xE8);
+      lives = at(0xC9);
+      over = lives == 0 || at(0x98) & 0x80;
+      break;
+    case kStarGunner:
+      for (int i = 0x86; i >= 0x83; --i) score = score * 10 + digit_or_blank(at(i));
+      score *= 100;
+      lives = at(0x87) < 5 ? at(0x87) : 5;
+      tally.started |= lives == 5;
+      over = lives == 0 && tally.started;
+      break;
+    case kSurround:
+      score = bcd(at(0xF7)) - bcd(at(0xF6));
+      over = at(0xF6) == 0x10 || at(0xF7) == 0x10;
+      break;
+    case kTennis: {
+      const int own = at(0xC7), other = at(0xC8), most = own > other ? own : other;
+      const int apart = own > other ? own - other : other - own;
+      score = own - other;
+      over = (most >= 6 && apart >= 2) || most == 7;
+      break;
+    }
+    case kTimePilot:
+      score = bcd2(0x8F, 0x8D) * 100;
+      if ((at(0x80) & 15) == 2) lives = (at(0x8B) & 7) + 1;
+      over = at(0xA0) != 0;
+      break;
+    case kTutankham:
+      score = bcd2(0x9A, 0x9C);
+      lives = at(0x9E) & 3;
+      over = at(0x9E) == 0;
+      break;
+    case kUpNDown:
+      score = bcd3(0x80, 0x81, 0x82);
+      lives = (at(0x86) & 15) + 1;
+      over = lives == 1 && at(0x94) > 0x40;
+      break;
+    case kVenture:
+      score = bcd2(0xC7, 0xC8) * 100;
+      lives = (at(0xC6) & 7) + 1;
+      over = at(0xC6) == 0 && at(0xCD) == 0xFF && at(0xBF) & 0x80;
+      break;
+    case kVideoPinball:
+      score = bcd3(0xB4, 0xB2, 0xB0);
+      lives = 4 - (at(0x99) & 7) + (at(0xA8) & 1);
+      over = at(0xAF) & 1;
+      break;
+    case kWizardOfWor:
+      score = bcd(at(0x88) & 0x7F) * 10000 + bcd(at(0x86)) * 100;
+      if ((at(0xD7) & 1) == 0) lives = at(0x8D) & 15;
+      over = (at(0x8D) & 15) == 0 && at(0xF4) == 0xF8;
+      break;
+    case kYarsRevenge:
+      score = bcd3(0xE0, 0xE1, 0xE2);
+      lives = at(0x9E) >> 4;
+      over = lives == 0;
+      break;
+    case kZaxxon:
+      score = bcd2(0xE8, 0xE9) * 100;
+      lives = at(0xEA) & 7;
+      over = lives == 0;
+      break;
+  }
+  int reward = score - tally.score;
+  if (rules == kAsteroids && reward < 0) reward += 100000;      // the score has wrapped
+  if (rules == kSpaceInvaders && reward < 0) reward += 10000;   // likewise
+  if ((rules == kCentipede || rules == kCrazyClimber) && reward < 0) reward = 0;
+  if (rules == kJourneyEscape && reward == 50000) reward = 0;
+  if (rules == kFreeway) reward = reward < 0 ? 0 : reward > 1 ? 1 : reward;
+  if (rules == kIceHockey && reward > 1) reward = 1;
+  if ((rules == kAtlantis || rules == kQbert) && over) reward = 0;
+  if (rules == kTennis) {
+    const int points = at(0xC5) - at(0xC6);
+    if (reward == 0) reward = points - tally.points;
+    tally.points = points;
+  }
+  tally.score = score;
+  tally.reward = reward;
+  tally.lives = static_cast<uint8_t>(lives);
+  tally.over = over;
+}
+
+}  // namespace beast::atari

@@ -1,0 +1,147 @@
+// The Python module `libatari`: an Atari 2600 emulator that needs neither gRPC nor torch.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "vcs.h"
+
+namespace py = pybind11;
+
+namespace beast::atari {
+
+void bind_pool(py::module_& module);  // pool_module.cc
+
+namespace {
+
+// Two screens that alternate, as ALE's do.
+struct Screens {
+  uint8_t pixels[2][kMaxScreenHeight * kScreenWidth] = {};
+  int current = 0;
+};
+
+struct AlternatingOutput {
+  Screens* screens;
+
+  Canvas canvas() const {
+    screens->current ^= 1;
+    return {screens->pixels[screens->current], kMaxScreenHeight, false};
+  }
+};
+
+// One console, for tests and tools.
+class Console {
+ public:
+  Console(const std::string& rom, const std::string& game, uint32_t seed, double sticky) : sticky_(sticky_draws(sticky)) {
+    if (!make_rom(rom_, reinterpret_cast<const uint8_t*>(rom.data()), static_cast<int>(rom.size()), game.c_str())) {
+      throw std::invalid_argument("no game \"" + game + "\" with a ROM of " + std::to_string(rom.size()) + " bytes");
+    }
+    load(rom_, state_.vcs, state_.generators, seed, AlternatingOutput{&state_.screens}, sticky_);
+  }
+
+  int act(int action) {
+    if (action < 0 || action >= kNumActions) {
+      throw std::out_of_range("action " + std::to_string(action) + " is not in 0.." + std::to_string(kNumActions - 1));
+    }
+    return atari::act(rom_, state_.vcs, state_.generators, action, sticky_, AlternatingOutput{&state_.screens});
+  }
+
+  // Frames without an output, for benchmarks: returns the sum of rewards; resets at the end of a game.
+  int64_t run(int64_t frames, bool gray, py::bytes actions) {
+    const std::string_view sequence = actions;
+    int64_t total = 0;
+    py::gil_scoped_release release;
+    const GrayOutput output{{state_.screens.pixels[0], kMaxScreenHeight}};
+    for (int64_t i = 0; i < frames; ++i) {
+      const int action = static_cast<uint8_t>(sequence[static_cast<size_t>(i) % sequence.size()]) % kNumActions;
+      total += gray ? atari::act(rom_, state_.vcs, state_.generators, action, sticky_, output)
+                    : atari::act(rom_, state_.vcs, state_.generators, action, sticky_, NoOutput{});
+      if (game_over(state_.vcs)) atari::reset_game(rom_, state_.vcs, state_.generators, NoOutput{}, sticky_);
+    }
+    return total;
+  }
+
+  void reset_game() { atari::reset_game(rom_, state_.vcs, state_.generators, AlternatingOutput{&state_.screens}, sticky_); }
+
+  py::array_t<uint8_t> ram() const { return py::array_t<uint8_t>(128, state_.vcs.ram); }
+  py::array_t<uint8_t> screen() const {
+    return py::array_t<uint8_t>({static_cast<int>(rom_.game->height), kScreenWidth},
+                                state_.screens.pixels[state_.screens.current]);
+  }
+  void set_ram(int address, int value) { state_.vcs.ram[address & 0x7F] = static_cast<uint8_t>(value); }
+  const Vcs& vcs() const { return state_.vcs; }
+
+  py::bytes save() const { return py::bytes(reinterpret_cast<const char*>(&state_), sizeof state_); }
+  void restore(const std::string& bytes) {
+    if (bytes.size() != sizeof state_) {
+      throw std::invalid_argument("a saved state has " + std::to_string(sizeof state_) + " bytes, not " +
+                                  std::to_string(bytes.size()));
+    }
+    State state;
+    memcpy(static_cast<void*>(&state), bytes.data(), sizeof state);
+    if (!is_valid(state.vcs) || !is_valid(state.generators) || (state.screens.current | 1) != 1) {
+      throw std::invalid_argument("these bytes are not a saved state");
+    }
+    state_ = state;
+  }
+
+ private:
+  struct State {
+    Vcs vcs;
+    Generators generators;
+    Screens screens;
+  };
+
+  Rom rom_;
+  State state_{};
+  uint64_t sticky_;
+};
+
+py::list games() {
+  py::list all;
+  for (const Game& game : kGames) {
+    py::dict row;
+    row["name"] = game.name;
+    row["md5"] = game.md5;
+    row["height"] = static_cast<int>(game.height);
+    row["has_rules"] = game.rules != kNoRules;
+    row["cart"] = static_cast<int>(game.cart);
+    py::list actions;
+    for (int i = 0; i < kNumActions; ++i) {
+      if (game.actions >> i & 1) actions.append(i);
+    }
+    row["actions"] = actions;
+    all.append(row);
+  }
+  return all;
+}
+
+}  // namespace
+}  // namespace beast::atari
+
+PYBIND11_MODULE(libatari, module) {
+  using namespace beast::atari;
+  py::class_<Console>(module, "Console")
+      .def(py::init([](const py::bytes& rom, const std::string& game, uint32_t seed, double sticky) {
+             return new Console(rom, game, seed, sticky);
+           }),
+           py::arg("rom"), py::arg("game"), py::arg("seed"), py::arg("sticky") = 0.0)
+      .def("act", &Console::act, py::arg("action"))
+      .def("run", &Console::run, py::arg("frames"), py::arg("gray"), py::arg("actions"))
+      .def("reset_game", &Console::reset_game)
+      .def("ram", &Console::ram)
+      .def("set_ram", &Console::set_ram)
+      .def("screen", &Console::screen)
+      .def("save", &Console::save)
+      .def("restore", [](Console& console, const py::bytes& state) { console.restore(state); })
+      .def_property_readonly("lives", [](const Console& console) { return lives(console.vcs()); })
+      .def_property_readonly("game_over", [](const Console& console) { return game_over(console.vcs()); })
+      .def_property_readonly("error", [](const Console& console) { return static_cast<int>(console.vcs().error); })
+      .def_property_readonly("frame_number", [](const Console& console) { return frame_number(console.vcs()); })
+      .def_property_readonly("episode_frame_number",
+                             [](const Console& console) { return episode_frame_number(console.vcs()); });
+  bind_pool(module);
+  module.def("games", &games, "All games that the emulator knows, as dicts.");
+}

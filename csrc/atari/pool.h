@@ -1,0 +1,177 @@
+// Many environments of one game, stepped by a fixed team of threads straight into the caller's memory.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "env.h"
+#include "team.h"
+
+namespace beast::atari {
+
+// What a pool is to do with environments `ids`, and where the results go: element k of every array is of environment
+// ids[k].
+struct Job {
+  enum class Kind { kReset, kSeededReset, kStep };
+  Kind kind = Kind::kStep;
+  std::vector<int32_t> ids, actions;
+  std::vector<uint32_t> seeds;
+  uint8_t* observations = nullptr;
+  size_t observation_stride = 0;          // bytes from one environment's to the next
+  uint8_t* final_observations = nullptr;  // SAME_STEP: written for episodes that end
+  int32_t *rewards = nullptr, *lives = nullptr, *errors = nullptr;
+  int32_t *frame_numbers = nullptr, *episode_frame_numbers = nullptr;
+  bool *terminated = nullptr, *truncated = nullptr;
+};
+
+class Pool {
+ public:
+  Pool(const Rom& rom, const EnvSettings& settings, const Palette& palette, int num_envs, int num_threads)
+      : rom_(rom), protocol_(rom_, settings, palette), team_(num_threads) {
+    states_.resize(num_envs);
+    images_.resize(num_envs * protocol_.image_bytes());
+    films_.resize(num_envs * protocol_.film_bytes());
+    stacks_.resize(num_envs * protocol_.stack_bytes());
+    std::memset(states_.data(), 0, num_envs * sizeof(EnvState));
+    for (int member = 0; member < num_threads; ++member) scratch_.push_back(protocol_.make_scratch());
+  }
+
+  const Protocol& protocol() const { return protocol_; }
+  int num_envs() const { return static_cast<int>(states_.size()); }
+  int num_threads() const { return team_.size(); }
+  size_t bytes_per_env() const { return sizeof(EnvState) + protocol_.image_bytes() + protocol_.film_bytes(); }
+  bool was_reset(int id) const { return states_[id].was_reset; }
+
+  // The job that run() or start() does; it may change between wait() and the next start().
+  Job& job() { return job_; }
+
+  void run() { team_.run(&Pool::work, this); }
+  // run() in two parts. Nothing else may be called in between.
+  void start() { team_.start(&Pool::work, this); }
+  void wait() { team_.wait(); }
+
+  void observe(int id, uint8_t* observation) { protocol_.observe(env(id), observation); }
+  const uint8_t* film(int id) const { return films_.data() + id * protocol_.film_bytes(); }
+  const EnvState& state(int id) const { return states_[id]; }
+
+  StepResult told(int id) { return protocol_.told(states_[id]); }
+
+  // Bytes of an environment, which restore() of a pool of the same game and settings takes, in any process.
+  size_t clone_bytes() const {
+    return sizeof(Header) + sizeof(EnvState) + protocol_.image_bytes() + protocol_.film_bytes() +
+           protocol_.stack_bytes();
+  }
+
+  void clone(int id, uint8_t* bytes) {
+    const Env from = env(id);
+    uint8_t* at = bytes + sizeof(Header);
+    const auto append = [&at](const void* part, size_t size) {
+      std::memcpy(at, part, size);
+      at += size;
+    };
+    append(from.state, sizeof(EnvState));
+    append(from.image, protocol_.image_bytes());
+    append(from.film, protocol_.film_bytes());
+    append(from.stack, protocol_.stack_bytes());
+    const Header header = header_of(bytes);
+    std::memcpy(bytes, &header, sizeof(header));
+  }
+
+  // Throws std::invalid_argument for bytes that are not of a clone of this game with these settings.
+  void check(const uint8_t* bytes, size_t size) const {
+    if (size != clone_bytes()) {
+      throw std::invalid_argument("a state of this game with these settings has " + std::to_string(clone_bytes()) +
+                                  " bytes, not " + std::to_string(size));
+    }
+    Header found;
+    std::memcpy(&found, bytes, sizeof(found));
+    const Header expected = header_of(bytes);
+    if (found.magic != expected.magic) {
+      throw std::invalid_argument("these bytes are no state of an Atari environment, or of another version of Beast");
+    }
+    if (found.game != expected.game) {
+      throw std::invalid_argument(
+          "this state is of another game or of other settings: restore it where both are the same");
+    }
+    EnvState state;
+    std::memcpy(&state, bytes + sizeof(Header), sizeof(state));
+    if (found.checksum != expected.checksum || !is_possible(state)) {
+      throw std::invalid_argument("this state is damaged: its checksum does not fit");
+    }
+  }
+
+  // Makes environment `id` what clone() was called on. Throws what check() does; the environment then stays as it is.
+  void restore(int id, const uint8_t* bytes, size_t size) {
+    check(bytes, size);
+    const Env to = env(id);
+    const uint8_t* at = bytes + sizeof(Header);
+    const auto take = [&at](void* part, size_t part_size) {
+      std::memcpy(part, at, part_size);
+      at += part_size;
+    };
+    take(to.state, sizeof(EnvState));
+    take(to.image, protocol_.image_bytes());
+    take(to.film, protocol_.film_bytes());
+    take(to.stack, protocol_.stack_bytes());
+  }
+
+ private:
+  struct Header {
+    uint64_t magic, game, checksum;
+  };
+
+  Env env(int id) {
+    return {&states_[id], images_.data() + id * protocol_.image_bytes(), films_.data() + id * protocol_.film_bytes(),
+            stacks_.data() + id * protocol_.stack_bytes()};
+  }
+
+  static void work(void* pool, int member) { static_cast<Pool*>(pool)->work(member); }
+
+  // The member's share of the job: an equal part of the environments, the same in every step.
+  void work(int member) {
+    const int64_t count = static_cast<int64_t>(job_.ids.size()), size = team_.size();
+    Protocol::Scratch& scratch = scratch_[member];
+    for (int64_t k = count * member / size; k < count * (member + 1) / size; ++k) {
+      const Env of = env(job_.ids[k]);
+      uint8_t* final_observation =
+          job_.final_observations ? job_.final_observations + k * protocol_.stack_bytes() : nullptr;
+      const StepResult result = job_.kind == Job::Kind::kStep
+                                    ? protocol_.step(of, job_.actions[k], final_observation, scratch)
+                                : job_.kind == Job::Kind::kReset ? protocol_.reset(of, scratch)
+                                                                 : protocol_.reset(of, job_.seeds[k], scratch);
+      protocol_.observe(of, job_.observations + k * job_.observation_stride);
+      job_.rewards[k] = result.reward;
+      job_.errors[k] = result.error;
+      job_.terminated[k] = result.terminated;
+      job_.truncated[k] = result.truncated;
+      job_.lives[k] = result.lives;
+      job_.frame_numbers[k] = result.frame_number;
+      job_.episode_frame_numbers[k] = result.episode_frame_number;
+    }
+  }
+
+  bool is_possible(const EnvState& state) const {
+    return state.oldest >= 0 && state.oldest < protocol_.settings().stack && state.frames >= 0 &&
+           state.has_ended <= 1 && state.was_reset == 1 && state.noop_draws < 1u << 30 && is_valid(state.vcs) &&
+           is_valid(state.generators);
+  }
+
+  Header header_of(const uint8_t* bytes) const {
+    const uint8_t* payload = bytes + sizeof(Header);
+    return {0x3130'6574'6174'7341, protocol_.fingerprint(), hash(payload, clone_bytes() - sizeof(Header))};
+  }
+
+  const Rom rom_;
+  const Protocol protocol_;
+  std::vector<EnvState> states_;
+  std::vector<uint8_t> images_, films_, stacks_;
+  std::vector<Protocol::Scratch> scratch_;
+  Job job_;
+  Team team_;  // the last member: its threads end first
+};
+
+}  // namespace beast::atari

@@ -1,0 +1,286 @@
+// The class `Pool` of the Python module: many environments of one game. beast/envs/atari.py is its user.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "pool.h"
+
+namespace py = pybind11;
+
+namespace beast::atari {
+
+namespace {
+
+template <typename T>
+using Array = py::array_t<T, py::array::c_style>;
+
+Rom rom_of(const std::string& bytes, const std::string& game) {
+  Rom rom{};
+  if (!make_rom(rom, reinterpret_cast<const uint8_t*>(bytes.data()), static_cast<int>(bytes.size()), game.c_str())) {
+    throw std::invalid_argument("the emulator does not know the game " + game + " with a ROM of " +
+                                std::to_string(bytes.size()) + " bytes");
+  }
+  return rom;
+}
+
+Palette palette_of(const Array<uint8_t>& colors) {
+  Palette palette;
+  if (colors.size() == 0) return palette;
+  if (colors.ndim() != 2 || colors.shape(0) != 256 || colors.shape(1) != 4) {
+    throw std::invalid_argument("the palette is no array [256, 4] of red, green, blue and gray");
+  }
+  for (int i = 0; i < 256; ++i) {
+    for (int c = 0; c < 3; ++c) palette.rgb[i][c] = colors.at(i, c);
+    palette.gray[i] = colors.at(i, 3);
+  }
+  return palette;
+}
+
+// A pool, the arrays that its job writes into, and the checks of what comes from Python.
+class PythonPool {
+ public:
+  PythonPool(const std::string& rom, const std::string& game, int num_envs, int num_threads,
+             const Array<uint8_t>& palette, const EnvSettings& settings) {
+    const Rom made = rom_of(rom, game);
+    const Palette colors = palette_of(palette);
+    py::gil_scoped_release release;
+    pool_ = std::make_unique<Pool>(made, settings, colors, num_envs, num_threads);
+  }
+
+  ~PythonPool() {
+    if (is_running_) pool_->wait();
+  }
+
+  Pool& pool() { return *pool_; }
+
+  // `of_each`: actions (kStep) or seeds (kSeededReset), one for each of `ids`; else empty. `numbers` is an int32 array
+  // [5, n] of rewards, lives, frame numbers, frame numbers of the episodes and errors; `flags` a bool array [2, n] of
+  // terminated and truncated.
+  void prepare(Job::Kind kind, const Array<int32_t>& ids, const Array<int64_t>& of_each, py::array observations,
+               py::object final_observations, Array<int32_t> numbers, Array<bool> flags) {
+    if (is_running_) throw std::runtime_error("the pool is stepping: call wait() first");
+    Job& job = pool_->job();
+    const py::ssize_t n = ids.size();
+    const bool has_each = kind != Job::Kind::kReset;
+    if (ids.ndim() != 1 || (has_each && (of_each.ndim() != 1 || of_each.size() != n))) {
+      throw std::invalid_argument(std::to_string(of_each.size()) + " actions or seeds for " + std::to_string(n) +
+                                  " environments");
+    }
+    if (numbers.size() != 5 * n || flags.size() != 2 * n) throw std::invalid_argument("arrays of another width");
+    job.kind = kind;
+    job.ids.assign(ids.data(), ids.data() + n);
+    job.actions.resize(n), job.seeds.resize(n);
+    std::vector<bool> seen(pool_->num_envs());
+    const int64_t num_actions = static_cast<int64_t>(pool_->protocol().settings().actions.size());
+    for (py::ssize_t k = 0; k < n; ++k) {
+      const int32_t id = job.ids[k];
+      if (id < 0 || id >= pool_->num_envs() || seen[id]) {
+        throw std::invalid_argument("environment " + std::to_string(id) + " is not one of " +
+                                    std::to_string(pool_->num_envs()) + ", or is named twice");
+      }
+      seen[id] = true;
+      if (kind != Job::Kind::kSeededReset && !pool_->was_reset(id)) {
+        throw std::runtime_error("environment " + std::to_string(id) + " was never reset: call reset() first");
+      }
+      if (kind == Job::Kind::kStep) {
+        if (of_each.at(k) < 0 || of_each.at(k) >= num_actions) {
+          throw std::invalid_argument("action " + std::to_string(of_each.at(k)) + " of environment " +
+                                      std::to_string(id) + " is not in [0, " + std::to_string(num_actions) + ")");
+        }
+        job.actions[k] = static_cast<int32_t>(of_each.at(k));
+      } else if (has_each) {
+        job.seeds[k] = static_cast<uint32_t>(of_each.at(k));
+      }
+    }
+    job.observation_stride = check_observations(observations, n);
+    job.observations = static_cast<uint8_t*>(observations.mutable_data());
+    job.final_observations = nullptr;
+    if (!final_observations.is_none()) {
+      py::array array = py::reinterpret_borrow<py::array>(final_observations);
+      if (check_observations(array, n) != pool_->protocol().stack_bytes()) {
+        throw std::invalid_argument("the array of final observations is not contiguous");
+      }
+      job.final_observations = static_cast<uint8_t*>(array.mutable_data());
+    } else if (pool_->protocol().settings().same_step) {
+      throw std::invalid_argument("under SAME_STEP there must be an array for final observations");
+    }
+    int32_t* rows = numbers.mutable_data();
+    job.rewards = rows, job.lives = rows + n, job.frame_numbers = rows + 2 * n;
+    job.episode_frame_numbers = rows + 3 * n, job.errors = rows + 4 * n;
+    job.terminated = flags.mutable_data(), job.truncated = job.terminated + n;
+    kept_ = py::make_tuple(observations, final_observations, numbers, flags);
+  }
+
+  void run() {
+    py::gil_scoped_release release;
+    pool_->run();
+  }
+
+  void start() {
+    if (is_running_) throw std::runtime_error("the pool is stepping: call wait() first");
+    is_running_ = true;
+    pool_->start();
+  }
+
+  void wait() {
+    if (!is_running_) return;
+    {
+      py::gil_scoped_release release;
+      pool_->wait();
+    }
+    is_running_ = false;
+  }
+
+  void observe(const Array<int32_t>& ids, py::array observations, Array<int32_t> numbers) {
+    wait();
+    const size_t stride = check_observations(observations, ids.size());
+    uint8_t* to = static_cast<uint8_t*>(observations.mutable_data());
+    for (py::ssize_t k = 0; k < ids.size(); ++k) {
+      const int id = checked(ids.at(k));
+      pool_->observe(id, to + k * stride);
+      const StepResult told = pool_->told(id);
+      const int32_t values[] = {0, told.lives, told.frame_number, told.episode_frame_number, told.error};
+      for (int i = 0; i < 5; ++i) numbers.mutable_at(i, k) = values[i];
+    }
+  }
+
+  py::bytes clone(int id) {
+    wait();
+    std::string bytes(pool_->clone_bytes(), '\0');
+    pool_->clone(checked(id), reinterpret_cast<uint8_t*>(&bytes[0]));
+    return bytes;
+  }
+
+  void restore(int id, const std::string& bytes) {
+    wait();
+    pool_->restore(checked(id), reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
+  }
+
+  void check_state(const std::string& bytes) const {
+    pool_->check(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
+  }
+
+  Array<uint8_t> film() {
+    wait();
+    if (!pool_->protocol().film_bytes()) throw std::runtime_error("this pool keeps no film");
+    Array<uint8_t> frames({pool_->num_envs(), pool_->protocol().rows(), kScreenWidth, 3});
+    std::memcpy(frames.mutable_data(), pool_->film(0), pool_->num_envs() * pool_->protocol().film_bytes());
+    return frames;
+  }
+
+  Array<uint8_t> ram() {
+    wait();
+    Array<uint8_t> rams({pool_->num_envs(), 128});
+    for (int id = 0; id < pool_->num_envs(); ++id) {
+      std::memcpy(rams.mutable_data(id, 0), pool_->state(id).vcs.ram, 128);
+    }
+    return rams;
+  }
+
+ private:
+  int checked(int id) const {
+    if (id < 0 || id >= pool_->num_envs()) {
+      throw std::invalid_argument("environment " + std::to_string(id) + " is not one of " +
+                                  std::to_string(pool_->num_envs()));
+    }
+    return id;
+  }
+
+  // Bytes between two environments' observations. Throws unless the array can take n of them.
+  size_t check_observations(const py::array& array, py::ssize_t n) const {
+    const size_t size = pool_->protocol().stack_bytes();
+    bool fits = array.dtype().is(py::dtype::of<uint8_t>()) && array.writeable() && array.ndim() >= 1 &&
+                array.shape(0) == n && array.size() == n * static_cast<py::ssize_t>(size);
+    py::ssize_t stride = 1;
+    for (py::ssize_t axis = array.ndim() - 1; fits && axis > 0; --axis) {
+      fits = array.shape(axis) == 1 || array.strides(axis) == stride;
+      stride *= array.shape(axis);
+    }
+    fits = fits && (n == 1 || array.strides(0) >= static_cast<py::ssize_t>(size));
+    if (!fits) {
+      throw std::invalid_argument("observations need a writable uint8 array of " + std::to_string(n) + " x " +
+                                  std::to_string(size) + " bytes, each environment's in one piece");
+    }
+    return n == 1 ? size : static_cast<size_t>(array.strides(0));
+  }
+
+  std::unique_ptr<Pool> pool_;
+  bool is_running_ = false;
+  py::object kept_;  // the arrays of the job
+};
+
+EnvSettings settings_of(const py::dict& given) {
+  EnvSettings settings;
+  const auto take = [&](const char* name, auto& value) {
+    value = given[name].template cast<std::decay_t<decltype(value)>>();
+  };
+  take("frame_skip", settings.frame_skip), take("max_pool", settings.max_pool), take("stack", settings.stack);
+  take("height", settings.height), take("width", settings.width), take("grayscale", settings.grayscale);
+  take("keeps_film", settings.keeps_film), take("noop_max", settings.noop_max);
+  take("fire_reset", settings.fire_reset), take("episodic_life", settings.episodic_life);
+  take("life_loss_info", settings.life_loss_info), take("clip_rewards", settings.clip_rewards);
+  take("same_step", settings.same_step), take("max_frames", settings.max_frames);
+  take("sticky", settings.sticky), take("actions", settings.actions);
+  return settings;
+}
+
+}  // namespace
+
+void bind_pool(py::module_& module) {
+  py::class_<PythonPool> pool(module, "Pool");
+  pool.def(py::init([](const std::string& rom, const std::string& game, int num_envs, int num_threads,
+                       const Array<uint8_t>& palette, const py::dict& settings) {
+             return std::make_unique<PythonPool>(rom, game, num_envs, num_threads, palette, settings_of(settings));
+           }),
+           py::arg("rom"), py::arg("game"), py::arg("num_envs"), py::arg("num_threads"), py::arg("palette"),
+           py::arg("settings"));
+  const auto prepared = [](Job::Kind kind, bool is_waited_for) {
+    return [kind, is_waited_for](PythonPool& self, const Array<int32_t>& ids, const Array<int64_t>& of_each,
+                                 const py::array& observations, const py::object& final_observations,
+                                 Array<int32_t> numbers, Array<bool> flags) {
+      self.prepare(kind, ids, of_each, observations, final_observations, numbers, flags);
+      is_waited_for ? self.run() : self.start();
+    };
+  };
+  const auto def = [&](const char* name, auto function) {
+    pool.def(name, function, py::arg("ids"), py::arg("of_each"), py::arg("observations"),
+             py::arg("final_observations").none(true), py::arg("numbers").noconvert(), py::arg("flags").noconvert());
+  };
+  def("reset", prepared(Job::Kind::kReset, true));
+  def("seeded_reset", prepared(Job::Kind::kSeededReset, true));
+  def("step", prepared(Job::Kind::kStep, true));
+  def("start_step", prepared(Job::Kind::kStep, false));
+  pool.def("wait", &PythonPool::wait);
+  pool.def("observe", &PythonPool::observe, py::arg("ids"), py::arg("observations"), py::arg("numbers").noconvert());
+  pool.def("clone", &PythonPool::clone).def("restore", &PythonPool::restore);
+  pool.def("check_state", &PythonPool::check_state);
+  pool.def("film", &PythonPool::film).def("ram", &PythonPool::ram);
+  pool.def_property_readonly("was_reset", [](PythonPool& self) {
+    std::vector<bool> was_reset;
+    for (int id = 0; id < self.pool().num_envs(); ++id) was_reset.push_back(self.pool().was_reset(id));
+    return was_reset;
+  });
+  pool.def_property_readonly("rows", [](PythonPool& self) { return self.pool().protocol().rows(); });
+  pool.def_property_readonly("bytes_per_env", [](PythonPool& self) { return self.pool().bytes_per_env(); });
+
+  // What the tests of the scaling use: an image [H, W(, C)] as an environment scales it.
+  module.def("resize", [](const Array<uint8_t>& image, int height, int width) {
+    if (image.ndim() != 2 && image.ndim() != 3) throw std::invalid_argument("an image is [H, W] or [H, W, C]");
+    const int channels = image.ndim() == 3 ? static_cast<int>(image.shape(2)) : 1;
+    const Resizer resize(image.shape(0), image.shape(1), height, width, channels);
+    std::vector<py::ssize_t> shape = {height, width};
+    if (image.ndim() == 3) shape.push_back(channels);
+    Array<uint8_t> scaled(shape);
+    Resizer::Scratch scratch = resize.scratch();
+    resize(image.data(), scaled.mutable_data(), scratch);
+    return scaled;
+  });
+}
+
+}  // namespace beast::atari

@@ -1,0 +1,244 @@
+// Scales screens down as OpenCV's INTER_AREA does, to the bit: each output pixel is the mean of the area that it
+// covers, evaluated in integers, and in OpenCV's order of float32 operations only where those could decide the
+// rounding.
+//
+// Compile with -ffp-contract=off: a fused multiply-add rounds once where OpenCV rounds twice.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#if defined(__GNUC__) && defined(__x86_64__)
+#include <immintrin.h>
+#define BEAST_ATARI_SSSE3 1
+#endif
+
+namespace beast::atari {
+
+// One axis of a scaled image: which of `in` pixels each of `out` pixels covers, and how much of each.
+struct Axis {
+  struct Taps {
+    int begin;           // first pixel that is covered
+    int count;           // at most MAX_TAPS
+    int offset;          // of the first weight
+    int float_begin;     // the same for OpenCV's weights, whose first pixel may differ by rounding
+    int float_count;
+    int float_offset;
+  };
+
+  int in = 0, out = 0, total = 0;  // the integer weights of an output pixel add up to `total`
+  std::vector<Taps> taps;          // [out]
+  std::vector<uint32_t> weights;
+  std::vector<float> float_weights;
+
+  Axis() = default;
+  Axis(int in, int out) : in(in), out(out) {
+    const int divisor = std::gcd(in, out), whole = out / divisor;
+    total = in / divisor;
+    const double scale = 1.0 / (static_cast<double>(out) / in);
+    for (int j = 0; j < out; ++j) {
+      Taps t{};
+      t.begin = j * total / whole, t.offset = static_cast<int>(weights.size());
+      for (int i = t.begin; i * whole < (j + 1) * total; ++i, ++t.count) {
+        weights.push_back(std::min((i + 1) * whole, (j + 1) * total) - std::max(i * whole, j * total));
+      }
+      // OpenCV's rule: shares of pixels below 0.001 are left out, quotients are taken in double.
+      const double begin = j * scale, end = begin + scale, cell = std::min(scale, in - begin);
+      const int last = std::min(static_cast<int>(std::floor(end)), in - 1);
+      const int first = std::min(static_cast<int>(std::ceil(begin)), last);
+      t.float_begin = first, t.float_offset = static_cast<int>(float_weights.size());
+      if (first - begin > 1e-3) {
+        --t.float_begin;
+        float_weights.push_back(static_cast<float>((first - begin) / cell));
+      }
+      for (int i = first; i < last; ++i) float_weights.push_back(static_cast<float>(1.0 / cell));
+      if (end - last > 1e-3) {
+        float_weights.push_back(static_cast<float>(std::min(std::min(end - last, 1.0), cell) / cell));
+      }
+      t.float_count = static_cast<int>(float_weights.size()) - t.float_offset;
+      taps.push_back(t);
+    }
+  }
+};
+
+class Resizer {
+ public:
+  // What one thread needs while it scales.
+  using Scratch = std::vector<uint32_t>;
+
+  Resizer() = default;
+  // Images [in_height, in_width, channels] become [out_height, out_width, channels]. Throws std::invalid_argument
+  // where they would become larger.
+  Resizer(int in_height, int in_width, int out_height, int out_width, int channels)
+      : channels_(channels), rows_(in_height, out_height), columns_(in_width, out_width) {
+    if (out_height < 1 || out_width < 1 || out_height > in_height || out_width > in_width) {
+      throw std::invalid_argument("images of " + std::to_string(out_height) + " x " + std::to_string(out_width) +
+                                  " are not between 1 x 1 and the screen's " + std::to_string(in_height) + " x " +
+                                  std::to_string(in_width));
+    }
+    total_ = static_cast<uint32_t>(rows_.total) * columns_.total;
+    is_copy_ = in_height == out_height && in_width == out_width;
+    // OpenCV takes another way where both scales are whole numbers.
+    whole_scales_ = rows_.total * out_height == in_height && columns_.total * out_width == in_width &&
+                    in_height % out_height == 0 && in_width % out_width == 0;
+    // A float32 sum of bytes is off by less than 1e-4 here; only within this of a tie can it round otherwise.
+    margin_ = static_cast<uint32_t>(total_ * 2e-4);
+#ifdef BEAST_ATARI_SSSE3
+    is_usual_ = channels == 1 && in_height == 210 && in_width == 160 && out_height == 84 && out_width == 84 &&
+                __builtin_cpu_supports("ssse3");
+    if (is_usual_) make_shuffles();
+#endif
+  }
+
+  Scratch scratch() const {
+    const size_t row = static_cast<size_t>(columns_.in) * channels_;
+    return Scratch(std::max(row, static_cast<size_t>(210) * 88 / 2 + 16));
+  }
+
+  void operator()(const uint8_t* image, uint8_t* out, Scratch& scratch) const {
+    if (is_copy_) {
+      std::memcpy(out, image, static_cast<size_t>(rows_.in) * columns_.in * channels_);
+    } else if (is_usual_) {
+      usual(image, out, reinterpret_cast<uint16_t*>(scratch.data()));
+    } else {
+      any(image, out, scratch.data());
+    }
+  }
+
+ private:
+  // Every shape, one pixel after the other.
+  void any(const uint8_t* image, uint8_t* out, uint32_t* sums) const {
+    const int width = columns_.in * channels_;
+    const float one_over_area = 1.0f / static_cast<float>(rows_.total * columns_.total);
+    for (int j = 0; j < rows_.out; ++j) {
+      const Axis::Taps& row = rows_.taps[j];
+      std::fill(sums, sums + width, 0);
+      for (int k = 0; k < row.count; ++k) {
+        const uint8_t* pixels = image + static_cast<size_t>(row.begin + k) * width;
+        const uint32_t weight = rows_.weights[row.offset + k];
+        for (int x = 0; x < width; ++x) sums[x] += weight * pixels[x];
+      }
+      for (int i = 0; i < columns_.out; ++i) {
+        const Axis::Taps& column = columns_.taps[i];
+        for (int c = 0; c < channels_; ++c) {
+          uint32_t sum = 0;
+          for (int k = 0; k < column.count; ++k) {
+            sum += columns_.weights[column.offset + k] * sums[(column.begin + k) * channels_ + c];
+          }
+          uint8_t& pixel = out[(j * columns_.out + i) * channels_ + c];
+          if (whole_scales_) {
+            pixel = rows_.total == 2 && columns_.total == 2
+                        ? (sum + 2) >> 2
+                        : static_cast<uint8_t>(std::lrintf(static_cast<float>(sum) * one_over_area));
+            continue;
+          }
+          const uint32_t rest = sum % total_;
+          const uint32_t from_tie = 2 * rest > total_ ? 2 * rest - total_ : total_ - 2 * rest;
+          pixel = from_tie <= 2 * margin_ ? in_floats(image, j, i, c) : (sum + total_ / 2) / total_;
+        }
+      }
+    }
+  }
+
+  // One pixel as OpenCV computes it: the products of a row from left to right, then the rows from top to bottom.
+  uint8_t in_floats(const uint8_t* image, int j, int i, int c) const {
+    const Axis::Taps &row = rows_.taps[j], &column = columns_.taps[i];
+    float sum = 0;
+    for (int k = 0; k < row.float_count; ++k) {
+      const uint8_t* pixels = image + static_cast<size_t>(row.float_begin + k) * columns_.in * channels_;
+      float of_row = 0;
+      for (int l = 0; l < column.float_count; ++l) {
+        of_row += static_cast<float>(pixels[(column.float_begin + l) * channels_ + c]) *
+                  columns_.float_weights[column.float_offset + l];
+      }
+      sum += rows_.float_weights[row.float_offset + k] * of_row;
+    }
+    return static_cast<uint8_t>(std::min(std::max(std::lrintf(sum), 0L), 255L));  // rounds half to even
+  }
+
+#ifdef BEAST_ATARI_SSSE3
+  // 210 x 160 -> 84 x 84. Across: 7 outputs cover 13 1/3 pixels, so that 16 pixels at a time give 7 sums of weight 40.
+  // Down: weights 2 2 1 and 1 2 2. All sums fit into 16 bits (200 * 255 = 51,000).
+  __attribute__((target("ssse3"))) void usual(const uint8_t* image, uint8_t* out, uint16_t* sums) const {
+    constexpr int STRIDE = 88;  // 12 blocks of 7 sums, and room for the eighth of the last one
+    for (int y = 0; y < 210; ++y) {
+      for (int block = 0; block < 12; ++block) {
+        const Shuffle& shuffle = shuffles_[block];
+        const __m128i pixels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(image + y * 160 + shuffle.begin));
+        const auto part = [&](const int8_t* where, const int8_t* weights) __attribute__((target("ssse3"))) {
+          return _mm_maddubs_epi16(
+              _mm_shuffle_epi8(pixels, _mm_loadu_si128(reinterpret_cast<const __m128i*>(where))),
+              _mm_loadu_si128(reinterpret_cast<const __m128i*>(weights)));
+        };
+        const __m128i sum = _mm_add_epi16(part(shuffle.first_two, shuffle.first_two_weights),
+                                          part(shuffle.third, shuffle.third_weights));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(sums + y * STRIDE + 7 * block), sum);
+      }
+    }
+    const __m128i hundred = _mm_set1_epi16(100), two_hundred = _mm_set1_epi16(200), reciprocal = _mm_set1_epi16(20972);
+    for (int j = 0; j < 84; ++j) {
+      const uint16_t* rows[3] = {sums + (5 * j / 2) * STRIDE, sums + (5 * j / 2 + 1) * STRIDE,
+                                 sums + (5 * j / 2 + 2) * STRIDE};
+      if (j & 1) std::swap(rows[0], rows[2]);  // the row of weight 1 comes last
+      for (int i = 0; i < 88; i += 8) {
+        const auto load = [&](int k) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[k] + i)); };
+        const __m128i doubled = _mm_slli_epi16(_mm_add_epi16(load(0), load(1)), 1);
+        const __m128i sum = _mm_add_epi16(_mm_add_epi16(doubled, load(2)), hundred);
+        // floor(sum / 200) = floor((sum / 8) / 25), exact for all sums up to 51,100.
+        const __m128i mean = _mm_srli_epi16(_mm_mulhi_epu16(_mm_srli_epi16(sum, 3), reciprocal), 3);
+        const __m128i ties = _mm_cmpeq_epi16(sum, _mm_mullo_epi16(mean, two_hundred));
+        const __m128i bytes = _mm_packus_epi16(mean, mean);
+        if (i < 80) {
+          _mm_storel_epi64(reinterpret_cast<__m128i*>(out + j * 84 + i), bytes);
+        } else {
+          const int four = _mm_cvtsi128_si32(bytes);
+          std::memcpy(out + j * 84 + i, &four, 4);
+        }
+        for (int mask = _mm_movemask_epi8(ties) & 0x5555; mask; mask &= mask - 1) {
+          const int k = i + __builtin_ctz(mask) / 2;
+          if (k < 84) out[j * 84 + k] = in_floats(image, j, k, 0);
+        }
+      }
+    }
+  }
+
+  struct Shuffle {  // of the 16 pixels at `begin`: pixels and weights of 7 sums
+    int begin;
+    int8_t first_two[16], first_two_weights[16], third[16], third_weights[16];
+  };
+
+  void make_shuffles() {
+    for (int block = 0; block < 12; ++block) {
+      Shuffle& s = shuffles_[block];
+      s.begin = std::min(columns_.taps[7 * block].begin, 160 - 16);
+      std::memset(s.first_two, -1, 16), std::memset(s.third, -1, 16);  // -1: 0
+      for (int k = 0; k < 7; ++k) {
+        const Axis::Taps& t = columns_.taps[7 * block + k];
+        for (int l = 0; l < t.count; ++l) {
+          int8_t* where = l < 2 ? s.first_two + 2 * k + l : s.third + 2 * k;
+          int8_t* weights = l < 2 ? s.first_two_weights + 2 * k + l : s.third_weights + 2 * k;
+          *where = static_cast<int8_t>(t.begin + l - s.begin);
+          *weights = static_cast<int8_t>(columns_.weights[t.offset + l]);
+        }
+      }
+    }
+  }
+
+  Shuffle shuffles_[12] = {};
+#else
+  void usual(const uint8_t*, uint8_t*, uint16_t*) const {}
+#endif
+
+  int channels_ = 1;
+  Axis rows_, columns_;
+  uint32_t total_ = 1, margin_ = 0;
+  bool is_copy_ = false, whole_scales_ = false, is_usual_ = false;
+};
+
+}  // namespace beast::atari

@@ -1,0 +1,663 @@
+// The TIA: registers, positions, the picture and its collisions, as ALE's table-driven TIA behaves.
+//
+// An object is 160 bits, one for each pixel of a line. A write first finishes the picture up to where the register
+// changes, by the register's delay, then changes the bits. The picture of a stretch of a line is layers of such bits,
+// and a collision is two objects' bits in common.
+//
+// Time is in CPU cycles since the start of the frame's line 0, a line being 76. A clock is a third of a cycle; a line
+// has 228, the first 68 of them blank.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#include "mt19937.h"
+
+namespace beast::atari {
+
+constexpr int kWidth = 160;
+constexpr int kLineCycles = 76;
+constexpr int kLineClocks = 228;
+constexpr int kBlankClocks = 68;
+constexpr int kLongAgo = -100000;  // cycles
+
+enum Object : uint8_t { kP0, kP1, kM0, kM1, kBL, kPF, kNumObjects };
+
+// The bits of one line: pixel i is bit i % 64 of word i / 64.
+struct Mask {
+  uint64_t words[3];
+};
+
+struct Tia {
+  Mask masks[kNumObjects];
+  int32_t hmove_cycle;
+  int32_t vsync_cycle;         // when VSYNC was last written with bit 1 set
+  int32_t discharged_cycle;    // when VBLANK bit 7 let go of the paddles' capacitors
+  int32_t paddle_cycles[4];    // until INPT0-3 read 1 after that; negative: no paddle
+  int16_t line;                // the picture is done up to pixel `pixel` of this line
+  uint8_t pixel;
+  uint8_t enabled;             // bit per object: whether it shows anything at all
+  uint16_t collisions;         // bit per pair, see pair()
+  uint8_t position[5];         // P0 P1 M0 M1 BL
+  uint8_t motion[5];           // HMxx, high nibble
+  uint8_t size[2];             // NUSIZ
+  uint8_t color[4];            // COLUP0 COLUP1 COLUPF COLUBK
+  uint8_t control;             // CTRLPF
+  uint8_t mirrored;            // whether the right half is mirrored in this line
+  uint8_t reflected[2];        // REFP
+  uint8_t playfield[3];        // PF
+  uint8_t graphics[2];         // GRP
+  uint8_t old_graphics[2];
+  uint8_t missile_on[2];       // ENAM
+  uint8_t ball_on, old_ball_on;
+  uint8_t delayed[3];          // VDELP0 VDELP1 VDELBL
+  uint8_t locked[2];           // RESMP
+  uint8_t vsync, vblank;
+  uint8_t without_first[2];    // a player was reset in mid-line and has lost its first copy
+  uint8_t blank_left;          // HMOVE blanks the first 8 pixels of this line
+  uint8_t blank_left_next;     // of the next line
+  uint8_t line_work;           // start_line has something to do
+  uint8_t shaking, shake_step;  // missile 0's motion never stops ("Cosmic Ark")
+  uint8_t frame_over;
+  uint8_t fire[2];             // INPT4, INPT5: 0x80, or 0 while pressed
+};
+
+// What does not change within a frame.
+struct TiaSettings {
+  int16_t first_line;
+  int16_t height;
+  int16_t line_limit;
+  uint8_t hmove_blanks;
+};
+
+// clang-format off
+constexpr int kCopies[8][3] = {{0, -1, -1}, {0, 16, -1}, {0, 32, -1}, {0, 16, 32}, {0, 64, -1}, {0, -1, -1}, {0, 32, 64}, {0, -1, -1}};
+// clang-format on
+
+struct Tables {
+  uint8_t reversed[256];
+  uint64_t bytes[256];   // 0xFF in byte i where bit i is set
+  uint16_t cells[16];    // each bit four times
+  uint16_t pairs[64];    // the pairs among a set of objects
+};
+
+// The bit of two objects' collision, i < j.
+HD constexpr int pair(int i, int j) { return 1 << (j * (j - 1) / 2 + i); }
+
+constexpr Tables make_tables() {
+  Tables tables{};
+  for (int i = 0; i < 256; ++i) {
+    for (int bit = 0; bit < 8; ++bit) {
+      if (i >> bit & 1) {
+        tables.reversed[i] |= 0x80 >> bit;
+        tables.bytes[i] |= 0xFFull << (8 * bit);
+        if (i < 16) tables.cells[i] |= 0xF << (4 * bit);
+      }
+    }
+  }
+  for (int set = 0; set < 64; ++set) {
+    for (int j = 1; j < kNumObjects; ++j) {
+      for (int i = 0; i < j; ++i) {
+        if ((set >> i & 1) && (set >> j & 1)) tables.pairs[set] |= pair(i, j);
+      }
+    }
+  }
+  return tables;
+}
+constexpr Tables kTables = make_tables();
+
+// Adds `bits` (up to 32) to a line from pixel `x` on; what does not fit continues on the left.
+HD inline void place(Mask& mask, uint64_t bits, int x) {
+  const unsigned word = static_cast<unsigned>(x) >> 6 & 3, shift = x & 63;
+  mask.words[word] |= bits << shift;
+  if (word < 2) {
+    mask.words[word + 1] |= bits >> 1 >> (63 - shift);
+  }
+  mask.words[0] |= mask.words[2] >> 32;
+  mask.words[2] &= 0xFFFFFFFF;
+}
+
+HD inline int wrap(int x) { return x < 0 ? x + kWidth : x >= kWidth ? x - kWidth : x; }
+
+HD inline uint32_t doubled(uint32_t byte) {
+  uint32_t x = (byte | byte << 4) & 0x0F0F;
+  x = (x | x << 2) & 0x3333;
+  x = (x | x << 1) & 0x5555;
+  return x * 3;
+}
+HD inline uint32_t quadrupled(uint32_t byte) {
+  return kTables.cells[byte & 15] | static_cast<uint32_t>(kTables.cells[byte >> 4]) << 16;
+}
+
+HD inline void set_object(Tia& tia, int object, bool enabled) {
+  tia.enabled = static_cast<uint8_t>((tia.enabled & ~(1 << object)) | (enabled << object));
+}
+
+HD NOINLINE inline void place_player(Tia& tia, int player) {
+  const uint8_t graphics = (tia.delayed[player] ? tia.old_graphics : tia.graphics)[player];
+  Mask mask{};
+  if (graphics) {
+    const int mode = tia.size[player] & 7;
+    uint32_t bits = tia.reflected[player] ? graphics : kTables.reversed[graphics];
+    int x = tia.position[player];
+    if (mode == 5) bits = doubled(bits), ++x;
+    if (mode == 7) bits = quadrupled(bits), ++x;
+    for (int i = tia.without_first[player]; i < 3 && kCopies[mode][i] >= 0; ++i) place(mask, bits, wrap(x + kCopies[mode][i]));
+  }
+  tia.masks[kP0 + player] = mask;
+  set_object(tia, kP0 + player, graphics != 0);
+}
+
+HD NOINLINE inline void place_missile(Tia& tia, int missile) {
+  const bool on = tia.missile_on[missile] && !tia.locked[missile];
+  Mask mask{};
+  if (on) {
+    const int mode = tia.size[missile] & 7;
+    int width = 1 << (tia.size[missile] >> 4 & 3);
+    int x = tia.position[kM0 + missile];
+    bool shown = true;
+    if (missile == 0 && tia.shaking) {
+      const int step = tia.shake_step & 3;
+      if (step == 1) {
+        x = wrap(x - 16);
+        width = width == 1 ? 2 : width == 4 ? 8 : width;
+      }
+      if (step == 2) shown = false;
+      if (step == 3) x = wrap(x + 1);
+    }
+    for (int i = 0; shown && i < 3 && kCopies[mode][i] >= 0; ++i) place(mask, (1u << width) - 1, wrap(x + kCopies[mode][i]));
+  }
+  tia.masks[kM0 + missile] = mask;
+  set_object(tia, kM0 + missile, on);
+}
+
+HD NOINLINE inline void place_ball(Tia& tia) {
+  const bool on = tia.delayed[2] ? tia.old_ball_on : tia.ball_on;
+  Mask mask{};
+  if (on) place(mask, (1u << (1 << (tia.control >> 4 & 3))) - 1, tia.position[kBL]);
+  tia.masks[kBL] = mask;
+  set_object(tia, kBL, on);
+}
+
+HD NOINLINE inline void place_playfield(Tia& tia) {
+  const uint8_t pf0 = tia.playfield[0] & 0xF0, pf1 = tia.playfield[1], pf2 = tia.playfield[2];
+  const uint64_t left = pf0 >> 4 | kTables.reversed[pf1] << 4 | pf2 << 12;
+  const uint64_t mirror = kTables.reversed[pf2] | pf1 << 8 | kTables.reversed[pf0] << 16;
+  const uint64_t cells = left | (tia.mirrored ? mirror : left) << 20;  // 40 of 4 pixels
+  Mask mask{};
+  for (int i = 0; i < 10; ++i) {
+    mask.words[i >> 2] |= static_cast<uint64_t>(kTables.cells[cells >> (4 * i) & 15]) << (16 * (i & 3));
+  }
+  tia.masks[kPF] = mask;
+  set_object(tia, kPF, (pf0 | pf1 | pf2) != 0);
+}
+
+// clang-format off
+constexpr uint8_t kGrays[128] = {
+      0,  74, 111, 142, 170, 192, 214, 236,     64,  95, 122, 148, 172, 193, 214, 233,
+     63,  87, 110, 131, 150, 167, 184, 199,     59,  85, 107, 129, 148, 167, 183, 199,
+     44,  68,  90, 110, 128, 146, 161, 176,     51,  74,  95, 115, 132, 149, 164, 178,
+     39,  63,  85, 107, 125, 143, 159, 174,     22,  49,  73,  96, 116, 136, 153, 169,
+     17,  41,  64,  85, 104, 121, 137, 153,     32,  60,  85, 109, 130, 150, 168, 186,
+     40,  69,  95, 120, 141, 162, 182, 200,     43,  74, 101, 127, 151, 173, 193, 212,
+     40,  71,  98, 124, 147, 169, 189, 207,     41,  74, 104, 132, 157, 181, 203, 223,
+     47,  79, 107, 133, 157, 179, 200, 220,     47,  79, 107, 133, 157, 179, 200, 220,
+};
+// clang-format on
+
+// What one frame is drawn into: rows of 160 bytes, or nothing.
+struct Canvas {
+  uint8_t* pixels;
+  int height;
+  bool gray;  // luminances instead of palette indices
+
+  HD uint8_t* row(int i) const { return i < height ? pixels + i * kWidth : nullptr; }
+  HD uint8_t shade(uint8_t color) const { return gray ? kGrays[color >> 1] : color; }
+};
+
+// The pixels [begin, end) of a line.
+HD inline Mask range(int begin, int end) {
+  Mask mask;
+  for (int i = 0; i < 3; ++i) {
+    const int low = begin - 64 * i, high = end - 64 * i;
+    const uint64_t below_high = high >= 64 ? ~0ull : high <= 0 ? 0 : (1ull << high) - 1;
+    const uint64_t below_low = low >= 64 ? ~0ull : low <= 0 ? 0 : (1ull << low) - 1;
+    mask.words[i] = below_high & ~below_low;
+  }
+  return mask;
+}
+
+HD NOINLINE inline void collide(Tia& tia, const Mask& where) {
+  if ((kTables.pairs[tia.enabled & 63] & ~tia.collisions) == 0) return;
+  Mask seen{}, twice{};
+  for (int i = 0; i < kNumObjects; ++i) {
+    if (!(tia.enabled >> i & 1)) continue;
+    for (int w = 0; w < 3; ++w) {
+      twice.words[w] |= seen.words[w] & tia.masks[i].words[w];
+      seen.words[w] |= tia.masks[i].words[w];
+    }
+  }
+  for (int w = 0; w < 3; ++w) twice.words[w] &= where.words[w];
+  if ((twice.words[0] | twice.words[1] | twice.words[2]) == 0) return;
+  for (int j = 1; j < kNumObjects; ++j) {
+    for (int i = 0; i < j; ++i) {
+      const uint64_t* a = tia.masks[i].words;
+      const uint64_t* b = tia.masks[j].words;
+      if ((a[0] & b[0] & twice.words[0]) | (a[1] & b[1] & twice.words[1]) | (a[2] & b[2] & twice.words[2])) {
+        tia.collisions |= pair(i, j);
+      }
+    }
+  }
+}
+
+// Colors the pixels of a layer within `where`, eight at a time.
+HD inline void paint(uint8_t* row, const Mask& layer, const Mask& where, uint8_t color) {
+  const uint64_t colors = color * 0x0101010101010101ull;
+  for (int w = 0; w < 3; ++w) {
+    uint64_t bits = layer.words[w] & where.words[w];
+    for (int group = 8 * w; bits; ++group, bits >>= 8) {
+      if (!(bits & 0xFF)) continue;
+      const uint64_t mask = kTables.bytes[bits & 0xFF];
+      uint64_t pixels;
+      memcpy(&pixels, row + 8 * group, 8);
+      pixels = (pixels & ~mask) | (colors & mask);
+      memcpy(row + 8 * group, &pixels, 8);
+    }
+  }
+}
+
+HD inline Mask either(const Mask& a, const Mask& b) {
+  return {{a.words[0] | b.words[0], a.words[1] | b.words[1], a.words[2] | b.words[2]}};
+}
+
+HD inline void draw_row(const Tia& tia, const Canvas& canvas, uint8_t* row, int begin, int end, const Mask& where) {
+  memset(row + begin, canvas.shade(tia.color[3]), static_cast<size_t>(end - begin));
+  const auto paint_player = [&](int i) {
+    if (tia.enabled >> i & 5) {
+      paint(row, either(tia.masks[kP0 + i], tia.masks[kM0 + i]), where, canvas.shade(tia.color[i]));
+    }
+  };
+  const auto paint_playfield = [&](bool halves) {
+    if (!(tia.enabled >> kPF & 1)) return;
+    Mask left = where, right = where;
+    left.words[1] &= 0xFFFF;
+    left.words[2] = 0;
+    right.words[0] = 0;
+    right.words[1] &= ~0xFFFFull;
+    paint(row, tia.masks[kPF], left, canvas.shade(tia.color[halves ? 0 : 2]));
+    paint(row, tia.masks[kPF], right, canvas.shade(tia.color[halves ? 1 : 2]));
+  };
+  const auto paint_ball = [&] {
+    if (tia.enabled >> kBL & 1) paint(row, tia.masks[kBL], where, canvas.shade(tia.color[2]));
+  };
+  const bool score = tia.control & 2;
+  if (tia.control & 4) {  // the playfield is in front
+    paint_player(1);
+    paint_player(0);
+    // There is no score mode then, but as long as nothing else is enabled ALE still has it.
+    paint_playfield(score && tia.enabled == 1 << kPF);
+    paint_ball();
+  } else if (score) {  // halves in the players' colors, between the two
+    paint_ball();
+    paint_player(1);
+    paint_playfield(true);
+    paint_player(0);
+  } else {
+    paint_playfield(false);
+    paint_ball();
+    paint_player(1);
+    paint_player(0);
+  }
+  if (tia.blank_left && begin < 8) memset(row + begin, canvas.shade(0), static_cast<size_t>((end < 8 ? end : 8) - begin));
+}
+
+// The pixels [begin, end) of the line that is being drawn.
+HD inline void draw_pixels(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int begin, int end) {
+  const int row = tia.line - settings.first_line;
+  if (begin >= end || row < 0 || row >= settings.height) return;  // outside of the window not even collisions exist
+  uint8_t* const pixels = canvas.row(row);
+  if (tia.vblank & 2) {
+    if (pixels) memset(pixels + begin, canvas.shade(0), static_cast<size_t>(end - begin));
+    return;
+  }
+  const Mask where = range(begin, end);
+  collide(tia, where);
+  if (pixels) draw_row(tia, canvas, pixels, begin, end, where);
+}
+
+// What changes with the next line. ALE does none of it outside of the window: an HMOVE above it blanks the first row.
+HD inline void start_line(Tia& tia, const TiaSettings& settings) {
+  const int row = tia.line - settings.first_line;
+  ++tia.line;
+  tia.pixel = 0;
+  if (!tia.line_work || row < 0 || row >= settings.height) return;
+  tia.line_work = tia.shaking | tia.blank_left_next;
+  tia.blank_left = tia.blank_left_next;
+  tia.blank_left_next = 0;
+  for (int i = 0; i < 2; ++i) {
+    if (tia.without_first[i]) {
+      tia.without_first[i] = 0;
+      place_player(tia, i);
+    }
+  }
+  if (tia.mirrored != (tia.control & 1)) {
+    tia.mirrored = tia.control & 1;
+    place_playfield(tia);
+  }
+  if (tia.shaking) {
+    tia.position[kM0] = static_cast<uint8_t>(wrap(tia.position[kM0] - 17));
+    ++tia.shake_step;
+    place_missile(tia, 0);
+  }
+}
+
+// Finishes the picture for all clocks before `clock`.
+HD NOINLINE inline void draw_to(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int clock) {
+  int pixel = clock - tia.line * kLineClocks - kBlankClocks;
+  while (pixel >= kWidth) {
+    draw_pixels(tia, settings, canvas, tia.pixel, kWidth);
+    tia.pixel = kWidth;
+    if (pixel < kLineClocks - kBlankClocks) return;
+    start_line(tia, settings);
+    pixel -= kLineClocks;
+  }
+  if (pixel > tia.pixel) {
+    draw_pixels(tia, settings, canvas, tia.pixel, pixel);
+    tia.pixel = static_cast<uint8_t>(pixel);
+  }
+}
+
+HD inline void reset_tia(Tia& tia) {
+  const uint8_t fire[2] = {tia.fire[0], tia.fire[1]};
+  int32_t paddles[4];
+  for (int i = 0; i < 4; ++i) paddles[i] = tia.paddle_cycles[i];
+  tia = Tia{};
+  for (int i = 0; i < 4; ++i) tia.paddle_cycles[i] = paddles[i];
+  for (int i = 0; i < 2; ++i) tia.fire[i] = fire[i];
+  tia.hmove_cycle = tia.vsync_cycle = tia.discharged_cycle = kLongAgo;
+}
+
+
+// How far HMOVE written in cycle `cycle` of a line moves an object with this HMxx, to the right.
+HD inline int hmove_distance(int cycle, uint8_t motion) {
+  const int wanted = -(static_cast<int8_t>(motion) >> 4);
+  const int step = cycle == 75 ? -1 : (3 * cycle + 1) / 4;
+  if (cycle <= 20 || cycle == 75) return wanted > step - 9 ? wanted : step - 9;
+  if (cycle <= 53) return 0;
+  const int moved = wanted - (step - 47);
+  return moved < 0 ? moved : 0;
+}
+
+// Where RESMx and RESBL put their object: right behind an HMOVE it may still be on its way.
+HD inline int strobe_position(int object, int hpos, int clocks_since_hmove) {
+  const int since = clocks_since_hmove;
+  if (object == kM0 && since == 60 && hpos == 69) return 8;
+  if (object == kM1 && since == 9 && hpos == 18) return 3;
+  if (object == kBL) {
+    if (since == 9 && hpos == 18) return 3;
+    if (since == 18 && hpos == 27) return 5;
+    if (since == 21 && hpos == 30) return 6;
+    if (since == 54 && (hpos == 60 || hpos == 69)) return 10;
+  }
+  return hpos < kBlankClocks ? 2 : (hpos - 64) % kWidth;
+}
+
+// A write of `value` at the end of `cycle`. Returns the cycle in which the CPU goes on.
+HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int address, uint8_t value, int cycle) {
+  const int line = cycle / kLineCycles;
+  const int column = cycle - line * kLineCycles;  // cycle of the line, 0..75
+  const int clock = 3 * cycle;
+  const auto finish = [&](int delay) { draw_to(tia, settings, canvas, clock + delay); };
+  int next_cycle = cycle;
+  switch (address & 0x3F) {
+    case 0x00:  // VSYNC
+      if (value & 2) {
+        tia.vsync_cycle = cycle;
+      } else if ((tia.vsync & 2) && cycle - tia.vsync_cycle >= kLineCycles) {
+        tia.frame_over = 1;
+      }
+      tia.vsync = value;
+      break;
+    case 0x01:  // VBLANK
+      if ((tia.vblank ^ value) & 2) finish(1);
+      if ((tia.vblank & 0x80) && !(value & 0x80)) tia.discharged_cycle = cycle;
+      tia.vblank = value;
+      break;
+    case 0x02:  // WSYNC
+      if (column) next_cycle += kLineCycles - column;
+      break;
+    case 0x04:
+    case 0x05: {  // NUSIZ
+      const int i = address & 1;
+      if (tia.size[i] == value && !tia.without_first[i]) break;
+      finish(8);
+      tia.size[i] = value;
+      tia.without_first[i] = 0;
+      place_player(tia, i);
+      place_missile(tia, i);
+      break;
+    }
+    case 0x06:
+    case 0x07:
+    case 0x08:
+    case 0x09: {  // COLUP0 COLUP1 COLUPF COLUBK
+      uint8_t& color = tia.color[(address & 0x3F) - 6];
+      if (color == (value & 0xFE)) break;
+      finish(0);
+      color = value & 0xFE;
+      break;
+    }
+    case 0x0A:  // CTRLPF
+      if (tia.control == value) break;
+      finish(0);
+      tia.control = value;
+      if (tia.mirrored != (value & 1)) {
+        if (clock - line * kLineClocks - kBlankClocks < 79) {
+          tia.mirrored = value & 1;
+          place_playfield(tia);
+        } else {
+          tia.line_work = 1;
+        }
+      }
+      place_ball(tia);
+      break;
+    case 0x0B:
+    case 0x0C: {  // REFP0 REFP1
+      const int i = (address & 0x3F) - 0x0B;
+      if (tia.reflected[i] == (value & 8)) break;
+      finish(1);
+      tia.reflected[i] = value & 8;
+      place_player(tia, i);
+      break;
+    }
+    case 0x0D:
+    case 0x0E:
+    case 0x0F: {  // PF0 PF1 PF2: from the next cell of 4 pixels on
+      const int i = (address & 0x3F) - 0x0D;
+      if (tia.playfield[i] == value) break;
+      const int pixel = clock - line * kLineClocks - kBlankClocks;
+      finish(((pixel + 5) & ~3) - pixel);
+      tia.playfield[i] = value;
+      place_playfield(tia);
+      break;
+    }
+    case 0x10:
+    case 0x11: {  // RESP0 RESP1
+      const int i = address & 1;
+      const int hpos = 3 * column;
+      const int position = hpos < kBlankClocks ? 3 : (hpos - 63) % kWidth;
+      const int mode = tia.size[i] & 7;
+      const int width = mode == 5 ? 16 : mode == 7 ? 32 : 8;
+      bool starting = false, drawing = false;  // an old copy begins or is being drawn where the new one will be
+      for (int copy = 0; copy < 3 && kCopies[mode][copy] >= 0; ++copy) {
+        const int distance = (position - tia.position[i] - kCopies[mode][copy] + 2 * kWidth) % kWidth;
+        starting |= distance < 4;
+        drawing |= distance >= 4 && distance < 4 + width;
+      }
+      finish(drawing && !starting ? 11 : 0);
+      tia.position[i] = static_cast<uint8_t>(position);
+      tia.without_first[i] = !starting;
+      tia.line_work |= !starting;
+      place_player(tia, i);
+      break;
+    }
+    case 0x12:
+    case 0x13:
+    case 0x14: {  // RESM0 RESM1 RESBL
+      const int object = kM0 + (address & 0x3F) - 0x12;
+      finish(object == kBL ? 0 : 8);
+      tia.position[object] =
+          static_cast<uint8_t>(strobe_position(object, 3 * column, 3 * (cycle - tia.hmove_cycle)));
+      if (object == kBL) {
+        place_ball(tia);
+      } else {
+        place_missile(tia, object - kM0);
+      }
+      break;
+    }
+    case 0x1B:
+    case 0x1C: {  // GRP0 GRP1: each also makes the other's delayed graphics current, GRP1 the ball's
+      const int i = (address & 0x3F) - 0x1B;
+      const bool same = tia.graphics[i] == value && tia.old_graphics[1 - i] == tia.graphics[1 - i] &&
+                        (i == 0 || tia.old_ball_on == tia.ball_on);
+      if (same) break;
+      finish(1);
+      tia.graphics[i] = value;
+      tia.old_graphics[1 - i] = tia.graphics[1 - i];
+      place_player(tia, i);
+      if (tia.delayed[1 - i]) place_player(tia, 1 - i);
+      if (i == 1) {
+        tia.old_ball_on = tia.ball_on;
+        if (tia.delayed[2]) place_ball(tia);
+      }
+      break;
+    }
+    case 0x1D:
+    case 0x1E: {  // ENAM0 ENAM1
+      const int i = (address & 0x3F) - 0x1D;
+      if (tia.missile_on[i] == (value & 2)) break;
+      finish(0);
+      tia.missile_on[i] = value & 2;
+      place_missile(tia, i);
+      break;
+    }
+    case 0x1F:  // ENABL
+      if (tia.ball_on == (value & 2)) break;
+      finish(0);
+      tia.ball_on = value & 2;
+      place_ball(tia);
+      break;
+    case 0x20:
+    case 0x21:
+    case 0x22:
+    case 0x23:
+    case 0x24: {  // HMP0 HMP1 HMM0 HMM1 HMBL
+      const int object = address & 7;
+      if (object == kM0 && tia.motion[kM0] == 0x70 && (value & 0xF0) == 0x60 && cycle - tia.hmove_cycle == 21) {
+        finish(0);
+        tia.shaking = tia.line_work = 1;
+        tia.shake_step = 0;
+      }
+      tia.motion[object] = value & 0xF0;
+      break;
+    }
+    case 0x25:
+    case 0x26: {  // VDELP0 VDELP1
+      const int i = (address & 0x3F) - 0x25;
+      if (tia.delayed[i] == (value & 1)) break;
+      finish(0);
+      tia.delayed[i] = value & 1;
+      place_player(tia, i);
+      break;
+    }
+    case 0x27:  // VDELBL
+      if (tia.delayed[2] == (value & 1)) break;
+      finish(0);
+      tia.delayed[2] = value & 1;
+      place_ball(tia);
+      break;
+    case 0x28:
+    case 0x29: {  // RESMP0 RESMP1
+      const int i = address & 1;
+      if (tia.locked[i] == (value & 2)) break;
+      finish(0);
+      if (tia.locked[i]) {
+        const int mode = tia.size[i] & 7;
+        const int middle = mode == 5 ? 8 : mode == 7 ? 16 : 4;
+        tia.position[kM0 + i] = static_cast<uint8_t>(wrap(tia.position[i] + middle));
+      }
+      tia.locked[i] = value & 2;
+      place_missile(tia, i);
+      break;
+    }
+    case 0x2A: {  // HMOVE
+      finish(0);
+      tia.hmove_cycle = cycle;
+      if (settings.hmove_blanks) {
+        if (column <= 20) tia.blank_left = tia.line_work = 1;
+        if (column == 75) tia.blank_left_next = tia.line_work = 1;
+      }
+      for (int i = 0; i < 5; ++i) {
+        const int distance = hmove_distance(column, tia.motion[i]);
+        const bool restored = i < 2 && tia.without_first[i];
+        if (distance == 0 && !restored) continue;
+        tia.position[i] = static_cast<uint8_t>(wrap(tia.position[i] + distance));
+        if (i < 2) {
+          tia.without_first[i] = 0;
+          place_player(tia, i);
+        } else if (i < 4) {
+          place_missile(tia, i - 2);
+        } else {
+          place_ball(tia);
+        }
+      }
+      break;
+    }
+    case 0x2B:  // HMCLR
+      for (int i = 0; i < 5; ++i) tia.motion[i] = 0;
+      break;
+    case 0x2C:  // CXCLR
+      finish(0);
+      tia.collisions = 0;
+      break;
+    default: break;  // RSYNC and sound
+  }
+  if (line > settings.line_limit) tia.frame_over = 1;
+  return next_cycle;
+}
+
+// `undriven`: the byte that was last on the data bus; it shows in the bits that the TIA does not drive.
+HD inline uint8_t read_tia(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int address, int cycle,
+                    uint8_t undriven) {
+  constexpr uint16_t kRegisters[8][2] = {  // bit 7, bit 6
+      {pair(kP1, kM0), pair(kP0, kM0)}, {pair(kP0, kM1), pair(kP1, kM1)}, {pair(kP0, kPF), pair(kP0, kBL)},
+      {pair(kP1, kPF), pair(kP1, kBL)}, {pair(kM0, kPF), pair(kM0, kBL)}, {pair(kM1, kPF), pair(kM1, kBL)},
+      {pair(kBL, kPF), 0},              {pair(kP0, kP1), pair(kM0, kM1)}};
+  const uint8_t low = undriven & 0x3F;
+  const int which = address & 15;
+  if (which < 8) {
+    draw_to(tia, settings, canvas, 3 * cycle);
+    return static_cast<uint8_t>((tia.collisions & kRegisters[which][0] ? 0x80 : 0) |
+                                (tia.collisions & kRegisters[which][1] ? 0x40 : 0) | low);
+  }
+  if (which < 12) {
+    const int paddle = tia.paddle_cycles[which & 3];
+    const bool charged = !(tia.vblank & 0x80) && paddle >= 0 && cycle - tia.discharged_cycle > paddle;
+    return (charged ? 0x80 : 0) | low;
+  }
+  if (which < 14) return tia.fire[which & 1] | low;
+  return low;
+}
+
+// The next frame begins in this line: moves the origin of time to it.
+HD inline int rebase(Tia& tia, int lines) {
+  const int cycles = lines * kLineCycles;
+  const auto back = [cycles](int cycle) { return cycle - cycles < kLongAgo ? kLongAgo : cycle - cycles; };
+  tia.hmove_cycle = back(tia.hmove_cycle);
+  tia.vsync_cycle = back(tia.vsync_cycle);
+  tia.discharged_cycle = tia.discharged_cycle - cycles < -(1 << 28) ? -(1 << 28) : tia.discharged_cycle - cycles;
+  tia.line = static_cast<int16_t>(tia.line < lines ? 0 : tia.line - lines);
+  return cycles;
+}
+
+}  // namespace beast::atari

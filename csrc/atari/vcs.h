@@ -1,0 +1,324 @@
+// An Atari 2600 as ALE (ale-py 0.12.1) emulates it: the state, the frame loop, resets.
+//
+//   Rom rom;
+//   if (!make_rom(rom, bytes, size, "pong")) ...
+//   Vcs vcs;
+//   Generators generators;
+//   load(rom, vcs, generators, seed, PaletteOutput{screen});
+//   int reward = act(rom, vcs, generators, action, sticky_draws(0.25), PaletteOutput{screen});
+//
+// A Rom is shared by all consoles that run it. A Vcs holds no pointers: memcpy saves it, restores it and clones it.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#include <type_traits>
+
+#include "cart.h"
+#include "cpu6507.h"
+#include "games.h"
+#include "mt19937.h"
+#include "riot.h"
+#include "tia.h"
+
+namespace beast::atari {
+
+constexpr int kScreenWidth = kWidth;  // pixels
+constexpr int kMaxScreenHeight = 250;
+constexpr int kNumActions = 18;
+constexpr int kMaxInstructions = 25000;  // a call of ALE's emulator returns after so many, whether the frame is over or not
+constexpr uint32_t kSystemSeed = 4753849;
+constexpr int kPaddleLeast = 27450, kPaddleMost = 790196, kPaddleStep = 23000;  // ohms, per frame
+
+// Why a console has stopped; once set, `act` does nothing until the next reset.
+enum Error : uint8_t { kNoError, kJam, kEndlessReset };
+
+struct Vcs {
+  Cpu cpu;
+  Riot riot;
+  Tia tia;
+  CartState cart;
+  uint8_t ram[128];
+  Tally tally;
+  int32_t paddle;                 // ohms, of player A
+  uint32_t frame_number;          // frames of `act` since the ROM was loaded
+  uint32_t episode_frame_number;  // since the last reset
+  uint8_t last_action;            // what a sticky action repeats
+  Error error;
+};
+static_assert(std::is_trivially_copyable<Vcs>::value, "states are saved by memcpy");
+static_assert(sizeof(Vcs) <= 1024, "states stay small enough for a GPU's shared memory");
+
+struct Generators {
+  Mt19937 system;  // RAM and timers at resets; ALE always seeds it with the same number
+  Mt19937 user;    // two draws a frame, which decide about sticky actions
+};
+
+// What a frame is drawn into: `height` rows of 160 bytes. More rows than the game has stay as they are.
+struct Screen {
+  uint8_t* pixels;
+  int height;
+};
+
+// An output draws nothing, palette indices (ALE's getScreen) or luminances (getScreenGrayscale). Collisions are right in
+// each. ALE alternates between two screens, so that a frame that ends early, as some do while a game boots, shows the
+// rest of the one before the last: give another screen for each frame where that matters.
+struct NoOutput {
+  HD Canvas canvas() const { return {nullptr, 0, false}; }
+};
+
+struct PaletteOutput {
+  Screen screen;
+
+  HD Canvas canvas() const { return {screen.pixels, screen.height, false}; }
+};
+
+struct GrayOutput {
+  Screen screen;
+
+  HD Canvas canvas() const { return {screen.pixels, screen.height, true}; }
+};
+
+template <bool kFlat>
+struct Bus {
+  const Rom& rom;
+  Vcs& vcs;
+  const Canvas canvas;
+  TiaSettings settings;
+
+  HD uint8_t* ram() { return vcs.ram; }
+
+  HD int fetch(int pc, int seen) {
+    if (pc & 0x1000) return read_cart(pc);
+    if (!(pc & 0x80)) return read_tia(pc, vcs.cpu.cycle, static_cast<uint8_t>(seen));
+    return pc & 0x200 ? read_riot(pc, vcs.cpu.cycle) : vcs.ram[pc & 0x7F];
+  }
+  HD uint8_t read_cart(int address) {
+    return kFlat ? rom.bytes[address & 0xFFF] : atari::read_cart(rom, vcs.cart, address);
+  }
+  HD void write_cart(int address, uint8_t value) {
+    if (!kFlat) atari::write_cart(rom, vcs.cart, address, value);
+  }
+  HD NOINLINE uint8_t read_riot(int address, int cycle) { return atari::read_riot(vcs.riot, address, cycle); }
+  HD void write_riot(int address, uint8_t value, int cycle) { atari::write_riot(vcs.riot, address, value, cycle); }
+  HD NOINLINE uint8_t read_tia(int address, int cycle, uint8_t undriven) {
+    return atari::read_tia(vcs.tia, settings, canvas, address, cycle, undriven);
+  }
+  HD NOINLINE int write_tia(int address, uint8_t value, int cycle) {
+    const int next = atari::write_tia(vcs.tia, settings, canvas, address, value, cycle);
+    return vcs.tia.frame_over ? ~next : next;
+  }
+};
+
+template <bool kFlat>
+HD NOINLINE void run_instructions(const Rom& rom, Vcs& vcs, const Canvas& canvas) {
+  const Game& game = *rom.game;
+  Bus<kFlat> bus{
+      rom, vcs, canvas, {game.first_line, game.height, static_cast<int16_t>(game.has(kPal) ? 342 : 290), !game.has(kNoHmoveBlank)}};
+  if (!run_cpu(vcs.cpu, bus, kMaxInstructions)) vcs.error = kJam;
+  draw_to(vcs.tia, bus.settings, canvas, 3 * vcs.cpu.cycle);
+}
+
+// One frame of the machine, with the inputs as they stand.
+HD NOINLINE inline void run_frame(const Rom& rom, Vcs& vcs, const Canvas& canvas) {
+  if (vcs.error) return;
+  if (is_flat(rom.cart)) {
+    run_instructions<true>(rom, vcs, canvas);
+  } else {
+    run_instructions<false>(rom, vcs, canvas);
+  }
+  // A program that never writes to the TIA stays in its frame for ever: keep its time small, far below the window.
+  constexpr int kFarDown = 4096;
+  const int line = vcs.cpu.cycle / kLineCycles;
+  const int lines = vcs.tia.frame_over ? line : line > 2 * kFarDown ? line - kFarDown : 0;
+  if (lines) {
+    const int cycles = rebase(vcs.tia, lines);
+    rebase(vcs.riot, cycles);
+    vcs.cpu.cycle -= cycles;
+  }
+  vcs.tia.frame_over = 0;
+}
+
+// Right, left, down, up: the joystick's bits of each action, 1 = pressed.
+constexpr uint8_t kDirections[kNumActions] = {0, 0, 1, 8, 4, 2, 9, 5, 10, 6, 1, 8, 4, 2, 9, 5, 10, 6};
+HD constexpr bool has_fire(int action) { return action == 1 || action >= 10; }
+
+enum Switches : uint8_t { kNoSwitch = 0, kResetSwitch = 1, kSelectSwitch = 2 };
+
+HD inline void set_inputs(const Rom& rom, Vcs& vcs, int action, Switches pressed) {
+  const Game& game = *rom.game;
+  if (has_fire(action) && game.has(kNoFire)) action = 0;
+  const int directions = kDirections[action];
+  const bool fire = has_fire(action);
+  const bool swapped = game.has(kSwappedPorts);
+  const bool hard = game.has(kHardUntilFirstAction) && vcs.frame_number == 0;
+  vcs.riot.switches = static_cast<uint8_t>((hard ? 0xFF : 0x3F) & ~pressed);
+  Tia& tia = vcs.tia;
+  tia.fire[0] = tia.fire[1] = 0x80;
+  for (int i = 0; i < 4; ++i) tia.paddle_cycles[i] = -1;
+  if (game.has(kPaddles)) {
+    if (directions & 8) vcs.paddle -= kPaddleStep;
+    if (directions & 4) vcs.paddle += kPaddleStep;
+    if (vcs.paddle < kPaddleLeast) vcs.paddle = kPaddleLeast;
+    if (vcs.paddle > kPaddleMost) vcs.paddle = kPaddleMost;
+    // floor(1.6 * ohms * 1e-8 farads * 1.19e6 cycles a second)
+    const int own = swapped ? 1 : 0;
+    tia.paddle_cycles[own] = static_cast<int32_t>(static_cast<int64_t>(vcs.paddle) * 119 / 6250);
+    tia.paddle_cycles[1 - own] = (kPaddleLeast + kPaddleMost) / 2 * 119 / 6250;
+    if (game.rules == kPong) tia.paddle_cycles[2] = tia.paddle_cycles[3] = 0;  // has paddles at the other port, too
+    vcs.riot.joysticks = fire ? 0xFF & ~(0x80 >> own) : 0xFF;
+  } else {
+    vcs.riot.joysticks = static_cast<uint8_t>(0xFF & ~(directions << (swapped ? 0 : 4)));
+    if (fire) tia.fire[swapped] = 0;
+  }
+}
+
+// A frame of a reset: no frame number counts it, and the rewards are dropped.
+template <class Output>
+HD void reset_frame(const Rom& rom, Vcs& vcs, int action, Switches pressed, const Output& output) {
+  set_inputs(rom, vcs, action, pressed);
+  run_frame(rom, vcs, output.canvas());
+  apply_rules(rom.game->rules, vcs.ram, vcs.tally);
+}
+
+// A probability as a number of draws of 32 bits, for `act`.
+inline uint64_t sticky_draws(double probability) { return static_cast<uint64_t>(probability * 4294967296.0); }
+
+// A frame of `act`, also where a start script acts.
+template <class Output>
+HD void act_frame(const Rom& rom, Vcs& vcs, Generators& generators, int action, uint64_t sticky, const Output& output) {
+  const uint32_t draw = generators.user.draw();
+  generators.user.draw();  // for player B
+  if (draw >= sticky) vcs.last_action = static_cast<uint8_t>(action);
+  ++vcs.frame_number;
+  ++vcs.episode_frame_number;
+  set_inputs(rom, vcs, vcs.last_action, kNoSwitch);
+  run_frame(rom, vcs, output.canvas());
+  apply_rules(rom.game->rules, vcs.ram, vcs.tally);
+}
+
+HD inline void reset_system(const Rom& rom, Vcs& vcs, Generators& generators) {
+  vcs.riot = Riot{};
+  set_timer(vcs.riot, static_cast<uint8_t>(25 + generators.system.draw() % 75), 6, 0);
+  reset_cart(rom, vcs.cart);
+  if (has_cart_ram(rom.cart)) {
+    for (int i = 0; i < 128; ++i) vcs.cart.ram[i] = static_cast<uint8_t>(generators.system.draw());
+  }
+  reset_tia(vcs.tia);
+  vcs.cpu = Cpu{};
+  vcs.cpu.sp = 0xFF;
+  vcs.cpu.status = kAlwaysSet;
+  vcs.cpu.pc = static_cast<uint16_t>(read_cart(rom, vcs.cart, 0x1FFC) | read_cart(rom, vcs.cart, 0x1FFD) << 8);
+  vcs.error = kNoError;
+}
+
+// `sticky` as for `act`: Berzerk's script acts.
+template <class Output>
+HD void reset_game(const Rom& rom, Vcs& vcs, Generators& generators, const Output& output, uint64_t sticky = 0) {
+  const Game& game = *rom.game;
+  const auto frames = [&](int count, Switches pressed) {
+    for (int i = 0; i < count; ++i) reset_frame(rom, vcs, 0, pressed, output);
+  };
+  // ALE counts these frames as it does those of `act`.
+  const auto release = [&](int count) {
+    vcs.frame_number += static_cast<uint32_t>(count);
+    vcs.episode_frame_number += static_cast<uint32_t>(count);
+    frames(count, kNoSwitch);
+  };
+  vcs.episode_frame_number = 0;
+  vcs.paddle = (kPaddleLeast + kPaddleMost) / 2;
+  reset_system(rom, vcs, generators);
+  frames(60, kNoSwitch);
+  frames(4, kResetSwitch);
+  vcs.tally = start_tally(game);
+  if (game.rules == kGopher) frames(4, kResetSwitch);
+  if (game.rules == kBerzerk) {
+    for (int i = 0; i < 20; ++i) act_frame(rom, vcs, generators, 0, sticky, output);
+  }
+  const ModeScript& script = game.script;
+  if (script.once) {
+    frames(script.once, kSelectSwitch);
+    release(1);
+  }
+  int rounds = 0;
+  while (script.frames && vcs.ram[script.address & 0x7F] != script.value && !vcs.error) {
+    frames(script.frames, kSelectSwitch);
+    release(1);
+    if (++rounds == 1000) vcs.error = kEndlessReset;
+  }
+  frames(game.reset_frames > 8 ? 8 : 4, kResetSwitch);
+  for (int i = 0; i < game.start.frames; ++i) reset_frame(rom, vcs, game.start.action, kNoSwitch, output);
+}
+inline void reset_game(const Rom& rom, Vcs& vcs, Generators& generators) {
+  reset_game(rom, vcs, generators, NoOutput{});
+}
+
+// Loads the ROM and resets the game, as ALE's loadROM does with `random_seed` = seed. The reset's frames are drawn, too.
+template <class Output>
+HD void load(const Rom& rom, Vcs& vcs, Generators& generators, uint32_t seed, const Output& output, uint64_t sticky = 0) {
+  memset(static_cast<void*>(&vcs), 0, sizeof vcs);
+  generators.system.seed(kSystemSeed);
+  generators.user.seed(seed);
+  for (uint8_t& byte : vcs.ram) byte = static_cast<uint8_t>(generators.system.draw());
+  reset_system(rom, vcs, generators);
+  // ALE finds out here whether the game is PAL.
+  reset_system(rom, vcs, generators);
+  for (int i = 0; i < 60; ++i) {
+    set_inputs(rom, vcs, 0, kNoSwitch);
+    run_frame(rom, vcs, output.canvas());
+  }
+  reset_system(rom, vcs, generators);
+  reset_game(rom, vcs, generators, output, sticky);
+}
+
+// One frame. Returns the reward. After the game is over it does nothing and returns 0.
+template <class Output>
+HD int act(const Rom& rom, Vcs& vcs, Generators& generators, int action, uint64_t sticky, const Output& output) {
+  if (vcs.tally.over || vcs.error) return 0;
+  act_frame(rom, vcs, generators, action, sticky, output);
+  return vcs.tally.reward;
+}
+
+HD inline int lives(const Vcs& vcs) { return vcs.tally.over ? 0 : vcs.tally.lives; }
+HD inline bool game_over(const Vcs& vcs) { return vcs.tally.over; }
+HD inline uint32_t frame_number(const Vcs& vcs) { return vcs.frame_number; }
+HD inline uint32_t episode_frame_number(const Vcs& vcs) { return vcs.episode_frame_number; }
+
+// Whether a saved state can be run. Bytes that index nothing and cannot overflow may have any value.
+HD inline bool is_valid(const Vcs& vcs) {
+  constexpr int kMostLines = 16384;  // a frame that never ends is cut before
+  constexpr int kMostCycles = kMostLines * kLineCycles;
+  const auto within = [](int64_t value, int64_t least, int64_t most) { return least <= value && value <= most; };
+  const Tia& tia = vcs.tia;
+  bool valid = within(vcs.cpu.cycle, 0, kMostCycles) && within(tia.line, 0, kMostLines) && tia.pixel <= kWidth &&
+               within(tia.hmove_cycle, kLongAgo, kMostCycles) && within(tia.vsync_cycle, kLongAgo, kMostCycles) &&
+               within(tia.discharged_cycle, -(1 << 28), kMostCycles) &&
+               within(vcs.riot.set_cycle, -(1 << 29), kMostCycles) && within(vcs.riot.late, 0, 1 << 30) &&
+               vcs.riot.shift <= 10 && within(vcs.paddle, kPaddleLeast, kPaddleMost) &&
+               within(vcs.tally.score, -(1 << 28), 1 << 28) && within(vcs.tally.points, -255, 255) &&
+               vcs.last_action < kNumActions && vcs.error <= kEndlessReset;
+  for (const uint8_t position : tia.position) valid = valid && position < kWidth;
+  for (const Mask& mask : tia.masks) valid = valid && mask.words[2] >> 32 == 0;
+  for (const int32_t cycles : tia.paddle_cycles) valid = valid && within(cycles, -1, kMostCycles);
+  return valid;
+}
+HD inline bool is_valid(const Generators& generators) {
+  return generators.system.position <= 624 && generators.user.position <= 624;
+}
+
+// False if no game has this name, or its cartridge has another size.
+inline bool make_rom(Rom& rom, const uint8_t* bytes, int size, const char* game_name) {
+  const Game* const game = find_game(game_name);
+  if (!game) return false;
+  const bool is_8k = game->cart == kCartF8 || game->cart == kCartF8SC || game->cart == kCartE0 || game->cart == kCartFE;
+  const int expected = game->cart == kCart2K ? 2048 : game->cart == kCart4K ? 4096 : is_8k ? 8192 : 16384;
+  if (size != expected) return false;
+  for (int i = 0; i < kRomBytes; ++i) rom.bytes[i] = bytes[i % size];
+  rom.size = static_cast<uint32_t>(size);
+  rom.cart = game->cart;
+  rom.game = game;
+  return true;
+}
+
+}  // namespace beast::atari

@@ -1,0 +1,175 @@
+"""libatari against ale-py, and the rules of the machine that are easiest to break."""
+
+import random
+
+import numpy as np
+import pytest
+
+libatari = pytest.importorskip("libatari", reason="needs a C++ compiler: python setup.py build_ext --inplace")
+ale_py = pytest.importorskip("ale_py")
+
+from atari import programs  # noqa: E402
+from atari.lockstep import GAMES, compare, load_ale, lockstep, rom_bytes  # noqa: E402
+
+from beast.envs.atari import EXACT_GAMES  # noqa: E402
+from benchmarks.atari_exact import exact_games  # noqa: E402
+
+FAST = ["pong", "breakout", "seaquest", "qbert", "space_invaders", "beam_rider", "asteroids", "robotank"]
+FAST += ["road_runner", "montezuma_revenge"]  # 2K, 4K, F8, FE, F6 and E0; paddles; other windows; game over
+
+
+@pytest.mark.parametrize("game", FAST)
+def test_a_game_equals_ale_frame_by_frame(game):
+    assert lockstep(game, 1000) == (1000, None)
+
+
+@pytest.mark.parametrize("game", ["pong", "yars_revenge"])
+def test_sticky_actions_repeat_where_ale_repeats_them_with_the_same_seed(game):
+    assert lockstep(game, 400, seed=7, sticky=0.25, hold=2) == (400, None)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("game", [name for name, game in GAMES.items() if game["has_rules"]])
+def test_a_long_random_game_equals_ale(game):
+    assert lockstep(game, 5000, seed=3, minimal=True) == (5000, None)
+
+
+def test_the_frame_that_ends_a_game_of_qbert_gives_no_reward():
+    console = libatari.Console(rom_bytes("qbert"), "qbert", 1)
+    for frame in range(400):
+        console.act(frame // 20 % 6)
+    console.set_ram(0x88, 0xFE)
+    console.set_ram(0xDA, 0x50)
+    assert (console.act(0), console.game_over) == (0, True)
+
+
+def test_alien_is_exact_where_it_pulls_vsync_from_a_collision_register():
+    assert lockstep("alien", 600) == (600, None)
+
+
+def test_a_restored_state_goes_on_as_the_original_did():
+    console = libatari.Console(rom_bytes("breakout"), "breakout", 1)
+    draw = random.Random(1)
+    actions = [draw.randrange(18) for _ in range(300)]
+    for action in actions:
+        console.act(action)
+    state = console.save()
+    expected = [(console.act(action), console.ram().tobytes(), console.screen().tobytes()) for action in actions]
+    other = libatari.Console(rom_bytes("breakout"), "breakout", 2)
+    other.restore(state)
+    assert [(other.act(action), other.ram().tobytes(), other.screen().tobytes()) for action in actions] == expected
+    with pytest.raises(ValueError, match="bytes"):
+        other.restore(state[1:])
+
+
+def test_a_state_with_bytes_changed_at_random_is_refused_or_runs():
+    console = libatari.Console(rom_bytes("breakout"), "breakout", 1)
+    state, draw, refused = console.save(), random.Random(1), 0
+    for _ in range(300):
+        changed = bytearray(state)
+        for _ in range(8):
+            changed[draw.randrange(1000)] = draw.randrange(256)
+        try:
+            console.restore(bytes(changed))
+        except ValueError:
+            refused += 1
+            continue
+        for action in range(2):
+            console.act(action)
+    assert 30 < refused < 300
+
+
+def test_after_the_game_is_over_nothing_moves_until_the_reset():
+    console = libatari.Console(rom_bytes("pong"), "pong", 1)
+    console.set_ram(0x8D, 21)
+    console.act(0)
+    assert console.game_over
+    ram, frames = console.ram(), console.frame_number
+    assert console.act(3) == 0 and (console.ram() == ram).all() and console.frame_number == frames
+    console.reset_game()
+    assert not console.game_over
+
+
+def test_wrong_roms_games_and_actions_are_refused():
+    with pytest.raises(ValueError, match="2049 bytes"):
+        libatari.Console(bytes(2049), "pong", 1)
+    with pytest.raises(ValueError, match="no game"):
+        libatari.Console(bytes(2048), "pongg", 1)
+    console = libatari.Console(rom_bytes("pong"), "pong", 1)
+    with pytest.raises(IndexError, match="action 18"):
+        console.act(18)
+
+
+@pytest.mark.parametrize("game", ["boxing", "berzerk", "asterix", "robotank", "solaris", "tutankham"])
+def test_random_bytes_run_without_harm_and_a_jam_is_reported(game):
+    size = len(rom_bytes(game))
+    errors = set()
+    for seed in range(12):
+        console = libatari.Console(random.Random(seed).randbytes(size), game, seed)
+        for _ in range(20):
+            console.act(seed)
+        errors.add(console.error)
+    assert errors <= {0, 1, 2} and 1 in errors
+
+
+def run_both(rom, tmp_path, frames):
+    """Run a program as if it were Boxing: its rules need RAM that the programs here leave alone."""
+    path = tmp_path / "boxing.bin"
+    path.write_bytes(rom)
+    ale, console = load_ale(path, 1), libatari.Console(rom, "boxing", 1)
+    for frame in range(frames):
+        difference = compare(ale, console, rules=False)
+        if difference:
+            return f"frame {frame}: {difference}"
+        ale.act(ale_py.Action(frame % 18))
+        console.act(frame % 18)
+    return None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_generated_program_equals_ale(seed, tmp_path):
+    for number in range(5 * seed, 5 * seed + 5):
+        assert run_both(programs.random_program(number), tmp_path, 12) is None, f"program {number}"
+
+
+@pytest.mark.parametrize("gap", [75, 76])
+def test_a_frame_begins_where_vsync_ends_after_76_cycles_since_it_was_last_set(gap):
+    rom = programs.vsync_program(gap)
+    console = libatari.Console(rom, "boxing", 1)
+    before = int(console.ram()[0x20])
+    for _ in range(10):
+        console.act(0)
+    assert ((int(console.ram()[0x20]) - before) % 256 == 10) == (gap == 76)
+
+
+@pytest.mark.parametrize("pull", [0x68, 0x28])  # PLA, PLP
+def test_a_pull_from_the_tia_shows_what_lies_below_it_on_the_stack(pull, tmp_path):
+    program = programs.Program().start()
+    frame = program.here
+    program.new_frame().store(0xFF, 0x03).add(0xA2, 0xFF, 0x9A, pull)  # LDX #$FF; TXS
+    program.add(0xD0, 2, 0xE6, 0xA0, 0x90, 2, 0xE6, 0xA1, 0x85, 0xA2)  # count Z at A0, no carry at A1; A to A2
+    rom = program.lines(200).jump(frame).build()
+    assert run_both(rom, tmp_path, 5) is None
+    console = libatari.Console(rom, "boxing", 1)
+    if pull == 0x68:
+        assert console.ram()[0x22] == 0x03
+    else:
+        assert console.ram()[0x20] > 60
+
+
+def test_an_hmove_above_the_window_blanks_the_first_row_only(tmp_path):
+    rom = programs.hmove_program()
+    assert run_both(rom, tmp_path, 5) is None
+    console = libatari.Console(rom, "boxing", 1)
+    assert np.flatnonzero((console.screen()[:, :8] == 0).all(axis=1)).tolist() == [0]
+    assert (console.screen()[:, 8:] != 0).all()
+
+
+def test_only_games_that_the_committed_table_shows_exact_are_offered():
+    assert EXACT_GAMES <= exact_games()
+
+
+def test_the_committed_table_shows_most_games_exact_over_20000_frames():
+    games = exact_games()
+    assert len(games) >= 60 and {"pong", "breakout", "alien", "qbert"} <= games
+    assert "double_dunk" not in games and "elevator_action" not in games

@@ -1,0 +1,528 @@
+"""`beast.envs.atari.AtariVectorEnv` beside ale-py's: the same seeds and actions have to give the same bytes."""
+
+import json
+import pickle
+import re
+import resource
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+libatari = pytest.importorskip("libatari", reason="the emulator is not built: make libbeast")
+
+import ale_py  # noqa: E402
+from ale_py.vector_env import AtariVectorEnv as AleVectorEnv  # noqa: E402
+
+from beast import envs  # noqa: E402
+from beast.envs import atari  # noqa: E402
+from beast.envs.atari import AtariVectorEnv  # noqa: E402
+from beast.envs.groups import EnvGroup  # noqa: E402
+from beast.errors import InputError  # noqa: E402
+
+ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+ROOT = Path(__file__).parent.parent
+DEEPMIND = {"noop_max": 30, "use_fire_reset": True, "repeat_action_probability": 0.0}
+MACHADO = {"noop_max": 0, "use_fire_reset": False, "repeat_action_probability": 0.25}
+PROTOCOLS = {"v4": DEEPMIND, "v5": MACHADO}
+MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
+GAMES = ("pong", "breakout", "qbert", "seaquest", "space_invaders", "beam_rider", "freeway", "ms_pacman")
+
+
+def play_both(game: str, num_envs: int, num_steps: int, seed: int = 1, **settings) -> dict:
+    """Step both with the same actions and compare all that they return; how often an episode ended, and how."""
+    settings = {"num_threads": 1, "reward_clipping": False, **settings}
+    ours, theirs = (kind(game, num_envs, **settings) for kind in (AtariVectorEnv, AleVectorEnv))
+    assert ours.single_observation_space == theirs.single_observation_space
+    assert ours.observation_space == theirs.observation_space
+    assert ours.single_action_space == theirs.single_action_space and ours.action_space == theirs.action_space
+    assert ours.autoreset_mode == theirs.autoreset_mode
+    rng = np.random.default_rng(seed)
+    compare("at the reset", *zip(ours.reset(seed=seed), theirs.reset(seed=seed)))
+    happened = {"terminated": 0, "truncated": 0, "rewards": 0}
+    for t in range(num_steps):
+        actions = rng.integers(0, ours.single_action_space.n, num_envs)
+        found, expected = ours.step(actions), theirs.step(actions)
+        ended = expected[2] | expected[3]
+        finals = [result[4].pop("final_obs", None) for result in (found, expected)]
+        has_final = ended.any() and settings.get("autoreset_mode") == MODES[1]
+        assert [final is not None for final in finals] == [has_final, has_final]
+        compare(f"in step {t}", *zip(found, expected))
+        # With life_loss_info ale-py ends no episode at a lost life, and what final_obs then holds is left open.
+        if finals[0] is not None and not settings.get("life_loss_info"):
+            np.testing.assert_array_equal(finals[0][ended], finals[1][ended], err_msg=f"final_obs in step {t}")
+        happened["terminated"] += int(expected[2].sum())
+        happened["truncated"] += int(expected[3].sum())
+        happened["rewards"] += int((expected[1] != 0).sum())
+    if num_steps > 10:  # without a seed the generators go on
+        compare("at a reset without a seed", *zip(ours.reset(), theirs.reset()))
+    ours.close(), theirs.close()
+    return happened
+
+
+def compare(when: str, *pairs) -> None:
+    of_step = ("observations", "reward", "terminated", "truncated", "info")
+    names = of_step if len(pairs) == 5 else (of_step[0], of_step[-1])
+    for name, (found, expected) in zip(names, pairs):
+        if name == "info":
+            assert found.keys() == expected.keys()
+            for key in expected:
+                assert found[key].dtype == expected[key].dtype
+                np.testing.assert_array_equal(found[key], expected[key], err_msg=f"{key} {when}")
+        else:
+            assert found.dtype == expected.dtype and found.shape == expected.shape
+            np.testing.assert_array_equal(found, expected, err_msg=f"{name} {when}")
+
+
+# ---------------------------------------------------------------------------------- the same as ale-py's vector env
+
+
+@pytest.mark.parametrize("game, protocol, mode", [
+    ("breakout", "v4", MODES[0]), ("breakout", "v5", MODES[1]), ("pong", "v4", MODES[1]), ("qbert", "v5", MODES[0]),
+    ("seaquest", "v4", MODES[0]),
+])  # fmt: skip
+def test_observations_rewards_flags_and_infos_are_those_of_ale_py(game, protocol, mode):
+    limit = 108_000 if game == "breakout" else 150 * 4  # random games of Breakout are short
+    happened = play_both(game, 2, 250, autoreset_mode=mode, max_num_frames_per_episode=limit, **PROTOCOLS[protocol])
+    assert happened["terminated"] + happened["truncated"] > 0, "an episode has to end, or the test says little"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES, ids=["next-step", "same-step"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("game", GAMES)
+def test_2000_steps_of_8_games_in_both_protocols_and_both_modes_are_those_of_ale_py(game, protocol, mode):
+    happened = play_both(game, 2, 2_000, seed=7, autoreset_mode=mode, **PROTOCOLS[protocol])
+    assert happened["terminated"] > 0 or game in ("beam_rider", "freeway"), "an episode has to end"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("game", sorted(atari.EXACT_GAMES))
+def test_every_game_on_the_list_plays_as_ale_py_does(game):
+    """Games last longer than this, so that a limit ends most episodes."""
+    for protocol in PROTOCOLS.values():
+        play_both(game, 2, 500, seed=3, max_num_frames_per_episode=1_000, **protocol)
+
+
+SETTINGS = [
+    {"frameskip": 3, "maxpool": False, "max_num_frames_per_episode": 31},
+    {"max_num_frames_per_episode": 4},
+    {"grayscale": False, "stack_num": 2, "img_height": 64, "img_width": 60},
+    {"repeat_action_probability": 0.25},
+    {"reward_clipping": True},
+    {"episodic_life": True, "autoreset_mode": MODES[1]},
+    {"life_loss_info": True},
+]
+MORE_SETTINGS = [
+    {"frameskip": 1, "max_num_frames_per_episode": 30},
+    {"frameskip": 2, "max_num_frames_per_episode": 31},
+    {"max_num_frames_per_episode": 2},
+    {"stack_num": 1, "img_height": 210, "img_width": 160},
+    {"img_height": 105, "img_width": 80},
+    {"img_height": 70, "img_width": 40},
+    {"img_height": 96, "img_width": 100},
+    {"img_height": 84, "img_width": 160},
+    {"full_action_space": True},
+    {"noop_max": 1},
+    {"noop_max": 0},
+    {"noop_max": 7, "use_fire_reset": False},
+    {"repeat_action_probability": 1.0, "noop_max": 0},
+    {"episodic_life": True},
+    {"life_loss_info": True, "autoreset_mode": MODES[1]},
+]
+
+
+@pytest.mark.parametrize(
+    "settings", SETTINGS + [pytest.param(settings, marks=pytest.mark.long) for settings in MORE_SETTINGS], ids=str
+)
+def test_every_setting_means_what_it_means_to_ale_py(settings):
+    game = "qbert" if "reward_clipping" in settings else "breakout"
+    num_steps = 120 if settings.keys() & {"episodic_life", "life_loss_info"} else 60
+    happened = play_both(game, 2, num_steps, **settings)
+    assert happened["rewards"] or "reward_clipping" not in settings
+    assert happened["terminated"] or not settings.keys() & {"episodic_life", "life_loss_info"}
+
+
+@pytest.mark.parametrize("game", ["carnival", "up_n_down"])
+def test_screens_of_other_heights_are_scaled_as_ale_py_scales_them(game):
+    play_both(game, 1, 100, **DEEPMIND)
+
+
+@pytest.mark.parametrize(
+    "height, width", [(84, 84), (210, 84), (84, 160), (96, 96), (105, 80), (70, 80), (1, 1), (209, 159)]
+)
+def test_random_images_are_scaled_as_opencv_scales_them(height, width):
+    """cv2 where it is installed; else ale-py's own images, which the tests above compare."""
+    cv2 = pytest.importorskip("cv2")
+    rng = np.random.default_rng(0)
+    for shape in ((210, 160), (214, 160), (250, 160), (210, 160, 3)):
+        if height > shape[0]:
+            continue
+        image = (rng.integers(0, 256, shape) // rng.choice([1, 100, 128])).astype(np.uint8)
+        expected = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+        np.testing.assert_array_equal(libatari.resize(image, height, width), expected, err_msg=str(shape))
+
+
+def test_the_fast_way_to_84_by_84_gives_what_the_general_one_gives():
+    """An image of three equal channels takes the general way; ties are frequent among few gray levels."""
+    rng = np.random.default_rng(1)
+    for levels in (2, 3, 5, 256):
+        image = (rng.integers(0, levels, (210, 160)) * (255 // (levels - 1))).astype(np.uint8)
+        general = libatari.resize(np.repeat(image[..., None], 3, axis=2), 84, 84)
+        np.testing.assert_array_equal(libatari.resize(image, 84, 84), general[..., 0])
+        np.testing.assert_array_equal(general[..., 0], general[..., 2])
+
+
+# ----------------------------------------------------------------------------------------------------- seeds, masks
+
+
+def test_an_array_of_seeds_has_one_for_each_environment_and_a_seed_begins_anew():
+    env = AtariVectorEnv("breakout", 3, num_threads=1)
+    together = env.reset(seed=5)[1]["frame_number"]
+    for _ in range(20):
+        env.step(np.array([1, 2, 3]))
+    assert env.reset(seed=np.array([7, 5, 6]))[1]["frame_number"].tolist() == together[[2, 0, 1]].tolist()
+    starts = [AtariVectorEnv("breakout", 8, num_threads=1).reset()[1]["frame_number"].tolist() for _ in range(2)]
+    assert starts[0] != starts[1], "without any seed the system gives one"
+    env.close()
+
+
+@pytest.mark.parametrize("seed", [None, 9, np.array([9, 8])], ids=["none", "number", "array"])
+def test_a_mask_resets_some_environments_as_ale_py_does(seed):
+    ours, theirs = (kind("breakout", 3, num_threads=1) for kind in (AtariVectorEnv, AleVectorEnv))
+    options = {"reset_mask": np.array([True, False, True])}
+    for env in (ours, theirs):
+        env.reset(seed=5)
+        for _ in range(5):
+            env.step(np.array([0, 1, 2]))
+    compare("after a masked reset", *zip(*(env.reset(seed=seed, options=options) for env in (ours, theirs))))
+    for _ in range(5):
+        compare("later", *zip(*(env.step(np.array([0, 1, 2])) for env in (ours, theirs))))
+    ours.close(), theirs.close()
+
+
+# --------------------------------------------------------------------------------------------- memory, threads, async
+
+
+def test_threads_change_nothing():
+    envs_ = [AtariVectorEnv("breakout", 5, num_threads=threads, **MACHADO) for threads in (1, 2, 5)]
+    rng = np.random.default_rng(0)
+    first = [env.reset(seed=3) for env in envs_]
+    for t in range(150):
+        actions = rng.integers(0, 4, 5)
+        results = [env.step(actions) for env in envs_]
+        for other in results[1:]:
+            compare(f"in step {t}", *zip(other, results[0]))
+    assert len(first) == 3
+    for env in envs_:
+        env.close()
+
+
+def test_observations_are_written_into_the_array_that_was_given():
+    plain, into = AtariVectorEnv("pong", 2, num_threads=1), AtariVectorEnv("pong", 2, num_threads=2)
+    rows = np.full((3, 2, 4, 84, 84), 77, np.uint8)
+    for t in range(2):
+        into.observe_into(rows[t])
+        found = into.reset(seed=1)[0] if t == 0 else into.step(np.array([2, 3]))[0]
+        expected = plain.reset(seed=1)[0] if t == 0 else plain.step(np.array([2, 3]))[0]
+        assert found is not None and found.base is rows and np.shares_memory(found, rows[t])
+        np.testing.assert_array_equal(rows[t], expected)
+    assert (rows[2] == 77).all()
+    interleaved = np.full((2, 3, 4, 84, 84), 77, np.uint8)[:, 1]  # each environment's in one piece, a gap between them
+    into.observe_into(interleaved)
+    into.step(np.array([0, 0]))
+    np.testing.assert_array_equal(interleaved, plain.step(np.array([0, 0]))[0])
+    into.observe_into(None)
+    assert not np.shares_memory(into.step(np.array([0, 0]))[0], interleaved)
+    for wrong in (np.zeros((2, 4, 84, 83), np.uint8), np.zeros((2, 4, 84, 84), np.int8)):
+        into.observe_into(wrong)
+        with pytest.raises(InputError, match=r"observe_into\(\) was given .* give uint8 of \(2, 4, 84, 84\)"):
+            into.step(np.array([0, 0]))
+    into.observe_into(np.zeros((2, 4, 84, 168), np.uint8)[..., ::2])
+    with pytest.raises(ValueError, match="in one piece"):
+        into.step(np.array([0, 0]))
+    plain.close(), into.close()
+
+
+def test_a_group_has_its_rows_written_without_a_copy():
+    group = EnvGroup(envs.make("BreakoutNoFrameskip-v4", 2, atari_backend="beast"))
+    other = EnvGroup(envs.make("BreakoutNoFrameskip-v4", 2, atari_backend="ale"))
+    rows = [
+        {name: np.zeros((200, 2, *shape), dtype) for name, (shape, dtype) in one.fields.items()}
+        for one in (group, other)
+    ]
+
+    def row(one, t):
+        return {
+            "obs": {"obs": one["obs/obs"][t]},
+            **{name: array[t] for name, array in one.items() if name != "obs/obs"},
+        }
+
+    group.reset(1, row(rows[0], 0)), other.reset(1, row(rows[1], 0))
+    rng = np.random.default_rng(0)
+    for t in range(1, 200):
+        actions = rng.integers(0, 4, 2)
+        group.step(actions, row(rows[0], t)), other.step(actions, row(rows[1], t))
+    for name in rows[0]:
+        np.testing.assert_array_equal(rows[0][name], rows[1][name], err_msg=name)
+    assert rows[0]["done"].any() and np.shares_memory(group.env.unwrapped._out, rows[0]["obs/obs"])
+    group.close(), other.close()
+
+
+def test_half_of_the_environments_at_a_time_play_as_all_together_do():
+    halves = AtariVectorEnv("breakout", 4, batch_size=2, num_threads=2)
+    whole = AtariVectorEnv("breakout", 4, num_threads=1)
+    assert halves.observation_space.shape == (2, 4, 84, 84)
+    expected, info = whole.reset(seed=1)
+    found, info = halves.reset(seed=1)
+    assert info["env_id"].tolist() == [0, 1]
+    np.testing.assert_array_equal(found, expected[:2])
+    halves.send(np.array([1, 2]))
+    observations, *_, info = halves.recv()
+    assert info["env_id"].tolist() == [2, 3]
+    np.testing.assert_array_equal(observations, expected[2:])
+    halves.send(np.array([3, 0]))
+    expected, rewards, *_ = whole.step(np.array([1, 2, 3, 0]))
+    for first in (0, 2):
+        observations, reward, *_, info = halves.recv()
+        assert info["env_id"].tolist() == [first, first + 1]
+        np.testing.assert_array_equal(observations, expected[first : first + 2])
+        np.testing.assert_array_equal(reward, rewards[first : first + 2])
+        if first == 0:
+            halves.send(np.array([0, 0]))
+    with pytest.raises(InputError, match="there are no observations to act on"):
+        halves.send(np.array([0, 0])), halves.send(np.array([0, 0]))
+    halves.close(), whole.close()
+
+
+def test_an_environment_takes_at_most_40_kb_beside_its_observations():
+    assert AtariVectorEnv("pong", 1, num_threads=1).bytes_per_env <= 40 * 1024
+    script = (
+        "import resource, sys; from beast.envs.atari import AtariVectorEnv; import numpy as np\n"
+        "def used(): return int(open('/proc/self/statm').read().split()[1]) * resource.getpagesize()\n"
+        "def make(n, out):\n"
+        "    env = AtariVectorEnv('pong', n, num_threads=1)\n"
+        "    env.observe_into(out), env.reset(seed=1)\n"
+        "    return env\n"
+        "first = make(8, np.ones((8, 4, 84, 84), np.uint8))\n"
+        "out = np.ones((1024, 4, 84, 84), np.uint8); before = used()\n"
+        "env = make(1024, out)\n"
+        "print((used() - before) / 1024)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert float(done.stdout) <= 40 * 1024 + 4 * 84 * 84 + 1024, "resident bytes of an environment with its stack"
+
+
+def test_512_environments_are_made_seeded_and_reset_in_few_cpu_seconds():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+    env = AtariVectorEnv("pong", 512, num_threads=2)
+    env.reset(seed=1)
+    spent = resource.getrusage(resource.RUSAGE_SELF).ru_utime - before
+    assert spent < 10, "ale-py takes 260"
+    env.close()
+
+
+# ------------------------------------------------------------------------------------------------------- states
+
+
+def test_a_restored_state_goes_on_as_the_original_did_and_so_does_its_copy_elsewhere():
+    env = AtariVectorEnv("breakout", 2, num_threads=1, **MACHADO)
+    env.reset(seed=1)
+    rng = np.random.default_rng(0)
+    actions = rng.integers(0, 4, (300, 2))
+    for t in range(50):
+        env.step(actions[t])
+    states = env.clone_state()
+    first = [env.step(actions[t]) for t in range(50, 300)]
+    assert any((result[2] | result[3]).any() for result in first), "across the end of a game"
+    observations, info = env.restore_state(states)
+    for t, expected in zip(range(50, 300), first):
+        compare(f"in step {t}", *zip(env.step(actions[t]), expected))
+
+    swapped = AtariVectorEnv("breakout", 3, num_threads=2, **MACHADO)  # never reset before
+    swapped.restore_state([states[1], states[0], states[1]])
+    for t, expected in zip(range(50, 100), first):
+        found = swapped.step(actions[t][[1, 0, 1]])
+        np.testing.assert_array_equal(found[0], expected[0][[1, 0, 1]])
+        np.testing.assert_array_equal(found[1], expected[1][[1, 0, 1]])
+    env.close(), swapped.close()
+
+
+def test_states_travel_between_processes(tmp_path):
+    env = AtariVectorEnv("seaquest", 2, num_threads=1, **MACHADO)
+    env.reset(seed=4)
+    for t in range(40):
+        env.step(np.array([t % 18, 1]))
+    (tmp_path / "states").write_bytes(pickle.dumps(env.clone_state()))
+    script = (
+        "import json, pickle, sys, zlib, numpy as np; from beast.envs.atari import AtariVectorEnv\n"
+        "settings = dict(noop_max=0, use_fire_reset=False, repeat_action_probability=0.25)\n"
+        "env = AtariVectorEnv('seaquest', 2, num_threads=1, **settings)\n"
+        "env.restore_state(pickle.load(open(sys.argv[1], 'rb')))\n"
+        "print(json.dumps([zlib.crc32(env.step(np.array([t % 18, 1]))[0]) for t in range(40, 80)]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "states")], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == [zlib.crc32(env.step(np.array([t % 18, 1]))[0]) for t in range(40, 80)]
+    env.close()
+
+
+def test_damaged_states_and_those_of_other_games_and_settings_are_refused_and_change_nothing():
+    env = AtariVectorEnv("pong", 2, num_threads=1)
+    env.reset(seed=1)
+    before = env.clone_state()
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        damaged = bytearray(before[0])
+        for place in rng.integers(0, len(damaged), rng.integers(1, 4)):
+            damaged[place] ^= int(rng.integers(1, 256))
+        with pytest.raises(InputError, match="damaged|no state|another game"):
+            env.restore_state([before[1], bytes(damaged)])
+    other = AtariVectorEnv("breakout", 1, num_threads=1)
+    other.reset(seed=1)
+    sticky = AtariVectorEnv("pong", 1, num_threads=1, repeat_action_probability=0.5)
+    sticky.reset(seed=1)
+    for strange, message in [
+        (b"", "bytes, not 0"), (before[0][:-1], "bytes, not"), (bytes(len(before[0])), "no state"),
+        (other.clone_state()[0], "another game"), (sticky.clone_state()[0], "other settings"),
+    ]:  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            env.restore_state([strange], [0])
+    with pytest.raises(InputError, match="1 states for 2 environments"):
+        env.restore_state(before[:1])
+    assert env.clone_state() == before
+    env.close()
+
+
+# --------------------------------------------------------------------------------------------------------- films
+
+
+def test_films_show_in_color_what_ale_py_shows():
+    ours = AtariVectorEnv("breakout", 2, num_threads=1, render_mode="rgb_array", **DEEPMIND)
+    gray = AtariVectorEnv("breakout", 2, num_threads=1, **DEEPMIND)
+    in_color = {"grayscale": False, "img_height": 210, "img_width": 160, "stack_num": 1}
+    theirs = AleVectorEnv("breakout", 2, num_threads=1, **in_color, **DEEPMIND)
+    found, expected = ours.reset(seed=1)[0], theirs.reset(seed=1)[0]
+    np.testing.assert_array_equal(found, gray.reset(seed=1)[0])
+    np.testing.assert_array_equal(ours.render(), expected[:, 0])
+    for t in range(200):
+        actions = np.array([t % 4, 1])
+        found, expected = ours.step(actions)[0], theirs.step(actions)[0]
+        np.testing.assert_array_equal(found, gray.step(actions)[0])
+        np.testing.assert_array_equal(ours.render(), expected[:, 0])
+    assert gray.render() is None
+    ours.close(), theirs.close(), gray.close()
+
+
+# ------------------------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize("settings, message", [
+    ({"game": "chess"}, "knows no game 'chess'; its games are adventure"),
+    ({"num_envs": 0}, "num_envs is 0: it must lie between 1 and"),
+    ({"stack_num": 0}, "stack_num is 0"),
+    ({"frameskip": 0}, "frameskip is 0"),
+    ({"repeat_action_probability": 1.5}, "repeat_action_probability is 1.5: it must lie between 0 and 1"),
+    ({"repeat_action_probability": float("nan")}, "repeat_action_probability is nan"),
+    ({"batch_size": 3}, "batch_size is 3"),
+    ({"img_height": 300}, "only scales down, to at most 210 and 160"),
+    ({"continuous": True}, "continuous is not supported"),
+    ({"autoreset_mode": AutoresetMode.DISABLED}, "it is AutoresetMode.NEXT_STEP or SAME_STEP"),
+    ({"render_mode": "human"}, "render_mode is 'human': it is None or 'rgb_array'"),
+], ids=str)  # fmt: skip
+def test_settings_that_cannot_be_are_refused_by_name(settings, message):
+    with pytest.raises(InputError, match=message):
+        AtariVectorEnv(**{"game": "pong", "num_envs": 2, "num_threads": 1, **settings})
+
+
+def test_wrong_actions_seeds_and_masks_are_refused_and_nothing_moves():
+    env = AtariVectorEnv("pong", 2, num_threads=1)
+    with pytest.raises(InputError, match="call reset"):
+        env.step(np.array([0, 0]))
+    env.reset(seed=1)
+    before = env.clone_state()
+    for actions, message in [
+        ([0, 6], r"action 6 of environment 1 is none of 6: give an index from 0 to 5"), ([-1, 0], "action -1"),
+        ([0], r"int64 of shape \(1,\): give integers of shape \(2,\)"), ([[0, 0]], "shape"), ([0.0, 0.0], "float64"),
+    ]:  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            env.step(np.array(actions))
+    for seed, message in [(-1, "seeds -1 to 0"), (2**31 - 1, "seeds"), ([1], r"shape \(1,\): give one number, or 2")]:
+        with pytest.raises(InputError, match=message):
+            env.reset(seed=seed)
+    for mask in (np.array([1, 0]), np.array([True]), [True, False]):
+        with pytest.raises(InputError, match="bool array of shape"):
+            env.reset(options={"reset_mask": mask})
+    assert env.clone_state() == before
+    env.close()
+
+
+# -------------------------------------------------------------------------------------------------- --atari_backend
+
+
+def test_the_backend_is_chosen_by_the_flag_and_said(monkeypatch):
+    kinds = {}
+    for backend in (None, "auto", "beast", "ale"):
+        env = envs.make("ALE/Breakout-v5", 1, atari_backend=backend)
+        kinds[backend] = type(env.unwrapped), env.metadata["atari_backend"]
+        env.close()
+    ours, theirs = (AtariVectorEnv, "beast"), (AleVectorEnv, "ale")
+    assert kinds == {None: theirs, "auto": ours, "beast": ours, "ale": theirs}
+    env = envs.make("ALE/Breakout-v5", 1, resize=256, atari_backend="auto")
+    assert env.metadata["atari_backend"] == "ale", "images that are larger than the screen"
+    with pytest.raises(InputError, match="atari_backend beast: img_height 256 .*--atari_backend auto takes ale-py"):
+        envs.make("ALE/Breakout-v5", 1, resize=256, atari_backend="beast")
+    with pytest.raises(InputError, match="atari_backend is 'stella'"):
+        envs.make("ALE/Breakout-v5", 1, atari_backend="stella")
+    with pytest.raises(InputError, match="atari_backend is for Atari ids"):
+        envs.make("CartPole-v1", 1, atari_backend="beast")
+    monkeypatch.setattr(atari, "EXACT_GAMES", frozenset())
+    assert envs.make("ALE/Breakout-v5", 1, atari_backend="auto").metadata["atari_backend"] == "ale"
+    with pytest.raises(InputError, match="--atari_backend beast: breakout is not on the list of games"):
+        envs.make("ALE/Breakout-v5", 1, atari_backend="beast")
+
+
+def test_another_rom_of_the_same_name_runs_on_ale_py(monkeypatch):
+    monkeypatch.setattr(atari, "read_rom", lambda game: b"\0" * 4096)
+    assert "another one than ale-py 0.12.1 brings" in atari.why_not("breakout")
+
+
+def test_without_the_module_games_run_on_ale_py(monkeypatch):
+    monkeypatch.setattr(atari, "libatari", None)
+    monkeypatch.setattr(atari, "WHY_NO_MODULE", "it is not built: make libbeast", raising=False)
+    assert envs.make("ALE/Breakout-v5", 1, atari_backend="auto").metadata["atari_backend"] == "ale"
+    with pytest.raises(atari.MissingPackage, match="--atari_backend beast: .*make libbeast"):
+        envs.make("ALE/Breakout-v5", 1, atari_backend="beast")
+
+
+def test_the_code_of_the_page_on_environments_runs():
+    page = (ROOT / "docs" / "environments.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict = {}
+    exec(block, names)
+    assert names["observations"].any() and len(names["states"]) == 64
+
+
+def test_actions_have_the_names_and_numbers_that_ale_py_gives_them():
+    assert {action.name: int(action) for action in atari.Action} == {
+        action.name: int(action.value) for action in ale_py.Action.__members__.values()
+    }
+    env, theirs = AtariVectorEnv("beam_rider", 1, num_threads=1), AleVectorEnv("beam_rider", 1, num_threads=1)
+    assert [int(action) for action in env.get_action_set()] == [int(a.value) for a in theirs.ale.get_action_set()]
+    env.close(), theirs.close()
+
+
+def test_cpu_seconds_are_not_spent_waiting():
+    """A pool whose threads spin would take the cores from the learner."""
+    env = AtariVectorEnv("pong", 2, num_threads=2)
+    env.reset(seed=1)
+    before, begin = time.process_time(), time.monotonic()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.5 * (time.monotonic() - begin)
+    env.close()
