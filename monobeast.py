@@ -380,9 +380,9 @@ class Net(nn.Module):
         if flags.core != "none":
             self.core, size = Core(flags.core, size, flags.core_size, amp), flags.core_size
         self.policy = orthogonal(nn.Linear(size, policy_width(action_space)), 0.01)
+        self.baseline = orthogonal(ValueHead(size) if flags.normalize_returns == "on" else nn.Linear(size, 1), 1.0)
         if isinstance(action_space, spaces.Box):
             nn.init.constant_(self.policy.bias.chunk(2)[1], math.log(flags.initial_std))
-        self.baseline = orthogonal(ValueHead(size) if flags.normalize_returns == "on" else nn.Linear(size, 1), 1.0)
 
     def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
         return self.core.initial_state(batch_size) if self.core is not None else ()

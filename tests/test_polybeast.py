@@ -44,10 +44,10 @@ def test_an_edit_of_the_agents_file_is_what_both_variants_train(tmp_path):
     shutil.copytree(ROOT, fork, ignore=shutil.ignore_patterns(".*", "runs", "build", "benchmarks", "tests", "csrc"))
     agent = (fork / "monobeast.py").read_text()
     edits = {
-        "        return self.policy(x), self.baseline(x)": "        x = x * self.gain\n",
+        "        of_values = encode(": "        x = x * self.gain\n",
         "        self.baseline = orthogonal(": "        self.gain = nn.Parameter(torch.full((), 0.5))\n",
         '            "losses/entropy": entropy / count,': '            "losses/edited_loss": loss.detach() * 0 + 17,\n',
-        "        latest = {": '        stats["losses/edited_update"] = norm * 0 + 19\n',
+        "            latest = {": '            stats["losses/edited_update"] = norm * 0 + 19\n',
     }
     for line, edit in edits.items():
         assert agent.count(line) == 1
@@ -308,7 +308,7 @@ def test_the_choices_of_the_environment_reach_its_servers_and_what_is_played(tmp
     assert code == 0 and max(json.loads((tmp_path / "run" / "test.json").read_text())["lengths_in_steps"]) == 2, output
     flags = polybeast.Flags(
         env="ALE/Pong-v5", env_kwargs='{"maxpool": false}', frame_stack=2, frame_skip=3, resize=40, grayscale="off",
-        sticky_actions=0.5, noops=0, episodic_life="on", full_action_space="on", atari_backend="ale",
+        sticky_actions=0.5, noops=0, episodic_life="on", full_action_space="on", atari_backend="auto",
     )  # fmt: skip
     parsed = polybeast.parse_flags(polybeast.server_command_line(flags))
     changed = {field.name: getattr(flags, field.name) for field in dataclasses.fields(EnvFlags)}
