@@ -26,10 +26,10 @@ train-poly: $(VENV)/.train libbeast  ## the same with PolyBeast, whose environme
 	$(BIN)/python polybeast.py --env PongNoFrameskip-v4 --name pong-poly
 
 test: $(VENV)/.test lint $(VENV)/.libbeast  ## lint and all tests but the long ones; PolyBeast's are skipped without gRPC
-	$(PYTEST) -m "not long"
+	$(PYTEST) -m "not long and not on_demand"
 
 test-all: $(VENV)/.test lint $(VENV)/.libbeast  ## the same with the long ones: whole learning runs, compilers, soaks, benchmarks
-	$(PYTEST)
+	$(PYTEST) -m "not on_demand"
 
 test-mutants: $(VENV)/.test  ## break the agent in one place after the other: a fast test must fail each time
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py

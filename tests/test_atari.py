@@ -28,7 +28,7 @@ def test_sticky_actions_repeat_where_ale_repeats_them_with_the_same_seed(game):
     assert lockstep(game, 400, seed=7, sticky=0.25, hold=2) == (400, None)
 
 
-@pytest.mark.long
+@pytest.mark.on_demand
 @pytest.mark.parametrize("game", [name for name, game in GAMES.items() if game["has_rules"]])
 def test_a_long_random_game_equals_ale(game):
     assert lockstep(game, 5000, seed=3, minimal=True) == (5000, None)

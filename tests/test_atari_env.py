@@ -92,7 +92,7 @@ def test_observations_rewards_flags_and_infos_are_those_of_ale_py(game, protocol
     assert happened["terminated"] + happened["truncated"] > 0, "an episode has to end, or the test says little"
 
 
-@pytest.mark.long
+@pytest.mark.on_demand
 @pytest.mark.parametrize("mode", MODES, ids=["next-step", "same-step"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("game", GAMES)
@@ -101,7 +101,7 @@ def test_2000_steps_of_8_games_in_both_protocols_and_both_modes_are_those_of_ale
     assert happened["terminated"] > 0 or game in ("beam_rider", "freeway"), "an episode has to end"
 
 
-@pytest.mark.long
+@pytest.mark.on_demand
 @pytest.mark.parametrize("game", sorted(atari.EXACT_GAMES))
 def test_every_game_on_the_list_plays_as_ale_py_does(game):
     """Games last longer than this, so that a limit ends most episodes."""
