@@ -661,7 +661,7 @@ def validate_agent(flags: F) -> F:
         **{name: (1e-12, 10) for name in ("learning_rate", "optimizer_epsilon")},
         **{name: (0, 1) for name in ("discount", "vtrace_lambda", "rmsprop_alpha")},
         "max_policy_lag": (0, 10**9),
-        "minibatches": (1, flags.batch_width),
+        "minibatches": (1, flags.batch_width, "each has a column of the batch or more: raise --batch_width"),
         "initial_std": (0.0068, 7.38),  # Gaussian's
     }
     check_limits(flags, limits)

@@ -192,12 +192,13 @@ def check_env_flags(flags) -> str:
     return json.dumps(kwargs, sort_keys=True) if kwargs else ""
 
 
-def check_limits(flags, limits: Mapping[str, tuple[float, float]]) -> None:
-    """Raise InputError for the first flag outside its limits (lowest, highest); NaN is outside of any."""
-    for name, (lowest, highest) in limits.items():
+def check_limits(flags, limits: Mapping[str, tuple]) -> None:
+    """Raise InputError for the first flag outside its limits (lowest, highest), or (lowest, highest, remedy); NaN is
+    outside of any."""
+    for name, (lowest, highest, *remedy) in limits.items():
         value = getattr(flags, name)
         if not lowest <= value <= highest:
-            raise InputError(f"--{name} {value}: it must lie between {lowest} and {highest}")
+            raise InputError("; ".join([f"--{name} {value}: it must lie between {lowest} and {highest}", *remedy]))
 
 
 def check_widths(group_width: int, batch_width: int) -> None:
