@@ -17,6 +17,8 @@ struct Cpu {
   int32_t cycle;   // since the start of the frame's line 0
 };
 
+constexpr int kBne = 0xD0, kDex = 0xCA, kDey = 0x88;
+
 enum Status : uint8_t { kCarry = 1, kZero = 2, kInterrupt = 4, kDecimal = 8, kAlwaysSet = 0x30, kOverflow = 0x40, kNegative = 0x80 };
 
 struct Sum {
@@ -65,7 +67,10 @@ HD inline Sum rotate_decimal(int t, int rotated) {
 // the frame is over. Returns false at a JAM opcode.
 //
 // A bus has: ram(), fetch(pc, undriven), read(address, cycle, undriven) and write(address, value) for the cartridge
-// and the RIOT's registers, read_tia(address, cycle, undriven) and write_tia(address, value, cycle).
+// and the RIOT's registers, read_tia(address, cycle, undriven) and write_tia(address, value, cycle); and for loops that
+// wait, without side effects: peek(pc), a byte of the cartridge or -1; loads_timer(pc), whether an instruction there
+// loads INTIM to a register; until_timer_is_zero(cycle), at most the cycles from that one on until INTIM is 0, or less
+// than 0.
 template <class Bus>
 HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
   // The registers live in locals: a byte written to RAM could alias any of them in memory.
@@ -80,7 +85,7 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
   int m = 0;        // the operand
   bool running = true;
 
-#define FETCH() (seen = bus.fetch(pc, seen), pc = (pc + 1) & 0xFFFF, seen)
+#define FETCH() (seen = bus.fetch(pc, seen), ++pc, seen)
 #define READ_ZERO_PAGE(where) \
   ((where) & 0x80 ? ram[(where) & 0x7F] : bus.read_tia((where), cycle, static_cast<uint8_t>(seen)))
 #define READ(where)                                                                            \
@@ -213,8 +218,10 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
       code, 2, const int offset = static_cast<int8_t>(FETCH()); \
       if (condition) {                                          \
         const int target = (pc + offset) & 0xFFFF;              \
-        cycle += 1 + ((target ^ pc) > 0xFF);                    \
+        const int took = 3 + (((target ^ pc) & 0xFF00) != 0);   \
+        cycle += took - 2;                                      \
         pc = target;                                            \
+        if (code == kBne) WAIT(offset, took);                   \
       })
 
 #define ADC                                                  \
@@ -238,6 +245,23 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
 #define LSR (carry = m & 1, m >>= 1)
 #define ROL (m = m << 1 | carry, carry = m >> 8, m &= 0xFF)
 #define ROR (m |= carry << 8, carry = m & 1, m >>= 1)
+
+// Programs wait in loops of two instructions until a register or the timer is zero. Behind the BNE that ends a round,
+// having taken `took` cycles, this passes the rounds that are certain to follow.
+#define WAIT(offset, took)                                                                                   \
+  do {                                                                                                       \
+    int rounds = 0, cycles = 2 + (took);                                                                     \
+    if ((offset) == -3) {                                                                                    \
+      const int opcode = bus.peek(pc);                                                                       \
+      if (opcode == kDex && 2 * x < left) rounds = x - 1, x = x ? 1 : 0;                                     \
+      if (opcode == kDey && 2 * y < left) rounds = y - 1, y = y ? 1 : 0;                                     \
+    } else if ((offset) == -5 && bus.loads_timer(pc)) {                                                      \
+      cycles = 4 + (took);                                                                                   \
+      rounds = bus.until_timer_is_zero(cycle + 4) / cycles;                                                  \
+      if (2 * rounds >= left) rounds = 0;                                                                    \
+    }                                                                                                        \
+    if (rounds > 0) cycle += rounds * cycles, left -= 2 * rounds;                                            \
+  } while (0)
 
   while (left-- > 0) {
     int high = 0;  // the unindexed address's high byte
@@ -502,6 +526,7 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
 #undef LSR
 #undef ROL
 #undef ROR
+#undef WAIT
 }
 
 }  // namespace beast::atari

@@ -15,6 +15,7 @@
 namespace beast::atari {
 
 constexpr int kNoop = 0, kFire = 1;
+constexpr int kMostFrames = 1'000'000'000;  // of an episode
 
 struct EnvSettings {
   int frame_skip = 4;
@@ -207,6 +208,7 @@ class Protocol {
         const StepResult first = reset(env, scratch);
         result.lives = first.lives;
         result.frame_number = first.frame_number;
+        result.error = first.error;
         result.episode_frame_number = first.episode_frame_number;
       } else {
         state.has_ended = true;

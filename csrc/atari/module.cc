@@ -51,6 +51,7 @@ class Console {
   // Frames without an output, for benchmarks: returns the sum of rewards; resets at the end of a game.
   int64_t run(int64_t frames, bool gray, py::bytes actions) {
     const std::string_view sequence = actions;
+    if (sequence.empty()) throw std::invalid_argument("no actions: give a byte for each");
     int64_t total = 0;
     py::gil_scoped_release release;
     const GrayOutput output{{state_.screens.pixels[0], kMaxScreenHeight}};
@@ -70,7 +71,13 @@ class Console {
     return py::array_t<uint8_t>({static_cast<int>(rom_.game->height), kScreenWidth},
                                 state_.screens.pixels[state_.screens.current]);
   }
-  void set_ram(int address, int value) { state_.vcs.ram[address & 0x7F] = static_cast<uint8_t>(value); }
+  void set_ram(int address, int value) {
+    if (address < 0 || address > 255 || value < 0 || value > 255) {
+      throw std::out_of_range("RAM has addresses 128..255, or 0..127, and values 0..255, not " + std::to_string(address) + " and " +
+                              std::to_string(value));
+    }
+    state_.vcs.ram[address & 0x7F] = static_cast<uint8_t>(value);
+  }
   const Vcs& vcs() const { return state_.vcs; }
 
   py::bytes save() const { return py::bytes(reinterpret_cast<const char*>(&state_), sizeof state_); }

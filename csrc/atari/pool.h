@@ -100,7 +100,7 @@ class Pool {
     EnvState state;
     std::memcpy(&state, bytes + sizeof(Header), sizeof(state));
     if (found.checksum != expected.checksum || !is_possible(state)) {
-      throw std::invalid_argument("this state is damaged: its checksum does not fit");
+      throw std::invalid_argument("this state is damaged, or of an environment that was never reset");
     }
   }
 
@@ -156,13 +156,13 @@ class Pool {
 
   bool is_possible(const EnvState& state) const {
     return state.oldest >= 0 && state.oldest < protocol_.settings().stack && state.frames >= 0 &&
-           state.has_ended <= 1 && state.was_reset == 1 && state.noop_draws < 1u << 30 && is_valid(state.vcs) &&
+           state.frames <= kMostFrames && state.has_ended <= 1 && state.was_reset == 1 && state.noop_draws < 1u << 24 && is_valid(state.vcs) &&
            is_valid(state.generators);
   }
 
   Header header_of(const uint8_t* bytes) const {
     const uint8_t* payload = bytes + sizeof(Header);
-    return {0x3130'6574'6174'7341, protocol_.fingerprint(), hash(payload, clone_bytes() - sizeof(Header))};
+    return {0x3230'6574'6174'7341, protocol_.fingerprint(), hash(payload, clone_bytes() - sizeof(Header))};
   }
 
   const Rom rom_;

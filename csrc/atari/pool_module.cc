@@ -42,11 +42,18 @@ Palette palette_of(const Array<uint8_t>& colors) {
   return palette;
 }
 
+void check(double value, double least, double most, const char* name) {
+  if (least <= value && value <= most) return;
+  throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) + ": it must lie between " +
+                              std::to_string(least) + " and " + std::to_string(most));
+}
+
 // A pool, the arrays that its job writes into, and the checks of what comes from Python.
 class PythonPool {
  public:
   PythonPool(const std::string& rom, const std::string& game, int num_envs, int num_threads,
              const Array<uint8_t>& palette, const EnvSettings& settings) {
+    check(num_envs, 1, 1 << 20, "num_envs"), check(num_threads, 1, 1024, "num_threads");
     const Rom made = rom_of(rom, game);
     const Palette colors = palette_of(palette);
     py::gil_scoped_release release;
@@ -64,7 +71,7 @@ class PythonPool {
   // terminated and truncated.
   void prepare(Job::Kind kind, const Array<int32_t>& ids, const Array<int64_t>& of_each, py::array observations,
                py::object final_observations, Array<int32_t> numbers, Array<bool> flags) {
-    if (is_running_) throw std::runtime_error("the pool is stepping: call wait() first");
+    refuse_while_running();
     Job& job = pool_->job();
     const py::ssize_t n = ids.size();
     const bool has_each = kind != Job::Kind::kReset;
@@ -117,18 +124,23 @@ class PythonPool {
     kept_ = py::make_tuple(observations, final_observations, numbers, flags);
   }
 
+  // Other Python threads run meanwhile. What they call on this pool raises.
   void run() {
-    py::gil_scoped_release release;
-    pool_->run();
+    is_in_run_ = true;
+    {
+      py::gil_scoped_release release;
+      pool_->run();
+    }
+    is_in_run_ = false;
   }
 
   void start() {
-    if (is_running_) throw std::runtime_error("the pool is stepping: call wait() first");
-    is_running_ = true;
     pool_->start();
+    is_running_ = true;
   }
 
   void wait() {
+    if (is_in_run_) refuse_while_running();
     if (!is_running_) return;
     {
       py::gil_scoped_release release;
@@ -162,6 +174,13 @@ class PythonPool {
     pool_->restore(checked(id), reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
   }
 
+  std::vector<bool> was_reset() {
+    wait();
+    std::vector<bool> was_reset;
+    for (int id = 0; id < pool_->num_envs(); ++id) was_reset.push_back(pool_->was_reset(id));
+    return was_reset;
+  }
+
   void check_state(const std::string& bytes) const {
     pool_->check(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
   }
@@ -184,6 +203,11 @@ class PythonPool {
   }
 
  private:
+  void refuse_while_running() const {
+    if (is_in_run_) throw std::runtime_error("the pool is stepping in another thread: one thread at a time can use it");
+    if (is_running_) throw std::runtime_error("the pool is stepping: call wait() first");
+  }
+
   int checked(int id) const {
     if (id < 0 || id >= pool_->num_envs()) {
       throw std::invalid_argument("environment " + std::to_string(id) + " is not one of " +
@@ -195,7 +219,7 @@ class PythonPool {
   // Bytes between two environments' observations. Throws unless the array can take n of them.
   size_t check_observations(const py::array& array, py::ssize_t n) const {
     const size_t size = pool_->protocol().stack_bytes();
-    bool fits = array.dtype().is(py::dtype::of<uint8_t>()) && array.writeable() && array.ndim() >= 1 &&
+    bool fits = py::isinstance<py::array_t<uint8_t>>(array) && array.writeable() && array.ndim() >= 1 &&
                 array.shape(0) == n && array.size() == n * static_cast<py::ssize_t>(size);
     py::ssize_t stride = 1;
     for (py::ssize_t axis = array.ndim() - 1; fits && axis > 0; --axis) {
@@ -211,10 +235,12 @@ class PythonPool {
   }
 
   std::unique_ptr<Pool> pool_;
-  bool is_running_ = false;
+  bool is_running_ = false;  // between start() and wait()
+  bool is_in_run_ = false;   // both only change under the GIL
   py::object kept_;  // the arrays of the job
 };
 
+// Sizes of images are the Resizer's to check.
 EnvSettings settings_of(const py::dict& given) {
   EnvSettings settings;
   const auto take = [&](const char* name, auto& value) {
@@ -227,6 +253,10 @@ EnvSettings settings_of(const py::dict& given) {
   take("life_loss_info", settings.life_loss_info), take("clip_rewards", settings.clip_rewards);
   take("same_step", settings.same_step), take("max_frames", settings.max_frames);
   take("sticky", settings.sticky), take("actions", settings.actions);
+  check(settings.frame_skip, 1, 1e6, "frame_skip"), check(settings.stack, 1, 1024, "stack");
+  check(settings.noop_max, 0, 1e6, "noop_max"), check(settings.max_frames, 1, kMostFrames, "max_frames");
+  check(settings.sticky, 0, 1, "sticky");
+  for (const int action : settings.actions) check(action, 0, kNumActions - 1, "an action");
   return settings;
 }
 
@@ -261,11 +291,7 @@ void bind_pool(py::module_& module) {
   pool.def("clone", &PythonPool::clone).def("restore", &PythonPool::restore);
   pool.def("check_state", &PythonPool::check_state);
   pool.def("film", &PythonPool::film).def("ram", &PythonPool::ram);
-  pool.def_property_readonly("was_reset", [](PythonPool& self) {
-    std::vector<bool> was_reset;
-    for (int id = 0; id < self.pool().num_envs(); ++id) was_reset.push_back(self.pool().was_reset(id));
-    return was_reset;
-  });
+  pool.def_property_readonly("was_reset", &PythonPool::was_reset);
   pool.def_property_readonly("rows", [](PythonPool& self) { return self.pool().protocol().rows(); });
   pool.def_property_readonly("bytes_per_env", [](PythonPool& self) { return self.pool().bytes_per_env(); });
 

@@ -15,16 +15,14 @@ class Team {
 
   explicit Team(int size) : size_(size) {
     threads_.reserve(size);
-    for (int member = 1; member < size; ++member) threads_.emplace_back([this, member] { serve(member, 0); });
-  }
-  ~Team() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      is_over_ = true;
+    try {
+      for (int member = 1; member < size; ++member) threads_.emplace_back([this, member] { serve(member, 0); });
+    } catch (...) {  // the system has no more threads
+      end();
+      throw;
     }
-    wake_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
   }
+  ~Team() { end(); }
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
@@ -52,6 +50,15 @@ class Team {
   }
 
  private:
+  void end() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      is_over_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
   void begin(Task task, void* context, bool with_first) {
     {
       std::lock_guard<std::mutex> lock(mutex_);

@@ -1,8 +1,8 @@
 // The TIA: registers, positions, the picture and its collisions, as ALE's table-driven TIA behaves.
 //
-// An object is 160 bits, one for each pixel of a line. A write first finishes the picture up to where the register
-// changes, by the register's delay, then changes the bits. The picture of a stretch of a line is layers of such bits,
-// and a collision is two objects' bits in common.
+// An object is 160 bits, one for each pixel of a line. A write first keeps what the object has shown in this line up to
+// where the register changes, by the register's delay, then changes the bits. At the end of the line its picture is
+// layers of such bits, and a collision is two objects' bits in common.
 //
 // Time is in CPU cycles since the start of the frame's line 0, a line being 76. A clock is a third of a cycle; a line
 // has 228, the first 68 of them blank.
@@ -19,9 +19,13 @@ constexpr int kWidth = 160;
 constexpr int kLineCycles = 76;
 constexpr int kLineClocks = 228;
 constexpr int kBlankClocks = 68;
+constexpr int kWsync = 0x02;
 constexpr int kLongAgo = -100000;  // cycles
 
 enum Object : uint8_t { kP0, kP1, kM0, kM1, kBL, kPF, kNumObjects };
+
+// What may differ from the line before: nothing; the colors; the collisions, too.
+enum News : uint8_t { kNoNews, kNewColors, kNewMasks };
 
 // The bits of one line: pixel i is bit i % 64 of word i / 64.
 struct Mask {
@@ -30,12 +34,17 @@ struct Mask {
 
 struct Tia {
   Mask masks[kNumObjects];
+  Mask kept[kNumObjects];      // what an object that changed in this line has shown before
   int32_t hmove_cycle;
   int32_t vsync_cycle;         // when VSYNC was last written with bit 1 set
   int32_t discharged_cycle;    // when VBLANK bit 7 let go of the paddles' capacitors
   int32_t paddle_cycles[4];    // until INPT0-3 read 1 after that; negative: no paddle
-  int16_t line;                // the picture is done up to pixel `pixel` of this line
-  uint8_t pixel;
+  int16_t line;
+  uint8_t pixel;               // what is seen of the line before this pixel is settled
+  uint8_t drawn;               // before this one it is drawn, too, and its collisions are known
+  uint8_t changed;             // bit per object: whether its mask changed between the two
+  uint8_t since[kNumObjects];  // from where on its mask holds, if it changed; `kept` holds to the left
+  News news;
   uint8_t enabled;             // bit per object: whether it shows anything at all
   uint16_t collisions;         // bit per pair, see pair()
   uint8_t position[5];         // P0 P1 M0 M1 BL
@@ -79,6 +88,7 @@ struct Tables {
   uint64_t bytes[256];   // 0xFF in byte i where bit i is set
   uint16_t cells[16];    // each bit four times
   uint16_t pairs[64];    // the pairs among a set of objects
+  Mask before[kWidth + 1];  // the pixels of a line before this one
 };
 
 // The bit of two objects' collision, i < j.
@@ -101,6 +111,9 @@ constexpr Tables make_tables() {
         if ((set >> i & 1) && (set >> j & 1)) tables.pairs[set] |= pair(i, j);
       }
     }
+  }
+  for (int i = 0; i <= kWidth; ++i) {
+    for (int x = 0; x < i; ++x) tables.before[i].words[x / 64] |= 1ull << x % 64;
   }
   return tables;
 }
@@ -129,8 +142,10 @@ HD inline uint32_t quadrupled(uint32_t byte) {
   return kTables.cells[byte & 15] | static_cast<uint32_t>(kTables.cells[byte >> 4]) << 16;
 }
 
-HD inline void set_object(Tia& tia, int object, bool enabled) {
+HD inline void set_object(Tia& tia, int object, const Mask& mask, bool enabled) {
+  tia.masks[object] = mask;
   tia.enabled = static_cast<uint8_t>((tia.enabled & ~(1 << object)) | (enabled << object));
+  tia.news = kNewMasks;
 }
 
 HD NOINLINE inline void place_player(Tia& tia, int player) {
@@ -144,8 +159,7 @@ HD NOINLINE inline void place_player(Tia& tia, int player) {
     if (mode == 7) bits = quadrupled(bits), ++x;
     for (int i = tia.without_first[player]; i < 3 && kCopies[mode][i] >= 0; ++i) place(mask, bits, wrap(x + kCopies[mode][i]));
   }
-  tia.masks[kP0 + player] = mask;
-  set_object(tia, kP0 + player, graphics != 0);
+  set_object(tia, kP0 + player, mask, graphics != 0);
 }
 
 HD NOINLINE inline void place_missile(Tia& tia, int missile) {
@@ -167,16 +181,14 @@ HD NOINLINE inline void place_missile(Tia& tia, int missile) {
     }
     for (int i = 0; shown && i < 3 && kCopies[mode][i] >= 0; ++i) place(mask, (1u << width) - 1, wrap(x + kCopies[mode][i]));
   }
-  tia.masks[kM0 + missile] = mask;
-  set_object(tia, kM0 + missile, on);
+  set_object(tia, kM0 + missile, mask, on);
 }
 
 HD NOINLINE inline void place_ball(Tia& tia) {
   const bool on = tia.delayed[2] ? tia.old_ball_on : tia.ball_on;
   Mask mask{};
   if (on) place(mask, (1u << (1 << (tia.control >> 4 & 3))) - 1, tia.position[kBL]);
-  tia.masks[kBL] = mask;
-  set_object(tia, kBL, on);
+  set_object(tia, kBL, mask, on);
 }
 
 HD NOINLINE inline void place_playfield(Tia& tia) {
@@ -188,8 +200,7 @@ HD NOINLINE inline void place_playfield(Tia& tia) {
   for (int i = 0; i < 10; ++i) {
     mask.words[i >> 2] |= static_cast<uint64_t>(kTables.cells[cells >> (4 * i) & 15]) << (16 * (i & 3));
   }
-  tia.masks[kPF] = mask;
-  set_object(tia, kPF, (pf0 | pf1 | pf2) != 0);
+  set_object(tia, kPF, mask, (pf0 | pf1 | pf2) != 0);
 }
 
 // clang-format off
@@ -217,32 +228,39 @@ struct Canvas {
 
 // The pixels [begin, end) of a line.
 HD inline Mask range(int begin, int end) {
-  Mask mask;
-  for (int i = 0; i < 3; ++i) {
-    const int low = begin - 64 * i, high = end - 64 * i;
-    const uint64_t below_high = high >= 64 ? ~0ull : high <= 0 ? 0 : (1ull << high) - 1;
-    const uint64_t below_low = low >= 64 ? ~0ull : low <= 0 ? 0 : (1ull << low) - 1;
-    mask.words[i] = below_high & ~below_low;
-  }
-  return mask;
+  const Mask &high = kTables.before[end], &low = kTables.before[begin];
+  return {{high.words[0] & ~low.words[0], high.words[1] & ~low.words[1], high.words[2] & ~low.words[2]}};
 }
 
-HD NOINLINE inline void collide(Tia& tia, const Mask& where) {
-  if ((kTables.pairs[tia.enabled & 63] & ~tia.collisions) == 0) return;
+HD inline Mask either(const Mask& a, const Mask& b) {
+  return {{a.words[0] | b.words[0], a.words[1] | b.words[1], a.words[2] | b.words[2]}};
+}
+HD inline Mask both(const Mask& a, const Mask& b) {
+  return {{a.words[0] & b.words[0], a.words[1] & b.words[1], a.words[2] & b.words[2]}};
+}
+
+// What the objects show in a stretch of a line: `present` has a bit for each that may show anything.
+struct Layers {
+  const Mask* masks[kNumObjects];
+  int present;
+};
+
+HD inline void collide(Tia& tia, const Layers& layers, const Mask& where) {
+  if ((kTables.pairs[layers.present] & ~tia.collisions) == 0) return;
   Mask seen{}, twice{};
   for (int i = 0; i < kNumObjects; ++i) {
-    if (!(tia.enabled >> i & 1)) continue;
+    if (!(layers.present >> i & 1)) continue;
     for (int w = 0; w < 3; ++w) {
-      twice.words[w] |= seen.words[w] & tia.masks[i].words[w];
-      seen.words[w] |= tia.masks[i].words[w];
+      twice.words[w] |= seen.words[w] & layers.masks[i]->words[w];
+      seen.words[w] |= layers.masks[i]->words[w];
     }
   }
-  for (int w = 0; w < 3; ++w) twice.words[w] &= where.words[w];
+  twice = both(twice, where);
   if ((twice.words[0] | twice.words[1] | twice.words[2]) == 0) return;
   for (int j = 1; j < kNumObjects; ++j) {
     for (int i = 0; i < j; ++i) {
-      const uint64_t* a = tia.masks[i].words;
-      const uint64_t* b = tia.masks[j].words;
+      const uint64_t* a = layers.masks[i]->words;
+      const uint64_t* b = layers.masks[j]->words;
       if ((a[0] & b[0] & twice.words[0]) | (a[1] & b[1] & twice.words[1]) | (a[2] & b[2] & twice.words[2])) {
         tia.collisions |= pair(i, j);
       }
@@ -266,29 +284,27 @@ HD inline void paint(uint8_t* row, const Mask& layer, const Mask& where, uint8_t
   }
 }
 
-HD inline Mask either(const Mask& a, const Mask& b) {
-  return {{a.words[0] | b.words[0], a.words[1] | b.words[1], a.words[2] | b.words[2]}};
-}
-
-HD inline void draw_row(const Tia& tia, const Canvas& canvas, uint8_t* row, int begin, int end, const Mask& where) {
+HD inline void draw_row(const Tia& tia, const Layers& layers, const Canvas& canvas, uint8_t* row, int begin, int end,
+                        const Mask& where) {
   memset(row + begin, canvas.shade(tia.color[3]), static_cast<size_t>(end - begin));
   const auto paint_player = [&](int i) {
-    if (tia.enabled >> i & 5) {
-      paint(row, either(tia.masks[kP0 + i], tia.masks[kM0 + i]), where, canvas.shade(tia.color[i]));
+    if (layers.present >> i & 5) {
+      paint(row, either(*layers.masks[kP0 + i], *layers.masks[kM0 + i]), where, canvas.shade(tia.color[i]));
     }
   };
   const auto paint_playfield = [&](bool halves) {
-    if (!(tia.enabled >> kPF & 1)) return;
+    if (!(layers.present >> kPF & 1)) return;
+    if (!halves) return paint(row, *layers.masks[kPF], where, canvas.shade(tia.color[2]));
     Mask left = where, right = where;
     left.words[1] &= 0xFFFF;
     left.words[2] = 0;
     right.words[0] = 0;
     right.words[1] &= ~0xFFFFull;
-    paint(row, tia.masks[kPF], left, canvas.shade(tia.color[halves ? 0 : 2]));
-    paint(row, tia.masks[kPF], right, canvas.shade(tia.color[halves ? 1 : 2]));
+    paint(row, *layers.masks[kPF], left, canvas.shade(tia.color[0]));
+    paint(row, *layers.masks[kPF], right, canvas.shade(tia.color[1]));
   };
   const auto paint_ball = [&] {
-    if (tia.enabled >> kBL & 1) paint(row, tia.masks[kBL], where, canvas.shade(tia.color[2]));
+    if (layers.present >> kBL & 1) paint(row, *layers.masks[kBL], where, canvas.shade(tia.color[2]));
   };
   const bool score = tia.control & 2;
   if (tia.control & 4) {  // the playfield is in front
@@ -311,27 +327,46 @@ HD inline void draw_row(const Tia& tia, const Canvas& canvas, uint8_t* row, int 
   if (tia.blank_left && begin < 8) memset(row + begin, canvas.shade(0), static_cast<size_t>((end < 8 ? end : 8) - begin));
 }
 
-// The pixels [begin, end) of the line that is being drawn.
-HD inline void draw_pixels(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int begin, int end) {
-  const int row = tia.line - settings.first_line;
+// Draws the line before pixel `end` and sees its collisions.
+HD NOINLINE inline void draw_line(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int end) {
+  const int begin = tia.drawn, changed = tia.changed, row = tia.line - settings.first_line;
+  tia.drawn = static_cast<uint8_t>(end);
+  tia.changed = 0;
   if (begin >= end || row < 0 || row >= settings.height) return;  // outside of the window not even collisions exist
   uint8_t* const pixels = canvas.row(row);
   if (tia.vblank & 2) {
     if (pixels) memset(pixels + begin, canvas.shade(0), static_cast<size_t>(end - begin));
     return;
   }
+  const bool is_plain = begin == 0 && end == kWidth && !changed;  // the masks as they stand are right for all of it
+  if (is_plain && !tia.news) {
+    if (pixels) memcpy(pixels, pixels - kWidth, kWidth);
+    return;
+  }
   const Mask where = range(begin, end);
-  collide(tia, where);
-  if (pixels) draw_row(tia, canvas, pixels, begin, end, where);
+  Mask mixed[kNumObjects];
+  Layers layers;
+  layers.present = (tia.enabled | changed) & 63;
+  for (int i = 0; i < kNumObjects; ++i) {
+    layers.masks[i] = &tia.masks[i];
+    if (changed >> i & 1) {
+      mixed[i] = either(tia.kept[i], both(tia.masks[i], range(tia.since[i], kWidth)));
+      layers.masks[i] = &mixed[i];
+    }
+  }
+  if (tia.news == kNewMasks || !is_plain) collide(tia, layers, where);
+  if (pixels) draw_row(tia, layers, canvas, pixels, begin, end, where);
+  tia.news = is_plain ? kNoNews : kNewMasks;
 }
 
 // What changes with the next line. ALE does none of it outside of the window: an HMOVE above it blanks the first row.
 HD inline void start_line(Tia& tia, const TiaSettings& settings) {
   const int row = tia.line - settings.first_line;
   ++tia.line;
-  tia.pixel = 0;
+  tia.pixel = tia.drawn = 0;
   if (!tia.line_work || row < 0 || row >= settings.height) return;
   tia.line_work = tia.shaking | tia.blank_left_next;
+  tia.news = kNewMasks;
   tia.blank_left = tia.blank_left_next;
   tia.blank_left_next = 0;
   for (int i = 0; i < 2; ++i) {
@@ -351,20 +386,37 @@ HD inline void start_line(Tia& tia, const TiaSettings& settings) {
   }
 }
 
-// Finishes the picture for all clocks before `clock`.
-HD NOINLINE inline void draw_to(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int clock) {
+// Goes on to `clock` with all registers as they are; draws the lines that end on the way.
+HD inline void go_on(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int clock) {
   int pixel = clock - tia.line * kLineClocks - kBlankClocks;
   while (pixel >= kWidth) {
-    draw_pixels(tia, settings, canvas, tia.pixel, kWidth);
-    tia.pixel = kWidth;
-    if (pixel < kLineClocks - kBlankClocks) return;
+    draw_line(tia, settings, canvas, kWidth);
     start_line(tia, settings);
     pixel -= kLineClocks;
   }
-  if (pixel > tia.pixel) {
-    draw_pixels(tia, settings, canvas, tia.pixel, pixel);
-    tia.pixel = static_cast<uint8_t>(pixel);
-  }
+  if (pixel > tia.pixel) tia.pixel = static_cast<uint8_t>(pixel);
+}
+
+// Finishes the picture for all clocks before `clock`.
+HD NOINLINE inline void draw_to(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int clock) {
+  go_on(tia, settings, canvas, clock);
+  draw_line(tia, settings, canvas, tia.pixel);
+}
+
+// At the end of a call of the emulator: what it leaves does not depend on whether it drew.
+HD inline void forget_line(Tia& tia) {
+  for (int i = 0; i < kNumObjects; ++i) tia.kept[i] = Mask{}, tia.since[i] = 0;
+  tia.news = kNewMasks;
+}
+
+// Keeps what an object has shown in this line, before its mask changes.
+HD inline void keep(Tia& tia, int object) {
+  if (tia.pixel <= tia.drawn) return;
+  const bool has_changed = tia.changed >> object & 1;
+  const Mask shown = both(tia.masks[object], range(has_changed ? tia.since[object] : 0, tia.pixel));
+  tia.kept[object] = has_changed ? either(tia.kept[object], shown) : shown;
+  tia.since[object] = tia.pixel;
+  tia.changed |= static_cast<uint8_t>(1 << object);
 }
 
 HD inline void reset_tia(Tia& tia) {
@@ -376,7 +428,6 @@ HD inline void reset_tia(Tia& tia) {
   for (int i = 0; i < 2; ++i) tia.fire[i] = fire[i];
   tia.hmove_cycle = tia.vsync_cycle = tia.discharged_cycle = kLongAgo;
 }
-
 
 // How far HMOVE written in cycle `cycle` of a line moves an object with this HMxx, to the right.
 HD inline int hmove_distance(int cycle, uint8_t motion) {
@@ -407,7 +458,14 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
   const int line = cycle / kLineCycles;
   const int column = cycle - line * kLineCycles;  // cycle of the line, 0..75
   const int clock = 3 * cycle;
+  // A write changes what is seen `delay` clocks later. How: all of it, or one object's mask.
   const auto finish = [&](int delay) { draw_to(tia, settings, canvas, clock + delay); };
+  const auto change = [&](int object, int delay) {
+    go_on(tia, settings, canvas, clock + delay);
+    // With priority and score mode it matters where each object is enabled.
+    if ((tia.control & 6) == 6) return draw_line(tia, settings, canvas, tia.pixel);
+    keep(tia, object);
+  };
   int next_cycle = cycle;
   switch (address & 0x3F) {
     case 0x00:  // VSYNC
@@ -419,18 +477,22 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       tia.vsync = value;
       break;
     case 0x01:  // VBLANK
-      if ((tia.vblank ^ value) & 2) finish(1);
+      if ((tia.vblank ^ value) & 2) {
+        finish(1);
+        tia.news = kNewMasks;
+      }
       if ((tia.vblank & 0x80) && !(value & 0x80)) tia.discharged_cycle = cycle;
       tia.vblank = value;
       break;
-    case 0x02:  // WSYNC
+    case kWsync:
       if (column) next_cycle += kLineCycles - column;
       break;
     case 0x04:
     case 0x05: {  // NUSIZ
       const int i = address & 1;
       if (tia.size[i] == value && !tia.without_first[i]) break;
-      finish(8);
+      change(kP0 + i, 8);
+      change(kM0 + i, 8);
       tia.size[i] = value;
       tia.without_first[i] = 0;
       place_player(tia, i);
@@ -443,14 +505,21 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
     case 0x09: {  // COLUP0 COLUP1 COLUPF COLUBK
       uint8_t& color = tia.color[(address & 0x3F) - 6];
       if (color == (value & 0xFE)) break;
-      finish(0);
+      if (canvas.pixels) finish(0);  // no color collides
       color = value & 0xFE;
+      if (tia.news == kNoNews) tia.news = kNewColors;
       break;
     }
     case 0x0A:  // CTRLPF
       if (tia.control == value) break;
-      finish(0);
+      if ((tia.control ^ value) & 6) {
+        finish(0);
+      } else {
+        change(kPF, 0);
+        change(kBL, 0);
+      }
       tia.control = value;
+      tia.news = kNewMasks;
       if (tia.mirrored != (value & 1)) {
         if (clock - line * kLineClocks - kBlankClocks < 79) {
           tia.mirrored = value & 1;
@@ -465,7 +534,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
     case 0x0C: {  // REFP0 REFP1
       const int i = (address & 0x3F) - 0x0B;
       if (tia.reflected[i] == (value & 8)) break;
-      finish(1);
+      change(kP0 + i, 1);
       tia.reflected[i] = value & 8;
       place_player(tia, i);
       break;
@@ -476,7 +545,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       const int i = (address & 0x3F) - 0x0D;
       if (tia.playfield[i] == value) break;
       const int pixel = clock - line * kLineClocks - kBlankClocks;
-      finish(((pixel + 5) & ~3) - pixel);
+      change(kPF, ((pixel + 5) & ~3) - pixel);
       tia.playfield[i] = value;
       place_playfield(tia);
       break;
@@ -494,7 +563,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
         starting |= distance < 4;
         drawing |= distance >= 4 && distance < 4 + width;
       }
-      finish(drawing && !starting ? 11 : 0);
+      change(kP0 + i, drawing && !starting ? 11 : 0);
       tia.position[i] = static_cast<uint8_t>(position);
       tia.without_first[i] = !starting;
       tia.line_work |= !starting;
@@ -505,7 +574,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
     case 0x13:
     case 0x14: {  // RESM0 RESM1 RESBL
       const int object = kM0 + (address & 0x3F) - 0x12;
-      finish(object == kBL ? 0 : 8);
+      change(object, object == kBL ? 0 : 8);
       tia.position[object] =
           static_cast<uint8_t>(strobe_position(object, 3 * column, 3 * (cycle - tia.hmove_cycle)));
       if (object == kBL) {
@@ -521,29 +590,29 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       const bool same = tia.graphics[i] == value && tia.old_graphics[1 - i] == tia.graphics[1 - i] &&
                         (i == 0 || tia.old_ball_on == tia.ball_on);
       if (same) break;
-      finish(1);
+      if (!tia.delayed[i]) change(kP0 + i, 1);
+      if (tia.delayed[1 - i]) change(kP0 + (1 - i), 1);
+      if (i == 1 && tia.delayed[2]) change(kBL, 1);
       tia.graphics[i] = value;
       tia.old_graphics[1 - i] = tia.graphics[1 - i];
-      place_player(tia, i);
+      if (i == 1) tia.old_ball_on = tia.ball_on;
+      if (!tia.delayed[i]) place_player(tia, i);
       if (tia.delayed[1 - i]) place_player(tia, 1 - i);
-      if (i == 1) {
-        tia.old_ball_on = tia.ball_on;
-        if (tia.delayed[2]) place_ball(tia);
-      }
+      if (i == 1 && tia.delayed[2]) place_ball(tia);
       break;
     }
     case 0x1D:
     case 0x1E: {  // ENAM0 ENAM1
       const int i = (address & 0x3F) - 0x1D;
       if (tia.missile_on[i] == (value & 2)) break;
-      finish(0);
+      change(kM0 + i, 0);
       tia.missile_on[i] = value & 2;
       place_missile(tia, i);
       break;
     }
     case 0x1F:  // ENABL
       if (tia.ball_on == (value & 2)) break;
-      finish(0);
+      change(kBL, 0);
       tia.ball_on = value & 2;
       place_ball(tia);
       break;
@@ -554,7 +623,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
     case 0x24: {  // HMP0 HMP1 HMM0 HMM1 HMBL
       const int object = address & 7;
       if (object == kM0 && tia.motion[kM0] == 0x70 && (value & 0xF0) == 0x60 && cycle - tia.hmove_cycle == 21) {
-        finish(0);
+        go_on(tia, settings, canvas, clock);
         tia.shaking = tia.line_work = 1;
         tia.shake_step = 0;
       }
@@ -565,14 +634,14 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
     case 0x26: {  // VDELP0 VDELP1
       const int i = (address & 0x3F) - 0x25;
       if (tia.delayed[i] == (value & 1)) break;
-      finish(0);
+      change(kP0 + i, 0);
       tia.delayed[i] = value & 1;
       place_player(tia, i);
       break;
     }
     case 0x27:  // VDELBL
       if (tia.delayed[2] == (value & 1)) break;
-      finish(0);
+      change(kBL, 0);
       tia.delayed[2] = value & 1;
       place_ball(tia);
       break;
@@ -580,7 +649,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
     case 0x29: {  // RESMP0 RESMP1
       const int i = address & 1;
       if (tia.locked[i] == (value & 2)) break;
-      finish(0);
+      change(kM0 + i, 0);
       if (tia.locked[i]) {
         const int mode = tia.size[i] & 7;
         const int middle = mode == 5 ? 8 : mode == 7 ? 16 : 4;
@@ -591,9 +660,10 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       break;
     }
     case 0x2A: {  // HMOVE
-      finish(0);
+      go_on(tia, settings, canvas, clock);
       tia.hmove_cycle = cycle;
-      if (settings.hmove_blanks) {
+      if (settings.hmove_blanks && (column <= 20 || column == 75)) {
+        tia.news = kNewMasks;
         if (column <= 20) tia.blank_left = tia.line_work = 1;
         if (column == 75) tia.blank_left_next = tia.line_work = 1;
       }
@@ -601,6 +671,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
         const int distance = hmove_distance(column, tia.motion[i]);
         const bool restored = i < 2 && tia.without_first[i];
         if (distance == 0 && !restored) continue;
+        change(i, 0);
         tia.position[i] = static_cast<uint8_t>(wrap(tia.position[i] + distance));
         if (i < 2) {
           tia.without_first[i] = 0;
@@ -619,6 +690,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
     case 0x2C:  // CXCLR
       finish(0);
       tia.collisions = 0;
+      tia.news = kNewMasks;
       break;
     default: break;  // RSYNC and sound
   }

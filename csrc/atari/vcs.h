@@ -100,12 +100,27 @@ struct Bus {
   HD void write_cart(int address, uint8_t value) {
     if (!kFlat) atari::write_cart(rom, vcs.cart, address, value);
   }
+  // -1 near the window's end, too: reading there may switch banks.
+  HD int peek(int pc) { return (pc & 0x1000) && (pc & 0xFFF) < 0xFE0 ? read_cart(pc) : -1; }
+  HD bool loads_timer(int pc) {
+    const int opcode = peek(pc);
+    return (opcode == 0xAD || opcode == 0xAE || opcode == 0xAC) && peek(pc + 1) == 0x84 && peek(pc + 2) == 0x02;
+  }
+  HD int until_timer_is_zero(int cycle) {
+    return (vcs.riot.value - 1) * (1 << vcs.riot.shift) - (cycle - vcs.riot.set_cycle - 1);
+  }
   HD NOINLINE uint8_t read_riot(int address, int cycle) { return atari::read_riot(vcs.riot, address, cycle); }
   HD void write_riot(int address, uint8_t value, int cycle) { atari::write_riot(vcs.riot, address, value, cycle); }
   HD NOINLINE uint8_t read_tia(int address, int cycle, uint8_t undriven) {
     return atari::read_tia(vcs.tia, settings, canvas, address, cycle, undriven);
   }
-  HD NOINLINE int write_tia(int address, uint8_t value, int cycle) {
+  HD int write_tia(int address, uint8_t value, int cycle) {
+    if ((address & 0x3F) == kWsync && cycle < kLineCycles * settings.line_limit) {
+      return (cycle + kLineCycles - 1) / kLineCycles * kLineCycles;
+    }
+    return write_register(address, value, cycle);
+  }
+  HD NOINLINE int write_register(int address, uint8_t value, int cycle) {
     const int next = atari::write_tia(vcs.tia, settings, canvas, address, value, cycle);
     return vcs.tia.frame_over ? ~next : next;
   }
@@ -116,8 +131,10 @@ HD NOINLINE void run_instructions(const Rom& rom, Vcs& vcs, const Canvas& canvas
   const Game& game = *rom.game;
   Bus<kFlat> bus{
       rom, vcs, canvas, {game.first_line, game.height, static_cast<int16_t>(game.has(kPal) ? 342 : 290), !game.has(kNoHmoveBlank)}};
+  vcs.tia.news = kNewMasks;  // the canvas is another
   if (!run_cpu(vcs.cpu, bus, kMaxInstructions)) vcs.error = kJam;
   draw_to(vcs.tia, bus.settings, canvas, 3 * vcs.cpu.cycle);
+  forget_line(vcs.tia);
 }
 
 // One frame of the machine, with the inputs as they stand.
@@ -296,8 +313,9 @@ HD inline bool is_valid(const Vcs& vcs) {
                within(tia.discharged_cycle, -(1 << 28), kMostCycles) &&
                within(vcs.riot.set_cycle, -(1 << 29), kMostCycles) && within(vcs.riot.late, 0, 1 << 30) &&
                vcs.riot.shift <= 10 && within(vcs.paddle, kPaddleLeast, kPaddleMost) &&
-               within(vcs.tally.score, -(1 << 28), 1 << 28) && within(vcs.tally.points, -255, 255) &&
+               within(vcs.tally.score, -(1 << 28), 1 << 28) && within(vcs.tally.reward, -(1 << 28), 1 << 28) && within(vcs.tally.points, -255, 255) &&
                vcs.last_action < kNumActions && vcs.error <= kEndlessReset;
+  valid = valid && tia.drawn == tia.pixel && tia.changed == 0 && tia.frame_over == 0;
   for (const uint8_t position : tia.position) valid = valid && position < kWidth;
   for (const Mask& mask : tia.masks) valid = valid && mask.words[2] >> 32 == 0;
   for (const int32_t cycles : tia.paddle_cycles) valid = valid && within(cycles, -1, kMostCycles);
