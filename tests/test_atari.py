@@ -132,6 +132,42 @@ def test_a_generated_program_equals_ale(seed, tmp_path):
         assert run_both(programs.random_program(number), tmp_path, 12) is None, f"program {number}"
 
 
+def test_loops_that_wait_end_when_those_of_ale_do(tmp_path):
+    for number in range(30):
+        assert run_both(programs.waiting_program(number), tmp_path, 12) is None, f"program {number}"
+
+
+def test_code_in_ram_is_fetched_byte_by_byte(tmp_path):
+    rom = programs.self_modifying_program()
+    assert run_both(rom, tmp_path, 12) is None
+    console = libatari.Console(rom, "boxing", 1)
+    before = int(console.ram()[0x20])
+    for _ in range(5):
+        console.act(0)
+    assert int(console.ram()[0x20]) - before == 5
+
+
+def test_a_frame_without_an_end_has_as_many_instructions_as_that_of_ale(tmp_path):
+    path, rom = tmp_path / "boxing.bin", programs.endless_program()
+    path.write_bytes(rom)
+    ale, console = load_ale(path, 1), libatari.Console(rom, "boxing", 1)
+    for frame in range(20):
+        assert (ale.getRAM() == console.ram()).all(), f"frame {frame}"
+        ale.act(ale_py.Action.NOOP)
+        console.act(0)
+
+
+@pytest.mark.parametrize("game", ["pong", "beam_rider", "boxing", "frostbite", "tutankham"])
+def test_frames_that_are_not_drawn_leave_the_same_state(game):
+    drawn, undrawn = (libatari.Console(rom_bytes(game), game, 1) for _ in range(2))
+    actions = random.Random(1).randbytes(600)
+    for frame in range(0, 600, 4):
+        for console, is_drawn in ((drawn, True), (undrawn, False)):
+            console.run(4, is_drawn, actions[frame : frame + 4])
+        # Of a saved state the rest is the screens.
+        assert drawn.save()[:5000] == undrawn.save()[:5000], f"frame {frame}"
+
+
 @pytest.mark.parametrize("gap", [75, 76])
 def test_a_frame_begins_where_vsync_ends_after_76_cycles_since_it_was_last_set(gap):
     rom = programs.vsync_program(gap)

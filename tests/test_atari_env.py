@@ -6,6 +6,7 @@ import re
 import resource
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -396,6 +397,9 @@ def test_damaged_states_and_those_of_other_games_and_settings_are_refused_and_ch
             env.restore_state([strange], [0])
     with pytest.raises(InputError, match="1 states for 2 environments"):
         env.restore_state(before[:1])
+    for ids in ([0, 2], [0, -1], [0, 2**40], [0.0, 1.0]):
+        with pytest.raises(InputError, match="ids are"):
+            env.restore_state(before[::-1], ids)
     assert env.clone_state() == before
     env.close()
 
@@ -461,6 +465,57 @@ def test_wrong_actions_seeds_and_masks_are_refused_and_nothing_moves():
             env.reset(options={"reset_mask": mask})
     assert env.clone_state() == before
     env.close()
+
+
+def test_a_second_thread_is_refused_while_the_first_one_steps_and_the_step_is_right():
+    env, alone = (AtariVectorEnv("pong", 64, num_threads=2, frameskip=40) for _ in range(2))
+    for each in (env, alone):
+        each.reset(seed=1)
+    actions, refused, is_over = np.zeros(64, np.int64), [], threading.Event()
+
+    def disturb():
+        calls = [env.ram]  # the others would disturb before the step has begun
+        while not is_over.is_set():
+            for call in calls:
+                try:
+                    call()
+                except RuntimeError as error:
+                    refused.append(str(error))
+                    calls = [env.ram, env.clone_state, lambda: env.reset(seed=2), lambda: env.step(actions)]
+
+    results = env._new_results(env._all_ids, None)
+    other = threading.Thread(target=disturb)
+    other.start()
+    env._call(env._pool.step, results, actions)
+    is_over.set()
+    other.join()
+    assert refused and all("another thread" in text for text in refused)
+    np.testing.assert_array_equal(results.observations, alone.step(actions)[0])
+
+
+def test_a_rom_that_jams_at_its_start_is_told_by_the_reset(monkeypatch):
+    monkeypatch.setattr(atari, "read_rom", lambda game: b"\x02" * 2042 + b"\x00\xf8" * 3)  # JAM
+    env = AtariVectorEnv("pong", 2, num_threads=1)
+    with pytest.raises(RuntimeError, match="environment 0 cannot go on: its ROM has an instruction that stops"):
+        env.reset(seed=1)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("num_envs", 0), ("num_threads", 0), ("stack", 0), ("frame_skip", 0), ("sticky", float("nan")), ("actions", [18])],
+)
+def test_a_pool_refuses_what_it_cannot_do_whoever_makes_it(monkeypatch, name, value):
+    made, pool = [], libatari.Pool
+    monkeypatch.setattr(libatari, "Pool", lambda *arguments: made.append(arguments) or pool(*arguments))
+    AtariVectorEnv("pong", 1, num_threads=1)
+    rom, game, num_envs, num_threads, palette, settings = made[-1]
+    counts = {"num_envs": num_envs, "num_threads": num_threads}
+    with pytest.raises(ValueError, match="an action" if name == "actions" else name):
+        if name in counts:
+            counts[name] = value
+        else:
+            settings = {**settings, name: value}
+        pool(rom, game, counts["num_envs"], counts["num_threads"], palette, settings)
 
 
 # -------------------------------------------------------------------------------------------------- --atari_backend

@@ -49,7 +49,7 @@ def why_not(game: str) -> str:
         return f"{game} is not on the list of games that were shown to be exact (beast.envs.atari.EXACT_GAMES)"
     try:
         rom = read_rom(game)
-    except OSError as error:
+    except (OSError, MissingPackage) as error:
         return f"the ROM of {game} cannot be read ({error})"
     if hashlib.md5(rom).hexdigest() != known_games()[game]["md5"]:
         return f"the ROM of {game} is another one than ale-py 0.12.1 brings"
@@ -147,9 +147,10 @@ class AtariVectorEnv(VectorEnv):
             "max_frames": max_num_frames_per_episode, "sticky": repeat_action_probability,
             "actions": [int(action) for action in self._actions],
         }  # fmt: skip
+        rom = read_rom(game)
         palette = np.empty(0, np.uint8) if grayscale and render_mode is None else read_palette()
         threads = min(num_threads or os.cpu_count() or 1, self.batch_size)
-        self._pool = libatari.Pool(read_rom(game), game, num_envs, threads, palette, settings)
+        self._pool = libatari.Pool(rom, game, num_envs, threads, palette, settings)
 
         shape = (stack_num, img_height, img_width, *(() if grayscale else (3,)))
         self.single_observation_space = spaces.Box(0, 255, shape, np.uint8)
@@ -223,9 +224,9 @@ class AtariVectorEnv(VectorEnv):
         """Start to step the environments that `reset` or `recv` returned last."""
         ids, actions = self._checked_actions(actions)
         self._collect()
-        self._running = self._new_results(ids, None)
-        self._call(self._pool.start_step, self._running, actions)
-        self._received = None
+        results = self._new_results(ids, None)
+        self._call(self._pool.start_step, results, actions)
+        self._running, self._received = results, None
 
     def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         """The results of the next `batch_size` environments, in the order in which they were sent."""
@@ -257,9 +258,14 @@ class AtariVectorEnv(VectorEnv):
         The states may come from another process whose environments have the same game and settings. Raises InputError
         for others and for damaged ones, before any environment is changed.
         """
-        which = self._all_ids if ids is None else np.asarray(ids, np.int32)
+        which = self._all_ids if ids is None else np.asarray(ids)
         if len(states) != len(which):
             raise InputError(f"{len(states)} states for {len(which)} environments: give one for each")
+        if not np.issubdtype(which.dtype, np.integer) or (which < 0).any() or (which >= self.num_envs).any():
+            raise InputError(f"ids are {which}: give numbers of environments, from 0 to {self.num_envs - 1}")
+        which = which.astype(np.int32)
+        self._collect()
+        self._finished.clear()  # of before
         try:
             for state in states:
                 self._pool.check_state(state)
@@ -279,7 +285,8 @@ class AtariVectorEnv(VectorEnv):
         if seed is None:
             was_reset = np.asarray(self._pool.was_reset)[results.ids]
             if was_reset.all():
-                return self._call(self._pool.reset, results, np.empty(0, np.int64))
+                self._call(self._pool.reset, results, np.empty(0, np.int64))
+                return self._raise_errors(results)
             seeds = np.random.SeedSequence().generate_state(width).astype(np.int64)
         else:
             seeds = np.asarray(seed)
@@ -289,6 +296,7 @@ class AtariVectorEnv(VectorEnv):
             if (seeds < 0).any() or (seeds >= 2**31).any():
                 raise InputError(f"the seeds {seeds.min()} to {seeds.max()} are not all from 0 to 2147483647")
         self._call(self._pool.seeded_reset, results, seeds)
+        self._raise_errors(results)
 
     def _reset_some(self, seed, mask: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         chosen = self._all_ids[mask]
@@ -340,11 +348,14 @@ class AtariVectorEnv(VectorEnv):
             self._finished.append(self._running)
             self._running = None
 
-    def _returned(self, results: _Results):
+    def _raise_errors(self, results: _Results) -> None:
         errors = results.numbers[ERROR]
         if errors.any():
             k = int(np.flatnonzero(errors)[0])
             raise RuntimeError(f"environment {results.ids[k]} cannot go on: its ROM has {ERRORS[int(errors[k])]}")
+
+    def _returned(self, results: _Results):
+        self._raise_errors(results)
         terminated, truncated = results.flags
         return results.observations, results.numbers[REWARD], terminated, truncated, results.info()
 

@@ -8,6 +8,7 @@
 namespace beast::atari {
 
 constexpr int kRomBytes = 16384;
+constexpr int kHotspots = 0xFE0;  // accesses to the window from here on may switch banks
 
 struct Rom {
   uint8_t bytes[kRomBytes];  // smaller cartridges stand in it several times
@@ -45,7 +46,7 @@ HD inline void reset_cart(const Rom& rom, CartState& state) {
   }
 }
 
-// Any access to the window's last 32 bytes, read or write, may switch.
+// Any access to the hotspots, read or write, may switch.
 HD inline void touch_cart(Cart cart, CartState& state, int address) {
   const int low = address & 0xFFF;
   switch (cart) {
@@ -69,7 +70,7 @@ HD inline void touch_cart(Cart cart, CartState& state, int address) {
 
 HD inline uint8_t read_cart(const Rom& rom, CartState& state, int address) {
   const int low = address & 0xFFF;
-  if (low >= 0xFE0) touch_cart(rom.cart, state, address);
+  if (low >= kHotspots) touch_cart(rom.cart, state, address);
   if (low < 0x100 && has_cart_ram(rom.cart) && low >= 0x80) return state.ram[low & 0x7F];
   const int quarter = ((address >> 10) & 3) | ((address >> 11) & 4);
   return rom.bytes[((state.quarters[quarter] << 10) | (address & 0x3FF)) & (kRomBytes - 1)];
@@ -77,7 +78,7 @@ HD inline uint8_t read_cart(const Rom& rom, CartState& state, int address) {
 
 HD inline void write_cart(const Rom& rom, CartState& state, int address, uint8_t value) {
   const int low = address & 0xFFF;
-  if (low >= 0xFE0) touch_cart(rom.cart, state, address);
+  if (low >= kHotspots) touch_cart(rom.cart, state, address);
   if (low < 0x80 && has_cart_ram(rom.cart)) state.ram[low & 0x7F] = value;
 }
 

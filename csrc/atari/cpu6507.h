@@ -17,7 +17,25 @@ struct Cpu {
   int32_t cycle;   // since the start of the frame's line 0
 };
 
-constexpr int kBne = 0xD0, kDex = 0xCA, kDey = 0x88;
+constexpr int kBne = 0xD0, kBpl = 0x10, kDex = 0xCA, kDey = 0x88;
+
+// Bytes that an instruction fetches before it does anything else.
+struct Lengths {
+  uint8_t of[256];
+};
+constexpr Lengths make_lengths() {
+  Lengths lengths{};
+  for (int opcode = 0; opcode < 256; ++opcode) {
+    const int column = opcode & 0x1F;
+    const bool is_long = column >= 0x0C ? column < 0x10 || column == 0x19 || column >= 0x1B : false;
+    const bool is_short = column == 0x08 || column == 0x0A || column == 0x18 || column == 0x1A || column == 0x12;
+    lengths.of[opcode] = is_long ? 3 : is_short ? 1 : 2;
+  }
+  for (int opcode = 0x00; opcode < 0x80; opcode += 0x20) lengths.of[opcode] = lengths.of[opcode | 2] = 1;
+  lengths.of[0x20] = 2;  // JSR, which pushes before it fetches the third
+  return lengths;
+}
+constexpr Lengths kLengths = make_lengths();
 
 enum Status : uint8_t { kCarry = 1, kZero = 2, kInterrupt = 4, kDecimal = 8, kAlwaysSet = 0x30, kOverflow = 0x40, kNegative = 0x80 };
 
@@ -66,11 +84,14 @@ HD inline Sum rotate_decimal(int t, int rotated) {
 // Runs up to `left` instructions. The bus ends it earlier: its write_tia returns ~cycle instead of the next cycle once
 // the frame is over. Returns false at a JAM opcode.
 //
-// A bus has: ram(), fetch(pc, undriven), read(address, cycle, undriven) and write(address, value) for the cartridge
-// and the RIOT's registers, read_tia(address, cycle, undriven) and write_tia(address, value, cycle); and for loops that
-// wait, without side effects: peek(pc), a byte of the cartridge or -1; loads_timer(pc), whether an instruction there
-// loads INTIM to a register; until_timer_is_zero(cycle), at most the cycles from that one on until INTIM is 0, or less
-// than 0.
+// A bus has: ram(), read_cart(address), write_cart(address, value), read_riot(address, cycle), write_riot(address,
+// value, cycle), read_tia(address, cycle, undriven), write_tia(address, value, cycle), and fetch(pc, undriven), which
+// reads any of them for the CPU. Without side effects are:
+// - code(pc): where an instruction of the cartridge lies, or null where its bytes have to be fetched;
+// - peek(pc): a byte of the cartridge, or -1;
+// - loads_timer(pc): whether the instruction there loads INTIM to a register;
+// - until_timer_is(value, most, cycle): if INTIM is in (value, most] in that cycle, where value is 0 or -1, at most the
+//   cycles until it is `value`; else 0 or less.
 template <class Bus>
 HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
   // The registers live in locals: a byte written to RAM could alias any of them in memory.
@@ -85,7 +106,7 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
   int m = 0;        // the operand
   bool running = true;
 
-#define FETCH() (seen = bus.fetch(pc, seen), ++pc, seen)
+#define FETCH() (++pc, seen = *++code)
 #define READ_ZERO_PAGE(where) \
   ((where) & 0x80 ? ram[(where) & 0x7F] : bus.read_tia((where), cycle, static_cast<uint8_t>(seen)))
 #define READ(where)                                                                            \
@@ -221,7 +242,8 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
         const int took = 3 + (((target ^ pc) & 0xFF00) != 0);   \
         cycle += took - 2;                                      \
         pc = target;                                            \
-        if (code == kBne) WAIT(offset, took);                   \
+        if (code == kBne) WAIT(1, 256, offset, took);           \
+        if (code == kBpl) WAIT(0, 128, offset, took);           \
       })
 
 #define ADC                                                  \
@@ -246,18 +268,19 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
 #define ROL (m = m << 1 | carry, carry = m >> 8, m &= 0xFF)
 #define ROR (m |= carry << 8, carry = m & 1, m >>= 1)
 
-// Programs wait in loops of two instructions until a register or the timer is zero. Behind the BNE that ends a round,
-// having taken `took` cycles, this passes the rounds that are certain to follow.
-#define WAIT(offset, took)                                                                                   \
+// Programs wait in loops of two instructions until a register or the timer is 0 (BNE), or less than 0 (BPL). Behind the
+// branch that ends a round, having taken `took` cycles, this passes the rounds that are certain to follow. `least` is
+// what the last of them has, `most` what the first may have.
+#define WAIT(least, most, offset, took)                                                                            \
   do {                                                                                                       \
     int rounds = 0, cycles = 2 + (took);                                                                     \
     if ((offset) == -3) {                                                                                    \
       const int opcode = bus.peek(pc);                                                                       \
-      if (opcode == kDex && 2 * x < left) rounds = x - 1, x = x ? 1 : 0;                                     \
-      if (opcode == kDey && 2 * y < left) rounds = y - 1, y = y ? 1 : 0;                                     \
+      if (opcode == kDex && x > (least) && x <= (most) && 2 * x < left) rounds = x - (least), x = (least);   \
+      if (opcode == kDey && y > (least) && y <= (most) && 2 * y < left) rounds = y - (least), y = (least);   \
     } else if ((offset) == -5 && bus.loads_timer(pc)) {                                                      \
       cycles = 4 + (took);                                                                                   \
-      rounds = bus.until_timer_is_zero(cycle + 4) / cycles;                                                  \
+      rounds = bus.until_timer_is((least) - 1, (most) - 1, cycle + 4) / cycles;                              \
       if (2 * rounds >= left) rounds = 0;                                                                    \
     }                                                                                                        \
     if (rounds > 0) cycle += rounds * cycles, left -= 2 * rounds;                                            \
@@ -265,7 +288,16 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
 
   while (left-- > 0) {
     int high = 0;  // the unindexed address's high byte
-    switch (FETCH()) {
+    uint8_t fetched[3];
+    const uint8_t* code = bus.code(pc);
+    if (!code) {
+      fetched[0] = bus.fetch(pc, seen);
+      for (int i = 1; i < kLengths.of[fetched[0]]; ++i) fetched[i] = bus.fetch(pc + i, fetched[i - 1]);
+      code = fetched;
+    }
+    ++pc;
+    seen = *code;
+    switch (static_cast<uint8_t>(seen)) {
       READ_8(0x00, a |= m; FLAGS(a))
       READ_8(0x20, a &= m; FLAGS(a))
       READ_8(0x40, a ^= m; FLAGS(a))
@@ -350,7 +382,8 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
       OPCODE(
           0x6C, 5, ABS; seen = READ(address); m = seen; address = (address & 0xFF00) | ((address + 1) & 0xFF);
           seen = READ(address); pc = m | seen << 8)
-      OPCODE(0x20, 6, m = FETCH(); PUSH(pc >> 8); PUSH_AGAIN(pc); address = FETCH(); pc = m | address << 8)
+      OPCODE(
+          0x20, 6, m = FETCH(); PUSH(pc >> 8); PUSH_AGAIN(pc); seen = bus.fetch(pc, seen); pc = m | seen << 8)
       OPCODE(0x60, 6, m = PULL(); pc = m | PULL() << 8; pc = (pc + 1) & 0xFFFF)
       OPCODE(
           0x00, 7, pc = (pc + 1) & 0xFFFF; PUSH(pc >> 8); PUSH_AGAIN(pc); PUSH_AGAIN(STATUS);

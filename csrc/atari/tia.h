@@ -20,6 +20,7 @@ constexpr int kLineCycles = 76;
 constexpr int kLineClocks = 228;
 constexpr int kBlankClocks = 68;
 constexpr int kWsync = 0x02;
+constexpr int kNumRegisters = 0x2A;  // that look at what is written
 constexpr int kLongAgo = -100000;  // cycles
 
 enum Object : uint8_t { kP0, kP1, kM0, kM1, kBL, kPF, kNumObjects };
@@ -69,6 +70,7 @@ struct Tia {
   uint8_t shaking, shake_step;  // missile 0's motion never stops ("Cosmic Ark")
   uint8_t frame_over;
   uint8_t fire[2];             // INPT4, INPT5: 0x80, or 0 while pressed
+  uint8_t written[kNumRegisters];  // what a register was last written with
 };
 
 // What does not change within a frame.
@@ -406,7 +408,6 @@ HD NOINLINE inline void draw_to(Tia& tia, const TiaSettings& settings, const Can
 // At the end of a call of the emulator: what it leaves does not depend on whether it drew.
 HD inline void forget_line(Tia& tia) {
   for (int i = 0; i < kNumObjects; ++i) tia.kept[i] = Mask{}, tia.since[i] = 0;
-  tia.news = kNewMasks;
 }
 
 // Keeps what an object has shown in this line, before its mask changes.
@@ -453,6 +454,15 @@ HD inline int strobe_position(int object, int hpos, int clocks_since_hmove) {
   return hpos < kBlankClocks ? 2 : (hpos - 64) % kWidth;
 }
 
+// Bit per register: whether writing again what it has does nothing. NUSIZ ends what RESP has begun, GRP moves what is
+// delayed, and strobes do not look at the value.
+constexpr uint64_t kRepeatable = 0x3FF'E7E0'FFC2;
+
+HD inline bool is_repeated(const Tia& tia, int address, uint8_t value) {
+  const int which = address & 0x3F;
+  return (kRepeatable >> which & 1) && tia.written[which] == value;
+}
+
 // A write of `value` at the end of `cycle`. Returns the cycle in which the CPU goes on.
 HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int address, uint8_t value, int cycle) {
   const int line = cycle / kLineCycles;
@@ -467,6 +477,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
     keep(tia, object);
   };
   int next_cycle = cycle;
+  if ((address & 0x3F) < kNumRegisters) tia.written[address & 0x3F] = value;
   switch (address & 0x3F) {
     case 0x00:  // VSYNC
       if (value & 2) {
@@ -685,7 +696,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       break;
     }
     case 0x2B:  // HMCLR
-      for (int i = 0; i < 5; ++i) tia.motion[i] = 0;
+      for (int i = 0; i < 5; ++i) tia.motion[i] = tia.written[0x20 + i] = 0;
       break;
     case 0x2C:  // CXCLR
       finish(0);

@@ -86,8 +86,28 @@ struct Bus {
   Vcs& vcs;
   const Canvas canvas;
   TiaSettings settings;
+  const uint8_t* pages[16];  // 1 KB each, by bits 10 to 13 of the address; null where reading is not all there is to it
+
+  HD Bus(const Rom& rom, Vcs& vcs, const Canvas& canvas, const TiaSettings& settings)
+      : rom(rom), vcs(vcs), canvas(canvas), settings(settings) {
+    find_pages();
+  }
+  HD void find_pages() {
+    for (int i = 0; !kFlat && i < 16; ++i) {
+      const bool is_plain = (i & 4) && !(has_cart_ram(rom.cart) && (i & 3) == 0);
+      pages[i] = is_plain ? rom.bytes + 1024 * (vcs.cart.quarters[(i & 3) | (i >> 1 & 4)] & 15) : nullptr;
+    }
+  }
 
   HD uint8_t* ram() { return vcs.ram; }
+  HD const uint8_t* code(int pc) const {
+    if (kFlat) {
+      const unsigned low = static_cast<unsigned>(pc & 0x1FFF) - 0x1000;
+      return low < 0x1000 - 2 ? rom.bytes + low : nullptr;
+    }
+    const uint8_t* const page = pages[pc >> 10 & 15];
+    return page && (pc & 0xFFF) < kHotspots - 2 && (pc & 0x3FF) < 0x400 - 2 ? page + (pc & 0x3FF) : nullptr;
+  }
 
   HD int fetch(int pc, int seen) {
     if (pc & 0x1000) return read_cart(pc);
@@ -95,28 +115,42 @@ struct Bus {
     return pc & 0x200 ? read_riot(pc, vcs.cpu.cycle) : vcs.ram[pc & 0x7F];
   }
   HD uint8_t read_cart(int address) {
-    return kFlat ? rom.bytes[address & 0xFFF] : atari::read_cart(rom, vcs.cart, address);
+    if (kFlat) return rom.bytes[address & 0xFFF];
+    const uint8_t* const page = pages[address >> 10 & 15];
+    return page && (address & 0xFFF) < kHotspots ? page[address & 0x3FF] : read_special(address);
+  }
+  HD NOINLINE uint8_t read_special(int address) {
+    const uint8_t value = atari::read_cart(rom, vcs.cart, address);
+    find_pages();
+    return value;
   }
   HD void write_cart(int address, uint8_t value) {
-    if (!kFlat) atari::write_cart(rom, vcs.cart, address, value);
+    if (!kFlat) write_special(address, value);
+  }
+  HD NOINLINE void write_special(int address, uint8_t value) {
+    atari::write_cart(rom, vcs.cart, address, value);
+    find_pages();
   }
   // -1 near the window's end, too: reading there may switch banks.
-  HD int peek(int pc) { return (pc & 0x1000) && (pc & 0xFFF) < 0xFE0 ? read_cart(pc) : -1; }
+  HD int peek(int pc) { return (pc & 0x1000) && (pc & 0xFFF) < kHotspots ? read_cart(pc) : -1; }
   HD bool loads_timer(int pc) {
     const int opcode = peek(pc);
     return (opcode == 0xAD || opcode == 0xAE || opcode == 0xAC) && peek(pc + 1) == 0x84 && peek(pc + 2) == 0x02;
   }
-  HD int until_timer_is_zero(int cycle) {
-    return (vcs.riot.value - 1) * (1 << vcs.riot.shift) - (cycle - vcs.riot.set_cycle - 1);
+  HD int until_timer_is(int value, int most, int cycle) {
+    const int passed = cycle - vcs.riot.set_cycle - 1;
+    if (vcs.riot.value - 1 - (passed >> vcs.riot.shift) > most) return 0;
+    return (vcs.riot.value - 1 - value) * (1 << vcs.riot.shift) - passed;
   }
   HD NOINLINE uint8_t read_riot(int address, int cycle) { return atari::read_riot(vcs.riot, address, cycle); }
   HD void write_riot(int address, uint8_t value, int cycle) { atari::write_riot(vcs.riot, address, value, cycle); }
   HD NOINLINE uint8_t read_tia(int address, int cycle, uint8_t undriven) {
     return atari::read_tia(vcs.tia, settings, canvas, address, cycle, undriven);
   }
-  HD int write_tia(int address, uint8_t value, int cycle) {
-    if ((address & 0x3F) == kWsync && cycle < kLineCycles * settings.line_limit) {
-      return (cycle + kLineCycles - 1) / kLineCycles * kLineCycles;
+  HD NOINLINE int write_tia(int address, uint8_t value, int cycle) {
+    if (cycle < kLineCycles * settings.line_limit) {  // the frame goes on
+      if ((address & 0x3F) == kWsync) return (cycle + kLineCycles - 1) / kLineCycles * kLineCycles;
+      if (is_repeated(vcs.tia, address, value)) return cycle;
     }
     return write_register(address, value, cycle);
   }
@@ -129,8 +163,8 @@ struct Bus {
 template <bool kFlat>
 HD NOINLINE void run_instructions(const Rom& rom, Vcs& vcs, const Canvas& canvas) {
   const Game& game = *rom.game;
-  Bus<kFlat> bus{
-      rom, vcs, canvas, {game.first_line, game.height, static_cast<int16_t>(game.has(kPal) ? 342 : 290), !game.has(kNoHmoveBlank)}};
+  Bus<kFlat> bus(
+      rom, vcs, canvas, {game.first_line, game.height, static_cast<int16_t>(game.has(kPal) ? 342 : 290), !game.has(kNoHmoveBlank)});
   vcs.tia.news = kNewMasks;  // the canvas is another
   if (!run_cpu(vcs.cpu, bus, kMaxInstructions)) vcs.error = kJam;
   draw_to(vcs.tia, bus.settings, canvas, 3 * vcs.cpu.cycle);

@@ -100,6 +100,50 @@ def random_program(seed: int) -> bytes:
     return program.build()
 
 
+def waiting_program(seed: int) -> bytes:
+    """A frame of loops that wait for X, Y or the timer, entered anywhere; the picture shows when each of them ended."""
+    draw = random.Random(seed)
+    program = Program().start()
+    frame = program.here
+    program.new_frame().store(VBLANK, 0)
+    for _ in range(36):
+        branch = draw.choice([0xD0, 0xD0, 0x10])  # BNE, BPL
+        timer = draw.randrange(branch == 0xD0, 3)  # TIM1T's 0 could be missed for many lines
+        value = draw.randrange(*[(0, 256), (4, 40), (1, 6)][timer])
+        program.add(0xA9, value, 0x8D, (TIM1T & 0xFF) + timer, TIM1T >> 8).wait(draw.randrange(2, 9))
+        x, y, a = (draw.choice([0, 1, 2, draw.randrange(60), draw.randrange(256)]) for _ in range(3))
+        program.add(0xA2, x, 0xA0, y, 0xA9, a)  # LDX #x; LDY #y; LDA #a
+        loop = draw.choice([[0xCA], [0x88], *([load, INTIM & 0xFF, INTIM >> 8] for load in (0xAD, 0xAE, 0xAC))])
+        if draw.randrange(4) == 0:
+            program.jump(program.here + 3 + len(loop))  # the flags are LDA's
+        program.add(*loop, branch, -len(loop) - 2 & 0xFF)
+        program.add(0x86, 0xA0, 0x84, 0xA1, 0x85, 0xA2, 0xE6, 0xA3, 0xA5, 0xA3, 0x0A, 0x85, COLUBK)
+    return program.store(VBLANK, 2).jump(frame).build()
+
+
+def endless_program() -> bytes:
+    """Waits and counts the waits at A0, and never begins a frame."""
+    program = Program().start()
+    again = program.here
+    program.add(0xA2, 0, 0xCA, 0xD0, 0xFD, 0xA0, 0x7F, 0x88, 0x10, 0xFD, 0x86, 0xA1, 0xE6, 0xA0)  # LDX #0; DEX; BNE; …
+    program.add(0xA9, 100, 0x8D, 0x95, 0x02, 0xAD, 0x84, 0x02, 0xD0, 0xFB)  # TIM8T = 100; LDA INTIM; BNE
+    return program.jump(again).build()
+
+
+def self_modifying_program() -> bytes:
+    """A JSR in RAM whose push overwrites its own third byte: it goes to 00C0 rather than to F8C0. Counts at A0."""
+    program = Program().start()
+    again = program.here
+    program.new_frame().store(VBLANK, 0)
+    for address, value in zip(range(0xC0, 0xC5), (0xE6, 0xA0, 0x4C, 0x80, 0xF8)):  # INC A0; JMP F880
+        program.store(address, value)
+    for address, value in zip(range(0xF3, 0xF6), (0x20, 0xC0, 0xF8)):  # JSR F8C0, the last byte at F5
+        program.store(address, value)
+    program.add(0xA2, 0xF5, 0x9A).jump(0xF3)  # LDX #F5; TXS
+    program.code = program.code.ljust(0x80, b"\xea")
+    return program.lines(200).store(VBLANK, 2).jump(again).build()
+
+
 def vsync_program(gap: int) -> bytes:
     """Sets VSYNC twice, 100 cycles apart, and clears it `gap` cycles later; counts its frames at A0."""
     program = Program().start()
