@@ -132,7 +132,7 @@ libatari = Pybind11Extension(
     depends=sorted(map(str, Path("csrc/atari").glob("*.h"))),
     cxx_std=17,
     # A fused multiply-add would round a scaled image otherwise than OpenCV does.
-    extra_compile_args=["-O3", "-ffp-contract=off", "-Wall", "-Wextra"],
+    extra_compile_args=["-O3", "-fno-gcse", "-ffp-contract=off", "-Wall", "-Wextra"],  # gcc: for interpreters
 )
 ParallelCompile(default=0, needs_recompile=is_outdated).install()  # 0: as many compilers as there are cores
 setup(ext_modules=[libatari, libbeast], cmdclass={"build_ext": BuildExtensions})

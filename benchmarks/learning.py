@@ -49,6 +49,7 @@ TASKS = {
     "pong": "--env PongNoFrameskip-v4",
     "pong-two-actors": "--env PongNoFrameskip-v4 --num_actors 2",
     "pong-poly": "--env PongNoFrameskip-v4",  # polybeast.py
+    "pong-beast": "--env PongNoFrameskip-v4 --atari_backend beast",
     "pong-b32": "--env PongNoFrameskip-v4 --batch_width 32 --learning_rate 7e-4 --total_steps 2000000",
     "cartpole": f"--env CartPole-v1 {SMALL} --batch_width 4 --learning_rate 5e-4 --vtrace_lambda 0.95 --ppo_clip 0.2"
     " --reward_scale 0.05 --total_steps 300000",

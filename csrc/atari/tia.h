@@ -123,13 +123,15 @@ constexpr Tables kTables = make_tables();
 
 // Adds `bits` (up to 32) to a line from pixel `x` on; what does not fit continues on the left.
 HD inline void place(Mask& mask, uint64_t bits, int x) {
-  const unsigned word = static_cast<unsigned>(x) >> 6 & 3, shift = x & 63;
-  mask.words[word] |= bits << shift;
-  if (word < 2) {
-    mask.words[word + 1] |= bits >> 1 >> (63 - shift);
+  const unsigned shift = x & 63;
+  const uint64_t low = bits << shift, high = bits >> 1 >> (63 - shift);
+  if (x < 64) {
+    mask.words[0] |= low, mask.words[1] |= high;
+  } else if (x < 128) {
+    mask.words[1] |= low, mask.words[2] |= high;
+  } else {
+    mask.words[2] |= low & 0xFFFFFFFF, mask.words[0] |= low >> 32;
   }
-  mask.words[0] |= mask.words[2] >> 32;
-  mask.words[2] &= 0xFFFFFFFF;
 }
 
 HD inline int wrap(int x) { return x < 0 ? x + kWidth : x >= kWidth ? x - kWidth : x; }
@@ -194,14 +196,17 @@ HD NOINLINE inline void place_ball(Tia& tia) {
 }
 
 HD NOINLINE inline void place_playfield(Tia& tia) {
-  const uint8_t pf0 = tia.playfield[0] & 0xF0, pf1 = tia.playfield[1], pf2 = tia.playfield[2];
-  const uint64_t left = pf0 >> 4 | kTables.reversed[pf1] << 4 | pf2 << 12;
-  const uint64_t mirror = kTables.reversed[pf2] | pf1 << 8 | kTables.reversed[pf0] << 16;
-  const uint64_t cells = left | (tia.mirrored ? mirror : left) << 20;  // 40 of 4 pixels
-  Mask mask{};
-  for (int i = 0; i < 10; ++i) {
-    mask.words[i >> 2] |= static_cast<uint64_t>(kTables.cells[cells >> (4 * i) & 15]) << (16 * (i & 3));
+  const uint8_t pf0 = tia.playfield[0] >> 4, pf1 = tia.playfield[1], pf2 = tia.playfield[2];
+  // Each half has 80 pixels: the first 64, and the last 16.
+  const uint64_t last_byte = quadrupled(pf2);
+  const uint64_t left = kTables.cells[pf0] | static_cast<uint64_t>(quadrupled(kTables.reversed[pf1])) << 16 | last_byte << 48;
+  const uint64_t left_end = last_byte >> 16;
+  uint64_t right = left, right_end = left_end;
+  if (tia.mirrored) {
+    right = quadrupled(kTables.reversed[pf2]) | static_cast<uint64_t>(quadrupled(pf1)) << 32;
+    right_end = kTables.cells[kTables.reversed[pf0] >> 4];
   }
+  const Mask mask = {{left, left_end | right << 16, right >> 48 | right_end << 16}};
   set_object(tia, kPF, mask, (pf0 | pf1 | pf2) != 0);
 }
 
@@ -243,9 +248,11 @@ HD inline Mask both(const Mask& a, const Mask& b) {
 
 // What the objects show in a stretch of a line: `present` has a bit for each that may show anything.
 struct Layers {
-  const Mask* masks[kNumObjects];
+  const Mask* masks;
   int present;
 };
+// Of the part that is not drawn yet.
+HD inline int present_objects(const Tia& tia) { return (tia.enabled | tia.changed) & 63; }
 
 HD inline void collide(Tia& tia, const Layers& layers, const Mask& where) {
   if ((kTables.pairs[layers.present] & ~tia.collisions) == 0) return;
@@ -253,16 +260,16 @@ HD inline void collide(Tia& tia, const Layers& layers, const Mask& where) {
   for (int i = 0; i < kNumObjects; ++i) {
     if (!(layers.present >> i & 1)) continue;
     for (int w = 0; w < 3; ++w) {
-      twice.words[w] |= seen.words[w] & layers.masks[i]->words[w];
-      seen.words[w] |= layers.masks[i]->words[w];
+      twice.words[w] |= seen.words[w] & layers.masks[i].words[w];
+      seen.words[w] |= layers.masks[i].words[w];
     }
   }
   twice = both(twice, where);
   if ((twice.words[0] | twice.words[1] | twice.words[2]) == 0) return;
   for (int j = 1; j < kNumObjects; ++j) {
     for (int i = 0; i < j; ++i) {
-      const uint64_t* a = layers.masks[i]->words;
-      const uint64_t* b = layers.masks[j]->words;
+      const uint64_t* a = layers.masks[i].words;
+      const uint64_t* b = layers.masks[j].words;
       if ((a[0] & b[0] & twice.words[0]) | (a[1] & b[1] & twice.words[1]) | (a[2] & b[2] & twice.words[2])) {
         tia.collisions |= pair(i, j);
       }
@@ -291,22 +298,22 @@ HD inline void draw_row(const Tia& tia, const Layers& layers, const Canvas& canv
   memset(row + begin, canvas.shade(tia.color[3]), static_cast<size_t>(end - begin));
   const auto paint_player = [&](int i) {
     if (layers.present >> i & 5) {
-      paint(row, either(*layers.masks[kP0 + i], *layers.masks[kM0 + i]), where, canvas.shade(tia.color[i]));
+      paint(row, either(layers.masks[kP0 + i], layers.masks[kM0 + i]), where, canvas.shade(tia.color[i]));
     }
   };
   const auto paint_playfield = [&](bool halves) {
     if (!(layers.present >> kPF & 1)) return;
-    if (!halves) return paint(row, *layers.masks[kPF], where, canvas.shade(tia.color[2]));
+    if (!halves) return paint(row, layers.masks[kPF], where, canvas.shade(tia.color[2]));
     Mask left = where, right = where;
     left.words[1] &= 0xFFFF;
     left.words[2] = 0;
     right.words[0] = 0;
     right.words[1] &= ~0xFFFFull;
-    paint(row, *layers.masks[kPF], left, canvas.shade(tia.color[0]));
-    paint(row, *layers.masks[kPF], right, canvas.shade(tia.color[1]));
+    paint(row, layers.masks[kPF], left, canvas.shade(tia.color[0]));
+    paint(row, layers.masks[kPF], right, canvas.shade(tia.color[1]));
   };
   const auto paint_ball = [&] {
-    if (layers.present >> kBL & 1) paint(row, *layers.masks[kBL], where, canvas.shade(tia.color[2]));
+    if (layers.present >> kBL & 1) paint(row, layers.masks[kBL], where, canvas.shade(tia.color[2]));
   };
   const bool score = tia.control & 2;
   if (tia.control & 4) {  // the playfield is in front
@@ -332,6 +339,7 @@ HD inline void draw_row(const Tia& tia, const Layers& layers, const Canvas& canv
 // Draws the line before pixel `end` and sees its collisions.
 HD NOINLINE inline void draw_line(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int end) {
   const int begin = tia.drawn, changed = tia.changed, row = tia.line - settings.first_line;
+  Layers layers = {tia.masks, present_objects(tia)};
   tia.drawn = static_cast<uint8_t>(end);
   tia.changed = 0;
   if (begin >= end || row < 0 || row >= settings.height) return;  // outside of the window not even collisions exist
@@ -347,14 +355,12 @@ HD NOINLINE inline void draw_line(Tia& tia, const TiaSettings& settings, const C
   }
   const Mask where = range(begin, end);
   Mask mixed[kNumObjects];
-  Layers layers;
-  layers.present = (tia.enabled | changed) & 63;
-  for (int i = 0; i < kNumObjects; ++i) {
-    layers.masks[i] = &tia.masks[i];
-    if (changed >> i & 1) {
-      mixed[i] = either(tia.kept[i], both(tia.masks[i], range(tia.since[i], kWidth)));
-      layers.masks[i] = &mixed[i];
+  if (changed) {
+    for (int i = 0; i < kNumObjects; ++i) {
+      mixed[i] = tia.masks[i];
+      if (changed >> i & 1) mixed[i] = either(tia.kept[i], both(mixed[i], range(tia.since[i], kWidth)));
     }
+    layers.masks = mixed;
   }
   if (tia.news == kNewMasks || !is_plain) collide(tia, layers, where);
   if (pixels) draw_row(tia, layers, canvas, pixels, begin, end, where);
@@ -430,14 +436,20 @@ HD inline void reset_tia(Tia& tia) {
   tia.hmove_cycle = tia.vsync_cycle = tia.discharged_cycle = kLongAgo;
 }
 
-// How far HMOVE written in cycle `cycle` of a line moves an object with this HMxx, to the right.
-HD inline int hmove_distance(int cycle, uint8_t motion) {
-  const int wanted = -(static_cast<int8_t>(motion) >> 4);
+// How an HMOVE in cycle `cycle` of a line moves objects to the right: by what HMxx says less `late`, between two limits.
+struct Move {
+  int late, least, most;
+
+  HD int distance(uint8_t motion) const {
+    const int moved = -(static_cast<int8_t>(motion) >> 4) - late;
+    return moved < least ? least : moved > most ? most : moved;
+  }
+};
+HD inline Move move_at(int cycle) {
   const int step = cycle == 75 ? -1 : (3 * cycle + 1) / 4;
-  if (cycle <= 20 || cycle == 75) return wanted > step - 9 ? wanted : step - 9;
-  if (cycle <= 53) return 0;
-  const int moved = wanted - (step - 47);
-  return moved < 0 ? moved : 0;
+  if (cycle <= 20 || cycle == 75) return {0, step - 9, 8};
+  if (cycle <= 53) return {0, 0, 0};
+  return {step - 47, -64, 0};
 }
 
 // Where RESMx and RESBL put their object: right behind an HMOVE it may still be on its way.
@@ -678,8 +690,9 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
         if (column <= 20) tia.blank_left = tia.line_work = 1;
         if (column == 75) tia.blank_left_next = tia.line_work = 1;
       }
+      const Move move = move_at(column);
       for (int i = 0; i < 5; ++i) {
-        const int distance = hmove_distance(column, tia.motion[i]);
+        const int distance = move.distance(tia.motion[i]);
         const bool restored = i < 2 && tia.without_first[i];
         if (distance == 0 && !restored) continue;
         change(i, 0);
@@ -719,7 +732,8 @@ HD inline uint8_t read_tia(Tia& tia, const TiaSettings& settings, const Canvas& 
   const uint8_t low = undriven & 0x3F;
   const int which = address & 15;
   if (which < 8) {
-    draw_to(tia, settings, canvas, 3 * cycle);
+    const int wanted = kRegisters[which][0] | kRegisters[which][1];
+    if (kTables.pairs[present_objects(tia)] & ~tia.collisions & wanted) draw_to(tia, settings, canvas, 3 * cycle);
     return static_cast<uint8_t>((tia.collisions & kRegisters[which][0] ? 0x80 : 0) |
                                 (tia.collisions & kRegisters[which][1] ? 0x40 : 0) | low);
   }

@@ -86,7 +86,9 @@ struct Bus {
   Vcs& vcs;
   const Canvas canvas;
   TiaSettings settings;
-  const uint8_t* pages[16];  // 1 KB each, by bits 10 to 13 of the address; null where reading is not all there is to it
+  // By bits 10 to 13 of the address: 1 KB of the cartridge, and how much of it can be read without more ado.
+  const uint8_t* pages[16];
+  uint16_t sizes[16];
 
   HD Bus(const Rom& rom, Vcs& vcs, const Canvas& canvas, const TiaSettings& settings)
       : rom(rom), vcs(vcs), canvas(canvas), settings(settings) {
@@ -95,7 +97,8 @@ struct Bus {
   HD void find_pages() {
     for (int i = 0; !kFlat && i < 16; ++i) {
       const bool is_plain = (i & 4) && !(has_cart_ram(rom.cart) && (i & 3) == 0);
-      pages[i] = is_plain ? rom.bytes + 1024 * (vcs.cart.quarters[(i & 3) | (i >> 1 & 4)] & 15) : nullptr;
+      pages[i] = rom.bytes + 1024 * (vcs.cart.quarters[(i & 3) | (i >> 1 & 4)] & 15);
+      sizes[i] = static_cast<uint16_t>(!is_plain ? 0 : (i & 3) == 3 ? kHotspots & 0x3FF : 0x400);
     }
   }
 
@@ -105,8 +108,8 @@ struct Bus {
       const unsigned low = static_cast<unsigned>(pc & 0x1FFF) - 0x1000;
       return low < 0x1000 - 2 ? rom.bytes + low : nullptr;
     }
-    const uint8_t* const page = pages[pc >> 10 & 15];
-    return page && (pc & 0xFFF) < kHotspots - 2 && (pc & 0x3FF) < 0x400 - 2 ? page + (pc & 0x3FF) : nullptr;
+    const int i = pc >> 10 & 15, offset = pc & 0x3FF;
+    return offset + 2 < sizes[i] ? pages[i] + offset : nullptr;
   }
 
   HD int fetch(int pc, int seen) {
@@ -116,8 +119,8 @@ struct Bus {
   }
   HD uint8_t read_cart(int address) {
     if (kFlat) return rom.bytes[address & 0xFFF];
-    const uint8_t* const page = pages[address >> 10 & 15];
-    return page && (address & 0xFFF) < kHotspots ? page[address & 0x3FF] : read_special(address);
+    const int i = address >> 10 & 15, offset = address & 0x3FF;
+    return offset < sizes[i] ? pages[i][offset] : read_special(address);
   }
   HD NOINLINE uint8_t read_special(int address) {
     const uint8_t value = atari::read_cart(rom, vcs.cart, address);
