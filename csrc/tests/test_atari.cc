@@ -2,6 +2,7 @@
 // longer run: ATARI_FUZZ_SECONDS=300 tests.out --gtest_filter='Atari*'.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -9,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "atari/pool.h"
 #include "atari/vcs.h"
 
 namespace beast::atari {
@@ -84,6 +86,58 @@ TEST(Atari, StatesThatAreAcceptedStayWithinTheirMemory) {
     }
   });
   EXPECT_GT(accepted, 0);
+}
+
+// A program of 2 KB that folds its timer and the joysticks into RAM and colors, and never jams.
+Rom busy_rom() {
+  const uint8_t program[] = {0xA9, 0x00, 0x85, 0x96,  // ends Pong's start script
+                             0xAD, 0x84, 0x02, 0x6D, 0x80, 0x02, 0x65, 0x80, 0x85, 0x80, 0x85, 0x09, 0x85, 0x02,
+                             0xE6, 0x81, 0xD0, 0xEE, 0xA9, 0x02, 0x85, 0x00, 0x85, 0x02, 0x85, 0x02, 0xA9, 0x00,
+                             0x85, 0x00, 0x4C, 0x00, 0xF0};
+  std::vector<uint8_t> bytes(2048, 0xEA);
+  memcpy(bytes.data(), program, sizeof program);
+  for (size_t i = 2042; i < 2048; i += 2) bytes[i] = 0x00, bytes[i + 1] = 0xF0;
+  Rom rom;
+  EXPECT_TRUE(make_rom(rom, bytes.data(), 2048, "pong"));
+  return rom;
+}
+
+// All observations and rewards of a pool's steps, with jobs that are waited for at once and jobs that are not.
+std::vector<uint8_t> play(int num_threads) {
+  constexpr int kNumEnvs = 7, kSteps = 20;
+  EnvSettings settings;
+  settings.actions = {0, 1, 2, 3};
+  Pool pool(busy_rom(), settings, Palette(), kNumEnvs, num_threads);
+  const size_t size = pool.protocol().stack_bytes();
+  std::vector<uint8_t> observations(kNumEnvs * size), all;
+  std::vector<int32_t> numbers(5 * kNumEnvs);
+  std::array<bool, 2 * kNumEnvs> flags;
+  Job& job = pool.job();
+  job.observations = observations.data(), job.observation_stride = size;
+  job.rewards = numbers.data(), job.lives = job.rewards + kNumEnvs, job.errors = job.lives + kNumEnvs;
+  job.frame_numbers = job.errors + kNumEnvs, job.episode_frame_numbers = job.frame_numbers + kNumEnvs;
+  job.terminated = flags.data(), job.truncated = job.terminated + kNumEnvs;
+  for (int id = 0; id < kNumEnvs; ++id) job.ids.push_back(id), job.seeds.push_back(id), job.actions.push_back(id % 4);
+  job.kind = Job::Kind::kSeededReset;
+  for (int step = 0; step < kSteps; ++step) {
+    if (step % 2) {
+      pool.start();
+      pool.wait();
+    } else {
+      pool.run();
+    }
+    all.insert(all.end(), observations.begin(), observations.end());
+    job.kind = Job::Kind::kStep;
+    for (int id = 0; id < kNumEnvs; ++id) job.actions[id] = (step + id) % 4;
+  }
+  EXPECT_EQ(std::vector<int32_t>(job.errors, job.errors + kNumEnvs), std::vector<int32_t>(kNumEnvs, 0));
+  return all;
+}
+
+TEST(AtariPool, ThreadsChangeNothing) {
+  const std::vector<uint8_t> expected = play(1);
+  EXPECT_NE(std::vector<uint8_t>(expected.end() - 84, expected.end()), std::vector<uint8_t>(84, expected.back()));
+  for (int num_threads : {2, 3, 8}) EXPECT_TRUE(play(num_threads) == expected) << num_threads << " threads";
 }
 
 }  // namespace
