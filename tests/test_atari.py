@@ -201,6 +201,16 @@ def test_an_hmove_above_the_window_blanks_the_first_row_only(tmp_path):
     assert (console.screen()[:, 8:] != 0).all()
 
 
+@pytest.mark.long
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
+def test_the_core_compiles_for_a_gpu(tmp_path):
+    source = Path(__file__).parent / "atari" / "kernel.cu"
+    command = ["nvcc", "-std=c++17", "-arch=sm_90", "-cubin", "-I", str(source.parents[2] / "csrc"), str(source)]
+    result = subprocess.run([*command, "-o", str(tmp_path / "kernel.cubin")], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert b"step" in (tmp_path / "kernel.cubin").read_bytes()
+
+
 def test_only_games_that_the_committed_table_shows_exact_are_offered():
     assert EXACT_GAMES <= exact_games()
 

@@ -21,16 +21,17 @@ PRESETS: dict[str, dict[str, Any]] = {
         "vtrace_lambda": 0.95,
         "learning_rate": 5e-4,
     },
-    # CartPole-v1 500 in 300,000 steps and 1.4 minutes (three seeds); LunarLander-v3 222, 128, 121 in 1,000,000 steps
-    # and 5 minutes (two cores).
     "discrete": {
-        "batch_width": 16,
+        "batch_width": 32,
         "unroll_length": 32,
-        "epochs": 8,
+        "epochs": 10,
+        "minibatches": 8,
+        "value_net": "separate",
         "hidden_size": 256,
-        "discount": 0.999,
-        "vtrace_lambda": 0.95,
-        "learning_rate": 1e-3,
+        "discount": 0.995,
+        "vtrace_lambda": 0.98,
+        "learning_rate": 5e-4,
+        "entropy_cost": 0.01,
     },
     # HalfCheetah-v5 5,270, 2,636, 6,167 and Hopper-v5 1,886, 445, 2,342 in 1,000,000 steps and 7 minutes (three seeds,
     # two runs at a time on two cores). Chosen by the runs of benchmarks/results/continuous-search.csv.

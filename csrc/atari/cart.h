@@ -14,7 +14,7 @@ struct Rom {
   uint8_t bytes[kRomBytes];  // smaller cartridges stand in it several times
   uint32_t size;             // as given to make_rom
   Cart cart;
-  const Game* game;
+  Game game;
 };
 
 struct CartState {

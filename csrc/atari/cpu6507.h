@@ -35,7 +35,7 @@ constexpr Lengths make_lengths() {
   lengths.of[0x20] = 2;  // JSR, which pushes before it fetches the third
   return lengths;
 }
-constexpr Lengths kLengths = make_lengths();
+TABLE Lengths kLengths = make_lengths();
 
 enum Status : uint8_t { kCarry = 1, kZero = 2, kInterrupt = 4, kDecimal = 8, kAlwaysSet = 0x30, kOverflow = 0x40, kNegative = 0x80 };
 

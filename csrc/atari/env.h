@@ -113,8 +113,8 @@ class Protocol {
         palette_(palette),
         channels_(settings_.grayscale ? 1 : 3),
         in_color_(!settings_.grayscale || settings_.keeps_film),
-        num_pixels_(kScreenWidth * rom.game->height),
-        resize_(rom.game->height, kScreenWidth, settings_.height, settings_.width, channels_) {
+        num_pixels_(kScreenWidth * rom.game.height),
+        resize_(rom.game.height, kScreenWidth, settings_.height, settings_.width, channels_) {
     const std::vector<int>& actions = settings_.actions;
     has_fire_ = std::find(actions.begin(), actions.end(), kFire) != actions.end();
     // Some games' resets draw from the user's generator, always the same number of times.

@@ -68,7 +68,7 @@ class Console {
 
   py::array_t<uint8_t> ram() const { return py::array_t<uint8_t>(128, state_.vcs.ram); }
   py::array_t<uint8_t> screen() const {
-    return py::array_t<uint8_t>({static_cast<int>(rom_.game->height), kScreenWidth},
+    return py::array_t<uint8_t>({static_cast<int>(rom_.game.height), kScreenWidth},
                                 state_.screens.pixels[state_.screens.current]);
   }
   void set_ram(int address, int value) {

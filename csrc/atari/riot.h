@@ -18,7 +18,7 @@ struct Riot {
   uint8_t switches;     // SWCHB
 };
 
-constexpr uint8_t kTimerShifts[4] = {0, 3, 6, 10};
+TABLE uint8_t kTimerShifts[4] = {0, 3, 6, 10};
 
 HD inline void set_timer(Riot& riot, uint8_t value, int shift, int cycle) {
   riot.set_cycle = cycle;

@@ -82,7 +82,7 @@ struct TiaSettings {
 };
 
 // clang-format off
-constexpr int kCopies[8][3] = {{0, -1, -1}, {0, 16, -1}, {0, 32, -1}, {0, 16, 32}, {0, 64, -1}, {0, -1, -1}, {0, 32, 64}, {0, -1, -1}};
+TABLE int kCopies[8][3] = {{0, -1, -1}, {0, 16, -1}, {0, 32, -1}, {0, 16, 32}, {0, 64, -1}, {0, -1, -1}, {0, 32, 64}, {0, -1, -1}};
 // clang-format on
 
 struct Tables {
@@ -119,7 +119,7 @@ constexpr Tables make_tables() {
   }
   return tables;
 }
-constexpr Tables kTables = make_tables();
+TABLE Tables kTables = make_tables();
 
 // Adds `bits` (up to 32) to a line from pixel `x` on; what does not fit continues on the left.
 HD inline void place(Mask& mask, uint64_t bits, int x) {
@@ -211,7 +211,7 @@ HD NOINLINE inline void place_playfield(Tia& tia) {
 }
 
 // clang-format off
-constexpr uint8_t kGrays[128] = {
+TABLE uint8_t kGrays[128] = {
       0,  74, 111, 142, 170, 192, 214, 236,     64,  95, 122, 148, 172, 193, 214, 233,
      63,  87, 110, 131, 150, 167, 184, 199,     59,  85, 107, 129, 148, 167, 183, 199,
      44,  68,  90, 110, 128, 146, 161, 176,     51,  74,  95, 115, 132, 149, 164, 178,

@@ -165,7 +165,7 @@ struct Bus {
 
 template <bool kFlat>
 HD NOINLINE void run_instructions(const Rom& rom, Vcs& vcs, const Canvas& canvas) {
-  const Game& game = *rom.game;
+  const Game& game = rom.game;
   Bus<kFlat> bus(
       rom, vcs, canvas, {game.first_line, game.height, static_cast<int16_t>(game.has(kPal) ? 342 : 290), !game.has(kNoHmoveBlank)});
   vcs.tia.news = kNewMasks;  // the canvas is another
@@ -195,13 +195,13 @@ HD NOINLINE inline void run_frame(const Rom& rom, Vcs& vcs, const Canvas& canvas
 }
 
 // Right, left, down, up: the joystick's bits of each action, 1 = pressed.
-constexpr uint8_t kDirections[kNumActions] = {0, 0, 1, 8, 4, 2, 9, 5, 10, 6, 1, 8, 4, 2, 9, 5, 10, 6};
+TABLE uint8_t kDirections[kNumActions] = {0, 0, 1, 8, 4, 2, 9, 5, 10, 6, 1, 8, 4, 2, 9, 5, 10, 6};
 HD constexpr bool has_fire(int action) { return action == 1 || action >= 10; }
 
 enum Switches : uint8_t { kNoSwitch = 0, kResetSwitch = 1, kSelectSwitch = 2 };
 
 HD inline void set_inputs(const Rom& rom, Vcs& vcs, int action, Switches pressed) {
-  const Game& game = *rom.game;
+  const Game& game = rom.game;
   if (has_fire(action) && game.has(kNoFire)) action = 0;
   const int directions = kDirections[action];
   const bool fire = has_fire(action);
@@ -233,7 +233,7 @@ template <class Output>
 HD void reset_frame(const Rom& rom, Vcs& vcs, int action, Switches pressed, const Output& output) {
   set_inputs(rom, vcs, action, pressed);
   run_frame(rom, vcs, output.canvas());
-  apply_rules(rom.game->rules, vcs.ram, vcs.tally);
+  apply_rules(rom.game.rules, vcs.ram, vcs.tally);
 }
 
 // A probability as a number of draws of 32 bits, for `act`.
@@ -249,7 +249,7 @@ HD void act_frame(const Rom& rom, Vcs& vcs, Generators& generators, int action, 
   ++vcs.episode_frame_number;
   set_inputs(rom, vcs, vcs.last_action, kNoSwitch);
   run_frame(rom, vcs, output.canvas());
-  apply_rules(rom.game->rules, vcs.ram, vcs.tally);
+  apply_rules(rom.game.rules, vcs.ram, vcs.tally);
 }
 
 HD inline void reset_system(const Rom& rom, Vcs& vcs, Generators& generators) {
@@ -270,7 +270,7 @@ HD inline void reset_system(const Rom& rom, Vcs& vcs, Generators& generators) {
 // `sticky` as for `act`: Berzerk's script acts.
 template <class Output>
 HD void reset_game(const Rom& rom, Vcs& vcs, Generators& generators, const Output& output, uint64_t sticky = 0) {
-  const Game& game = *rom.game;
+  const Game& game = rom.game;
   const auto frames = [&](int count, Switches pressed) {
     for (int i = 0; i < count; ++i) reset_frame(rom, vcs, 0, pressed, output);
   };
@@ -372,7 +372,7 @@ inline bool make_rom(Rom& rom, const uint8_t* bytes, int size, const char* game_
   for (int i = 0; i < kRomBytes; ++i) rom.bytes[i] = bytes[i % size];
   rom.size = static_cast<uint32_t>(size);
   rom.cart = game->cart;
-  rom.game = game;
+  rom.game = *game;
   return true;
 }
 

@@ -48,7 +48,7 @@ struct Fuzzed {
   }
 
   void act(std::mt19937& random) {
-    const Screen screen{pixels.data(), rom.game->height};
+    const Screen screen{pixels.data(), rom.game.height};
     const int action = static_cast<int>(random() % kNumActions);
     if (random() % 2) {
       atari::act(rom, vcs, generators, action, sticky_draws(0.25), GrayOutput{screen});
