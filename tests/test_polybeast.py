@@ -308,7 +308,7 @@ def test_the_choices_of_the_environment_reach_its_servers_and_what_is_played(tmp
     assert code == 0 and max(json.loads((tmp_path / "run" / "test.json").read_text())["lengths_in_steps"]) == 2, output
     flags = polybeast.Flags(
         env="ALE/Pong-v5", env_kwargs='{"maxpool": false}', frame_stack=2, frame_skip=3, resize=40, grayscale="off",
-        sticky_actions=0.5, noops=0, episodic_life="on", full_action_space="on", atari_backend="auto",
+        sticky_actions=0.5, noops=0, episodic_life="on", full_action_space="on", atari_backend="beast",
     )  # fmt: skip
     parsed = polybeast.parse_flags(polybeast.server_command_line(flags))
     changed = {field.name: getattr(flags, field.name) for field in dataclasses.fields(EnvFlags)}

@@ -24,11 +24,11 @@ def options(flags) -> dict[str, Any]:
     """The arguments of `make` that the flags of `EnvFlags` stand for: None for what the id implies. Raises InputError
     if `env_kwargs` is no JSON object."""
     switch = {"auto": None, "on": True, "off": False}
+    given_or_auto = ("sticky_actions", "noops", "atari_backend")
     return {
         **{name: getattr(flags, name) or None for name in ("frame_stack", "frame_skip", "resize")},
         **{name: switch[getattr(flags, name)] for name in ("grayscale", "episodic_life", "full_action_space")},
-        **{name: None if (x := getattr(flags, name)) == "auto" else x for name in ("sticky_actions", "noops")},
-        "atari_backend": None if flags.atari_backend == "ale" else flags.atari_backend,
+        **{name: None if (x := getattr(flags, name)) == "auto" else x for name in given_or_auto},
         "env_kwargs": parse_env_kwargs(flags.env_kwargs),
     }
 
@@ -72,7 +72,7 @@ def make(
     None leaves a choice to the id. `frame_stack`, `frame_skip`, `resize` and `grayscale` are for Atari and for all that
     observes images (`beast.envs.images`). `sticky_actions` (a probability), `noops` (at most so many), `episodic_life`
     (whether a lost life ends an episode), `full_action_space` and `atari_backend` are for Atari. The backend is "beast"
-    (`beast.envs.atari`), "ale" (ale-py; None, too) or "auto": Beast's where it is built and knows the game.
+    (`beast.envs.atari`), "ale" (ale-py) or "auto" (None, too): Beast's where it is built and knows the game.
     `env_kwargs` and `kwargs` go to the environment; of Atari, to the backend's `AtariVectorEnv`. With
     `render_mode="rgb_array"` Atari renders in color.
 

@@ -52,7 +52,7 @@ def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool 
         **{name: value for ours, value in chosen.items() for name in ATARI_NAMES.get(ours, [])},
         **kwargs,
     }
-    backend = chosen.get("atari_backend", "ale")
+    backend = chosen.get("atari_backend", "auto")
     if backend not in ("auto", "beast", "ale"):
         raise InputError(f"atari_backend is {backend!r}: it is 'auto', 'beast' or 'ale'")
     # The library's own `episodic_life` resets the whole game at every lost life (0.12.1), so that no life but the first

@@ -31,7 +31,7 @@ class EnvSpaces(NamedTuple):
     final_observations: bool = False  # beside a new episode's first one lies that of a truncated episode (SAME_STEP)
     env_id: str = ""  # for people to read, where `probe_env` found it
     frames_per_step: int = 1
-    atari_backend: Literal["auto", "beast", "ale"] = "ale"  # what `probe_env` found: never "auto"
+    atari_backend: Literal["auto", "beast", "ale"] = "auto"  # for Atari what `probe_env` found
 
 
 def rollout_fields(spaces: EnvSpaces) -> dict[str, tuple[tuple[int, ...], str]]:

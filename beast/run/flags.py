@@ -43,8 +43,8 @@ class EnvFlags:
     """Atari: end an episode at every lost life, for the learner; auto: on for -v4, off for -v5."""
     full_action_space: Literal["auto", "on", "off"] = "auto"
     """Atari: choose among all 18 actions rather than the game's own; auto: off."""
-    atari_backend: Literal["ale", "beast", "auto"] = "ale"
-    """Atari: run on ale-py's emulator or on Beast's own (docs/environments.md); auto: Beast's where it is built and
+    atari_backend: Literal["auto", "beast", "ale"] = "auto"
+    """Atari: run on Beast's own emulator or on ale-py's (docs/environments.md); auto: Beast's where it is built and
     knows the game."""
 
 
@@ -163,9 +163,9 @@ def add_env_flags(parser: argparse.ArgumentParser) -> None:
     add("--full_action_space", **on_or_off, help="Atari: all 18 actions rather than the game's own; auto: off")
     add(
         "--atari_backend",
-        default="ale",
-        choices=["ale", "beast", "auto"],
-        help="Atari: ale-py's emulator or Beast's own; auto: Beast's where it is built and knows the game",
+        default="auto",
+        choices=["auto", "beast", "ale"],
+        help="Atari: Beast's own emulator or ale-py's; auto: Beast's where it is built and knows the game",
     )
 
 
