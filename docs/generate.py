@@ -54,7 +54,7 @@ README_TASKS = {
     "pong-poly": "Pong, `polybeast.py`",
     "minatar-fast": "MinAtar Breakout, 512 environments",
     "cartpole": "CartPole",
-    "cartpole-defaults": "CartPole, no flag tuned",
+    "recipe-halfcheetah": "HalfCheetah, `--preset continuous`",
 }
 # CSVs that are not of one learning run: the samples of a soak, a search, a list of games.
 NO_RUNS = ("soak-*.csv", "*-search.csv", "atari-exact.csv")
