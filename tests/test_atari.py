@@ -1,6 +1,9 @@
 """libatari against ale-py, and the rules of the machine that are easiest to break."""
 
 import random
+import shutil
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
