@@ -21,8 +21,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "vtrace_lambda": 0.95,
         "learning_rate": 5e-4,
     },
-    # CartPole-v1 500 in 300,000 steps, LunarLander-v3 262, 266, 278 in 1,000,000 (three seeds each; 5 to 9 and 19 minutes
-    # on two cores, three or four runs at a time).
+    # CartPole-v1 500 in 300,000 steps, LunarLander-v3 262, 266, 278 in 1,000,000 (three seeds each; 5 to 9 and 19
+    # minutes on two cores, three or four runs at a time).
     "discrete": {
         "batch_width": 32,
         "unroll_length": 32,
