@@ -17,7 +17,11 @@ ABOUT = {
 PRESETS: dict[str, dict[str, Any]] = {
     # Not measured yet.
     "pixels": {
-        "batch_width": 8,
+        "batch_width": 32,
+        "unroll_length": 32,
+        "epochs": 4,
+        "minibatches": 8,
+        "hidden_size": 256,
         "vtrace_lambda": 0.95,
         "learning_rate": 5e-4,
     },
