@@ -38,7 +38,8 @@ RECIPES = {
     "recipe-lunarlander": "--preset discrete --env LunarLander-v3 --total_steps 1000000",
     "recipe-hopper": "--preset continuous --env Hopper-v5 --total_steps 1000000",
     "recipe-halfcheetah": "--preset continuous --env HalfCheetah-v5 --total_steps 1000000",
-    "recipe-minigrid": "--preset memory --env minigrid:MiniGrid-MemoryS7-v0 --total_steps 1000000",
+    "recipe-minigrid": "--preset memory --env examples.minigrid_one_hot:OneHot/MiniGrid-MemoryS7-v0"
+    " --total_steps 1000000",
     "recipe-minatar": "--preset pixels --env MinAtar/Breakout-v0 --total_steps 2000000",
     "recipe-vizdoom": "--preset pixels --env examples.vizdoom_gray:Gray/VizdoomBasic-v1 --total_steps 300000",
     "recipe-crafter": "--preset pixels --env examples.crafter_env:Crafter-v0 --total_steps 1000000",

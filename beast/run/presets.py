@@ -55,9 +55,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     # Not measured yet.
     "memory": {
-        "batch_width": 16,
-        "unroll_length": 64,
-        "epochs": 2,
+        "batch_width": 32,
+        "unroll_length": 32,
+        "epochs": 4,
+        "minibatches": 8,
         "hidden_size": 256,
         "core": "lstm",
         "core_size": 128,
