@@ -47,6 +47,8 @@ AIMS = {
     "PongNoFrameskip-v4": 18.0,
     "MinAtar/Breakout-v0": 15.0,
     "Pendulum-v1": -400.0,
+    "examples.minigrid_one_hot:OneHot/MiniGrid-MemoryS7-v0": 0.9,
+    "examples.vizdoom_gray:Gray/VizdoomBasic-v1": 80.0,
 }
 # The rows of README.md: task of benchmarks/learning.py, and what the table calls it.
 README_TASKS = {
