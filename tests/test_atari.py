@@ -11,6 +11,7 @@ import pytest
 libatari = pytest.importorskip("libatari", reason="needs a C++ compiler: python setup.py build_ext --inplace")
 ale_py = pytest.importorskip("ale_py")
 
+from ale_py import roms  # noqa: E402
 from atari import programs  # noqa: E402
 from atari.lockstep import GAMES, compare, load_ale, lockstep, rom_bytes  # noqa: E402
 
@@ -19,6 +20,7 @@ from benchmarks.atari_exact import exact_games  # noqa: E402
 
 FAST = ["pong", "breakout", "seaquest", "qbert", "space_invaders", "beam_rider", "asteroids", "robotank"]
 FAST += ["road_runner", "montezuma_revenge"]  # 2K, 4K, F8, FE, F6 and E0; paddles; other windows; game over
+FAST += ["double_dunk"]  # its reset walks a menu
 
 
 @pytest.mark.parametrize("game", FAST)
@@ -29,6 +31,23 @@ def test_a_game_equals_ale_frame_by_frame(game):
 @pytest.mark.parametrize("game", ["pong", "yars_revenge"])
 def test_sticky_actions_repeat_where_ale_repeats_them_with_the_same_seed(game):
     assert lockstep(game, 400, seed=7, sticky=0.25, hold=2) == (400, None)
+
+
+def test_a_reset_that_acts_repeats_actions_where_that_of_ale_does():
+    """Double Dunk's reset walks a menu with actions that may stick."""
+    ale = load_ale(roms.get_rom_path("double_dunk"), 3, 0.25)
+    console = libatari.Console(rom_bytes("double_dunk"), "double_dunk", 3, 0.25)
+    draw, frames = random.Random(3), set()
+    for number in range(12):
+        assert compare(ale, console) is None, f"after reset {number}"
+        frames.add(console.episode_frame_number)
+        for _ in range(draw.randrange(1, 12)):
+            action = draw.randrange(18)
+            ale.act(ale_py.Action(action))
+            console.act(action)
+        ale.reset_game()
+        console.reset_game()
+    assert len(frames) > 3
 
 
 @pytest.mark.on_demand

@@ -106,7 +106,8 @@ class Protocol {
     Resizer::Scratch resize;
   };
 
-  // Loads the ROM once: a load does not depend on the seed, so that every seeded environment begins with a copy.
+  // Loads the ROM once: with few exceptions a load does not depend on the seed, and every seeded environment begins
+  // with a copy.
   Protocol(const Rom& rom, EnvSettings settings, const Palette& palette)
       : rom_(rom),
         settings_(std::move(settings)),
@@ -154,11 +155,15 @@ class Protocol {
   // Begins an episode as if the ROM had been loaded with this seed, which also seeds the no-ops.
   StepResult reset(const Env& env, uint32_t seed, Scratch& scratch) const {
     *env.state = loaded_;
-    env.state->generators.user.seed(seed);
-    skip(env.state->generators.user, loaded_draws_);
+    if (load_depends_on_seed()) {
+      load(rom_, env.state->vcs, env.state->generators, seed, NoOutput{}, sticky());
+    } else {
+      env.state->generators.user.seed(seed);
+      skip(env.state->generators.user, loaded_draws_);
+    }
     env.state->noop_seed = seed;
     env.state->was_reset = true;
-    start_game(env, true, scratch);
+    start_game(env, !load_depends_on_seed(), scratch);
     return begin_episode(env, scratch);
   }
 
@@ -243,6 +248,8 @@ class Protocol {
   }
 
  private:
+  // Whether sticky actions change how long the game's menu takes.
+  bool load_depends_on_seed() const { return rom_.game.rules == kDoubleDunk && sticky() > 0; }
   bool fires() const { return settings_.fire_reset && has_fire_; }
 
   static void skip(Mt19937& generator, int draws) {
@@ -254,14 +261,13 @@ class Protocol {
   void start_game(const Env& env, bool is_first, Scratch& scratch) const {
     EnvState& state = *env.state;
     const int start_frames = draw_start_frames(state);
-    state.vcs.last_action = kNoop;
     const EnvState before = state;
     if (is_first) {
       state.vcs = first_.vcs;
       state.generators.system = first_.generators.system;
       skip(state.generators.user, first_draws_);
     } else if (start_frames) {
-      reset_game(rom_, state.vcs, state.generators, NoOutput{});
+      reset_game(rom_, state.vcs, state.generators, NoOutput{}, sticky());
     }
     if (start_frames) {
       for (int k = 0; k < start_frames - 1; ++k) frame(state, start_action(k), NoOutput{});
@@ -285,7 +291,7 @@ class Protocol {
     const AlternatingOutput output = {
         {scratch.frames[0].data(), scratch.frames[1].data()}, rows(), !in_color_, &current};
     for (std::vector<uint8_t>& pixels : scratch.frames) std::fill(pixels.begin(), pixels.end(), 0);
-    reset_game(rom_, env.state->vcs, env.state->generators, output);
+    reset_game(rom_, env.state->vcs, env.state->generators, output, sticky());
     for (int k = 0; k < start_frames; ++k) frame(*env.state, start_action(k), output);
     put(env, scratch.frames[current].data(), false);
   }

@@ -24,7 +24,7 @@ enum GameFlags : uint8_t {
 enum GameRules : uint8_t {
   kNoRules, kAdventure, kAirRaid, kAlien, kAmidar, kAssault, kAsterix, kAsteroids, kAtlantis, kBankHeist,
   kBattleZone, kBeamRider, kBerzerk, kBowling, kBoxing, kBreakout, kCarnival, kCentipede, kChopperCommand,
-  kCrazyClimber, kDefender, kDemonAttack, kElevatorAction, kEnduro, kFishingDerby, kFreeway, kFrostbite, kGopher,
+  kCrazyClimber, kDefender, kDemonAttack, kDoubleDunk, kElevatorAction, kEnduro, kFishingDerby, kFreeway, kFrostbite, kGopher,
   kGravitar, kHero, kIceHockey, kJamesbond, kJourneyEscape, kKaboom, kKangaroo, kKrull, kKungFuMaster,
   kMontezumaRevenge, kMsPacman, kNameThisGame, kPhoenix, kPitfall, kPong, kPooyan, kPrivateEye, kQbert, kRiverraid,
   kRoadRunner, kRobotank, kSeaquest, kSkiing, kSolaris, kSpaceInvaders, kStarGunner, kSurround, kTennis, kTimePilot,
@@ -94,7 +94,7 @@ constexpr Game kGames[] = {
     {"defender", "0f643c34e40e3f1daafd9c524d3ffe64", kDefender, kCart4K, 34, 210, 0, 0x3FFFF, 12, {2, 0x9B, 0x01, 0}, {0, 0}, 3},
     {"demon_attack", "f0e0addc07971561ab80d9abe1b8d333", kDemonAttack, kCart4K, 34, 210, 0, 0x0181B, 12, {1, 0xEA, 0x01, 0}, {0, 0}, 1},
     {"donkey_kong", "36b20c427975760cb9cf4a47e41369e4", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
-    {"double_dunk", "368d88a6c071caba60b4f778615aae94", kNoRules, kCartF6, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"double_dunk", "368d88a6c071caba60b4f778615aae94", kDoubleDunk, kCartF6, 34, 210, 0, 0x3FFFF, 8, {0, 0, 0, 1}, {10, 1}, 0},
     {"earthworld", "5aea9974b975a6a844e6df10d2b861c4", kNoRules, kCartF8, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
     {"elevator_action", "71f8bacfbdca019113f3f0801849057e", kElevatorAction, kCartF8SC, 34, 210, 0, 0x3FFFF, 8, {}, {1, 16}, 4},
     {"enduro", "94b92a882f6dbaa6993a46e2dcc58402", kEnduro, kCart4K, 34, 210, 0, 0x01B3B, 8, {}, {1, 1}, 0},
@@ -328,6 +328,10 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       if (at(0x81) == 0xAB && at(0x83) == 0xCD && at(0x85) == 0xEA) score = 0;  // while it boots
       lives = at(0xF2) + 1;
       over = at(0xF2) == 0 && at(0xF1) == 0xBD;
+      break;
+    case kDoubleDunk:
+      score = bcd(at(0xF6)) - bcd(at(0xF7));
+      over = (bcd(at(0xF6)) >= 24 || bcd(at(0xF7)) >= 24) && at(0xFE) == 0xE7;
       break;
     case kElevatorAction:
       score = bcd3(0x87, 0x88, 0x89);

@@ -252,6 +252,27 @@ HD void act_frame(const Rom& rom, Vcs& vcs, Generators& generators, int action, 
   apply_rules(rom.game.rules, vcs.ram, vcs.tally);
 }
 
+// Double Dunk's menu has an option on each line but the first: goes down and turns them all off.
+template <class Output>
+HD void walk_menu(const Rom& rom, Vcs& vcs, Generators& generators, uint64_t sticky, const Output& output) {
+  constexpr uint8_t kOptions[] = {0, 0x08, 0x10, 0x04, 0x20};  // bits of RAM 80
+  constexpr int kLeft = 4, kDown = 5, kUpFire = 10;
+  const uint8_t &options = vcs.ram[0x00], &line = vcs.ram[0x30];
+  int presses = 0;
+  const auto press = [&](int action) {
+    act_frame(rom, vcs, generators, action, sticky, output);
+    act_frame(rom, vcs, generators, 0, sticky, output);
+    if (++presses == 1000) vcs.error = kEndlessReset;
+  };
+  for (const uint8_t option : kOptions) {
+    const uint8_t line_before = line;
+    while (line == line_before && !vcs.error) press(kDown);
+    while ((options & option) && !vcs.error) press(kLeft);
+  }
+  for (int i = 0; i < 4; ++i) reset_frame(rom, vcs, 0, kResetSwitch, output);
+  press(kUpFire);
+}
+
 HD inline void reset_system(const Rom& rom, Vcs& vcs, Generators& generators) {
   vcs.riot = Riot{};
   set_timer(vcs.riot, static_cast<uint8_t>(25 + generators.system.draw() % 75), 6, 0);
@@ -267,7 +288,7 @@ HD inline void reset_system(const Rom& rom, Vcs& vcs, Generators& generators) {
   vcs.error = kNoError;
 }
 
-// `sticky` as for `act`: Berzerk's script acts.
+// `sticky` as for `act`: the scripts of Berzerk and Double Dunk act.
 template <class Output>
 HD void reset_game(const Rom& rom, Vcs& vcs, Generators& generators, const Output& output, uint64_t sticky = 0) {
   const Game& game = rom.game;
@@ -280,6 +301,7 @@ HD void reset_game(const Rom& rom, Vcs& vcs, Generators& generators, const Outpu
     vcs.episode_frame_number += static_cast<uint32_t>(count);
     frames(count, kNoSwitch);
   };
+  vcs.last_action = 0;
   vcs.episode_frame_number = 0;
   vcs.paddle = (kPaddleLeast + kPaddleMost) / 2;
   reset_system(rom, vcs, generators);
@@ -301,6 +323,7 @@ HD void reset_game(const Rom& rom, Vcs& vcs, Generators& generators, const Outpu
     release(1);
     if (++rounds == 1000) vcs.error = kEndlessReset;
   }
+  if (game.rules == kDoubleDunk) walk_menu(rom, vcs, generators, sticky, output);
   frames(game.reset_frames > 8 ? 8 : 4, kResetSwitch);
   for (int i = 0; i < game.start.frames; ++i) reset_frame(rom, vcs, game.start.action, kNoSwitch, output);
 }
