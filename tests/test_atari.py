@@ -20,7 +20,7 @@ from benchmarks.atari_exact import exact_games  # noqa: E402
 
 FAST = ["pong", "breakout", "seaquest", "qbert", "space_invaders", "beam_rider", "asteroids", "robotank"]
 FAST += ["road_runner", "montezuma_revenge"]  # 2K, 4K, F8, FE, F6 and E0; paddles; other windows; game over
-FAST += ["double_dunk"]  # its reset walks a menu
+FAST += ["double_dunk", "elevator_action"]  # a menu at the reset; RAM in the cartridge
 
 
 @pytest.mark.parametrize("game", FAST)

@@ -338,7 +338,7 @@ HD void load(const Rom& rom, Vcs& vcs, Generators& generators, uint32_t seed, co
   generators.system.seed(kSystemSeed);
   generators.user.seed(seed);
   for (uint8_t& byte : vcs.ram) byte = static_cast<uint8_t>(generators.system.draw());
-  reset_system(rom, vcs, generators);
+  generators.system.draw();  // the timer of a first reset, which has no cartridge yet
   // ALE finds out here whether the game is PAL.
   reset_system(rom, vcs, generators);
   for (int i = 0; i < 60; ++i) {
