@@ -20,7 +20,7 @@ from benchmarks.atari_exact import exact_games  # noqa: E402
 
 FAST = ["pong", "breakout", "seaquest", "qbert", "space_invaders", "beam_rider", "asteroids", "robotank"]
 FAST += ["road_runner", "montezuma_revenge"]  # 2K, 4K, F8, FE, F6 and E0; paddles; other windows; game over
-FAST += ["double_dunk", "elevator_action"]  # a menu at the reset; RAM in the cartridge
+FAST += ["double_dunk", "elevator_action", "journey_escape"]  # a menu; RAM in the cartridge; a missile that shakes
 
 
 @pytest.mark.parametrize("game", FAST)
@@ -221,6 +221,12 @@ def test_an_hmove_above_the_window_blanks_the_first_row_only(tmp_path):
     console = libatari.Console(rom, "boxing", 1)
     assert np.flatnonzero((console.screen()[:, :8] == 0).all(axis=1)).tolist() == [0]
     assert (console.screen()[:, 8:] != 0).all()
+
+
+@pytest.mark.parametrize("lines", range(4))
+@pytest.mark.parametrize("register", ["NUSIZ0", "RESM0", "ENAM0", "HMM0", "HMOVE"])
+def test_a_missile_that_shakes_goes_on_until_the_next_hmove(register, lines, tmp_path):
+    assert run_both(programs.shaking_program(getattr(programs, register), 4 + lines), tmp_path, 4) is None
 
 
 @pytest.mark.long

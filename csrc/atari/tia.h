@@ -67,7 +67,9 @@ struct Tia {
   uint8_t blank_left;          // HMOVE blanks the first 8 pixels of this line
   uint8_t blank_left_next;     // of the next line
   uint8_t line_work;           // start_line has something to do
-  uint8_t shaking, shake_step;  // missile 0's motion never stops ("Cosmic Ark")
+  uint8_t shaking;             // missile 0's motion goes on until the next HMOVE ("Cosmic Ark")
+  uint8_t shake_step;          // lines since it began to shake, modulo 4
+  uint8_t shake_shape;         // in step 1 it is wider, in step 2 hidden, unless it was placed anew in this line
   uint8_t frame_over;
   uint8_t fire[2];             // INPT4, INPT5: 0x80, or 0 while pressed
   uint8_t written[kNumRegisters];  // what a register was last written with
@@ -169,21 +171,14 @@ HD NOINLINE inline void place_player(Tia& tia, int player) {
 HD NOINLINE inline void place_missile(Tia& tia, int missile) {
   const bool on = tia.missile_on[missile] && !tia.locked[missile];
   Mask mask{};
-  if (on) {
+  const int shape = missile == 0 ? tia.shake_shape : 0;
+  if (on && shape != 2) {
     const int mode = tia.size[missile] & 7;
     int width = 1 << (tia.size[missile] >> 4 & 3);
-    int x = tia.position[kM0 + missile];
-    bool shown = true;
-    if (missile == 0 && tia.shaking) {
-      const int step = tia.shake_step & 3;
-      if (step == 1) {
-        x = wrap(x - 16);
-        width = width == 1 ? 2 : width == 4 ? 8 : width;
-      }
-      if (step == 2) shown = false;
-      if (step == 3) x = wrap(x + 1);
+    if (shape == 1 && (width == 1 || width == 4)) width *= 2;
+    for (int i = 0; i < 3 && kCopies[mode][i] >= 0; ++i) {
+      place(mask, (1u << width) - 1, wrap(tia.position[kM0 + missile] + kCopies[mode][i]));
     }
-    for (int i = 0; shown && i < 3 && kCopies[mode][i] >= 0; ++i) place(mask, (1u << width) - 1, wrap(x + kCopies[mode][i]));
   }
   set_object(tia, kM0 + missile, mask, on);
 }
@@ -387,9 +382,10 @@ HD inline void start_line(Tia& tia, const TiaSettings& settings) {
     tia.mirrored = tia.control & 1;
     place_playfield(tia);
   }
-  if (tia.shaking) {
-    tia.position[kM0] = static_cast<uint8_t>(wrap(tia.position[kM0] - 17));
-    ++tia.shake_step;
+  if (tia.shaking && row + 1 < settings.height) {
+    constexpr int kToTheLeft[4] = {18, 33, 0, 17};  // pixels, by the step that begins
+    tia.shake_step = tia.shake_shape = (tia.shake_step + 1) & 3;
+    tia.position[kM0] = static_cast<uint8_t>(wrap(tia.position[kM0] - kToTheLeft[tia.shake_step]));
     place_missile(tia, 0);
   }
 }
@@ -513,11 +509,12 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
     case 0x04:
     case 0x05: {  // NUSIZ
       const int i = address & 1;
-      if (tia.size[i] == value && !tia.without_first[i]) break;
+      if (tia.size[i] == value && !tia.without_first[i] && !(i == 0 && tia.shake_shape)) break;
       change(kP0 + i, 8);
       change(kM0 + i, 8);
       tia.size[i] = value;
       tia.without_first[i] = 0;
+      if (i == 0) tia.shake_shape = 0;
       place_player(tia, i);
       place_missile(tia, i);
       break;
@@ -603,6 +600,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       if (object == kBL) {
         place_ball(tia);
       } else {
+        if (object == kM0) tia.shake_shape = 0;
         place_missile(tia, object - kM0);
       }
       break;
@@ -677,6 +675,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
         const int mode = tia.size[i] & 7;
         const int middle = mode == 5 ? 8 : mode == 7 ? 16 : 4;
         tia.position[kM0 + i] = static_cast<uint8_t>(wrap(tia.position[i] + middle));
+        if (i == 0) tia.shake_shape = 0;
       }
       tia.locked[i] = value & 2;
       place_missile(tia, i);
@@ -691,9 +690,10 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
         if (column == 75) tia.blank_left_next = tia.line_work = 1;
       }
       const Move move = move_at(column);
+      tia.shake_shape = 0;
       for (int i = 0; i < 5; ++i) {
         const int distance = move.distance(tia.motion[i]);
-        const bool restored = i < 2 && tia.without_first[i];
+        const bool restored = (i < 2 && tia.without_first[i]) || (i == kM0 && tia.shaking);
         if (distance == 0 && !restored) continue;
         change(i, 0);
         tia.position[i] = static_cast<uint8_t>(wrap(tia.position[i] + distance));
@@ -706,6 +706,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
           place_ball(tia);
         }
       }
+      tia.shaking = 0;
       break;
     }
     case 0x2B:  // HMCLR

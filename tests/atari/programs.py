@@ -9,6 +9,7 @@ import random
 
 ORIGIN = 0xF800
 VSYNC, VBLANK, WSYNC, COLUBK, HMOVE, CXCLR = 0x00, 0x01, 0x02, 0x09, 0x2A, 0x2C
+NUSIZ0, COLUP0, RESM0, ENAM0, HMM0 = 0x04, 0x06, 0x12, 0x1D, 0x22
 INTIM, TIM1T = 0x284, 0x294
 # Without sync and sound, and without RESP0 and RESP1: see KNOWN_DIFFERENCES.
 REGISTERS = [r for r in range(0x04, 0x2D) if not 0x10 <= r <= 0x11 and not 0x15 <= r <= 0x1A]
@@ -157,4 +158,14 @@ def hmove_program() -> bytes:
     program = Program().start().store(COLUBK, 0x1E)
     frame = program.here
     program.new_frame().store(VBLANK, 0).lines(10).add(0x85, HMOVE).lines(230)
+    return program.jump(frame).build()
+
+
+def shaking_program(register: int, lines: int) -> bytes:
+    """Writes HMM0 21 cycles after an HMOVE, so that missile 0 never comes to rest, and `register` so many lines later."""
+    program = Program().start().store(COLUP0, 0x1E).store(ENAM0, 2)
+    frame = program.here
+    program.new_frame().store(NUSIZ0, 0x20).store(HMM0, 0x70).lines(60).wait(40).add(0x85, RESM0)
+    program.add(0x85, WSYNC, 0x85, HMOVE).wait(16).store(HMM0, 0x60)
+    program.lines(lines).wait(10).store(register, 0x10).lines(40).store(ENAM0, 2).lines(120)
     return program.jump(frame).build()
