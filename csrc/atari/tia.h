@@ -70,6 +70,7 @@ struct Tia {
   uint8_t shaking;             // missile 0's motion goes on until the next HMOVE ("Cosmic Ark")
   uint8_t shake_step;          // lines since it began to shake, modulo 4
   uint8_t shake_shape;         // in step 1 it is wider, in step 2 hidden, unless it was placed anew in this line
+  uint8_t color_loss;          // 1: the last frame of a PAL game had an odd number of lines, all colors get this bit
   uint8_t frame_over;
   uint8_t fire[2];             // INPT4, INPT5: 0x80, or 0 while pressed
   uint8_t written[kNumRegisters];  // what a register was last written with
@@ -290,25 +291,26 @@ HD inline void paint(uint8_t* row, const Mask& layer, const Mask& where, uint8_t
 
 HD inline void draw_row(const Tia& tia, const Layers& layers, const Canvas& canvas, uint8_t* row, int begin, int end,
                         const Mask& where) {
-  memset(row + begin, canvas.shade(tia.color[3]), static_cast<size_t>(end - begin));
+  const auto shade = [&](int i) { return canvas.shade(tia.color[i] | tia.color_loss); };
+  memset(row + begin, shade(3), static_cast<size_t>(end - begin));
   const auto paint_player = [&](int i) {
     if (layers.present >> i & 5) {
-      paint(row, either(layers.masks[kP0 + i], layers.masks[kM0 + i]), where, canvas.shade(tia.color[i]));
+      paint(row, either(layers.masks[kP0 + i], layers.masks[kM0 + i]), where, shade(i));
     }
   };
   const auto paint_playfield = [&](bool halves) {
     if (!(layers.present >> kPF & 1)) return;
-    if (!halves) return paint(row, layers.masks[kPF], where, canvas.shade(tia.color[2]));
+    if (!halves) return paint(row, layers.masks[kPF], where, shade(2));
     Mask left = where, right = where;
     left.words[1] &= 0xFFFF;
     left.words[2] = 0;
     right.words[0] = 0;
     right.words[1] &= ~0xFFFFull;
-    paint(row, layers.masks[kPF], left, canvas.shade(tia.color[0]));
-    paint(row, layers.masks[kPF], right, canvas.shade(tia.color[1]));
+    paint(row, layers.masks[kPF], left, shade(0));
+    paint(row, layers.masks[kPF], right, shade(1));
   };
   const auto paint_ball = [&] {
-    if (layers.present >> kBL & 1) paint(row, layers.masks[kBL], where, canvas.shade(tia.color[2]));
+    if (layers.present >> kBL & 1) paint(row, layers.masks[kBL], where, shade(2));
   };
   const bool score = tia.control & 2;
   if (tia.control & 4) {  // the playfield is in front

@@ -191,6 +191,7 @@ HD NOINLINE inline void run_frame(const Rom& rom, Vcs& vcs, const Canvas& canvas
     rebase(vcs.riot, cycles);
     vcs.cpu.cycle -= cycles;
   }
+  if (vcs.tia.frame_over) vcs.tia.color_loss = rom.game.has(kPal) && (lines & 1);
   vcs.tia.frame_over = 0;
 }
 
