@@ -216,12 +216,22 @@ def test_a_pull_from_the_tia_shows_what_lies_below_it_on_the_stack(pull, tmp_pat
         assert console.ram()[0x20] > 60
 
 
-def test_an_hmove_above_the_window_blanks_the_first_row_only(tmp_path):
-    rom = programs.hmove_program()
+@pytest.mark.parametrize("cycle", [7, 75])
+def test_an_hmove_above_the_window_blanks_the_first_row_only(cycle, tmp_path):
+    rom = programs.hmove_program(cycle)
     assert run_both(rom, tmp_path, 5) is None
     console = libatari.Console(rom, "boxing", 1)
     assert np.flatnonzero((console.screen()[:, :8] == 0).all(axis=1)).tolist() == [0]
     assert (console.screen()[:, 8:] != 0).all()
+
+
+@pytest.mark.parametrize("cycle", [75, 76, 77])
+def test_a_player_placed_where_a_line_begins_shows_all_its_copies_in_it(cycle, tmp_path):
+    rom = programs.resp_program(cycle)
+    assert run_both(rom, tmp_path, 3) is None
+    screen = libatari.Console(rom, "boxing", 1).screen()[30:]
+    first, second = (np.flatnonzero(screen[:, column] == 0x1E)[0] for column in (5, 20))
+    assert first - second == (cycle == 77)
 
 
 @pytest.mark.parametrize("lines", range(4))

@@ -585,10 +585,14 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
         starting |= distance < 4;
         drawing |= distance >= 4 && distance < 4 + width;
       }
-      change(kP0 + i, drawing && !starting ? 11 : 0);
+      const int delay = drawing && !starting ? 11 : 0;
+      change(kP0 + i, delay);
       tia.position[i] = static_cast<uint8_t>(position);
-      tia.without_first[i] = !starting;
-      tia.line_work |= !starting;
+      // ALE begins a line after what is written in its cycle 0, and the first copy comes back at once.
+      const int row = line - settings.first_line;
+      const bool line_begins = column == 0 && delay == 0 && row > 0 && row <= settings.height;
+      tia.without_first[i] = !starting && !line_begins;
+      tia.line_work |= tia.without_first[i];
       place_player(tia, i);
       break;
     }
@@ -688,8 +692,9 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       tia.hmove_cycle = cycle;
       if (settings.hmove_blanks && (column <= 20 || column == 75)) {
         tia.news = kNewMasks;
-        if (column <= 20) tia.blank_left = tia.line_work = 1;
-        if (column == 75) tia.blank_left_next = tia.line_work = 1;
+        const int row = line - settings.first_line;
+        const bool is_seen = row >= 0 && row < settings.height;
+        (column == 75 && is_seen ? tia.blank_left_next : tia.blank_left) = tia.line_work = 1;
       }
       const Move move = move_at(column);
       tia.shake_shape = 0;

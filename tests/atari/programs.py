@@ -9,15 +9,11 @@ import random
 
 ORIGIN = 0xF800
 VSYNC, VBLANK, WSYNC, COLUBK, HMOVE, CXCLR = 0x00, 0x01, 0x02, 0x09, 0x2A, 0x2C
-NUSIZ0, COLUP0, RESM0, ENAM0, HMM0 = 0x04, 0x06, 0x12, 0x1D, 0x22
+NUSIZ0, COLUP0, RESP0, RESP1, RESM0, GRP0, ENAM0, HMM0 = 0x04, 0x06, 0x10, 0x11, 0x12, 0x1B, 0x1D, 0x22
 INTIM, TIM1T = 0x284, 0x294
-# Without sync and sound, and without RESP0 and RESP1: see KNOWN_DIFFERENCES.
-REGISTERS = [r for r in range(0x04, 0x2D) if not 0x10 <= r <= 0x11 and not 0x15 <= r <= 0x1A]
+REGISTERS = [r for r in range(0x04, 0x2D) if not 0x15 <= r <= 0x1A]  # without sync and sound
 # Strobes and graphics matter most.
-REGISTERS += [0x12, 0x13, 0x14, 0x1B, 0x1C, HMOVE, 0x0D, 0x0E, 0x0F] * 2
-KNOWN_DIFFERENCES = """
-RESP0 or RESP1 near a line's left edge, without an HMOVE: a few of the pixels 0-15 differ from ALE's in that line.
-"""
+REGISTERS += [RESP0, RESP1, RESM0, 0x13, 0x14, GRP0, 0x1C, HMOVE, 0x0D, 0x0E, 0x0F] * 2
 UNDOCUMENTED = [0x0B, 0x4B, 0x6B, 0xCB, 0x8B, 0xAB]
 UNDOCUMENTED_RAM = [0x07, 0x27, 0x47, 0x67, 0x87, 0xA7, 0xC7, 0xE7]
 ARITHMETIC = [0x69, 0xE9, 0x29, 0x49, 0x09, 0xC9]
@@ -42,7 +38,7 @@ class Program:
         return self.add(0xA2, count, 0x85, WSYNC, 0xCA, 0xD0, 0xFB)  # LDX #count; STA WSYNC; DEX; BNE
 
     def wait(self, cycles: int) -> Program:
-        """2 cycles or more."""
+        """Any number of cycles but 1."""
         if cycles % 2:
             self.add(0x24, 0xFF)  # BIT $FF, 3 cycles
             cycles -= 3
@@ -153,12 +149,20 @@ def vsync_program(gap: int) -> bytes:
     return program.add(0xE6, 0xA0).jump(frame).build()
 
 
-def hmove_program() -> bytes:
-    """HMOVE twenty lines above the window, and nowhere else."""
+def hmove_program(cycle: int) -> bytes:
+    """HMOVE in this cycle of a line, 7 or later, twenty lines above the window, and nowhere else."""
     program = Program().start().store(COLUBK, 0x1E)
     frame = program.here
-    program.new_frame().store(VBLANK, 0).lines(10).add(0x85, HMOVE).lines(230)
+    program.new_frame().store(VBLANK, 0).lines(10).wait(cycle - 7).add(0x85, HMOVE).lines(230)
     return program.jump(frame).build()
+
+
+def resp_program(cycle: int) -> bytes:
+    """Two copies of player 0, placed in the middle of a line, and ten lines later in this cycle, 9 or later."""
+    program = Program().start().store(COLUP0, 0x1E).store(NUSIZ0, 1).store(GRP0, 0xFF)
+    frame = program.here
+    program.new_frame().store(VBLANK, 0).lines(60).wait(40).add(0x85, RESP0).lines(10).wait(cycle - 7).add(0x85, RESP0)
+    return program.lines(150).jump(frame).build()
 
 
 def shaking_program(register: int, lines: int) -> bytes:
