@@ -149,6 +149,12 @@ def test_every_setting_means_what_it_means_to_ale_py(settings):
     assert happened["terminated"] or not settings.keys() & {"episodic_life", "life_loss_info"}
 
 
+def test_a_reset_whose_length_depends_on_the_seed_is_that_of_ale_py():
+    """Double Dunk's reset acts, and its actions stick."""
+    happened = play_both("double_dunk", 3, 30, autoreset_mode=MODES[0], max_num_frames_per_episode=40, **MACHADO)
+    assert happened["truncated"] > 3
+
+
 @pytest.mark.parametrize("game", ["carnival", "up_n_down"])
 def test_screens_of_other_heights_are_scaled_as_ale_py_scales_them(game):
     play_both(game, 1, 100, **DEEPMIND)

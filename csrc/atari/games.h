@@ -24,15 +24,15 @@ enum GameFlags : uint8_t {
 enum GameRules : uint8_t {
   kNoRules, kAdventure, kAirRaid, kAlien, kAmidar, kAssault, kAsterix, kAsteroids, kAtlantis, kBankHeist,
   kBattleZone, kBeamRider, kBerzerk, kBowling, kBoxing, kBreakout, kCarnival, kCentipede, kChopperCommand,
-  kCrazyClimber, kDefender, kDemonAttack, kDoubleDunk, kElevatorAction, kEnduro, kFishingDerby, kFreeway, kFrostbite, kGopher,
-  kGravitar, kHero, kIceHockey, kJamesbond, kJourneyEscape, kKaboom, kKangaroo, kKrull, kKungFuMaster,
+  kCrazyClimber, kDefender, kDemonAttack, kDoubleDunk, kElevatorAction, kEnduro, kFishingDerby, kFreeway, kFrostbite,
+  kGopher, kGravitar, kHero, kIceHockey, kJamesbond, kJourneyEscape, kKaboom, kKangaroo, kKrull, kKungFuMaster,
   kMontezumaRevenge, kMsPacman, kNameThisGame, kPhoenix, kPitfall, kPong, kPooyan, kPrivateEye, kQbert, kRiverraid,
   kRoadRunner, kRobotank, kSeaquest, kSkiing, kSolaris, kSpaceInvaders, kStarGunner, kSurround, kTennis, kTimePilot,
   kTutankham, kUpNDown, kVenture, kVideoPinball, kWizardOfWor, kYarsRevenge, kZaxxon,
 };
 
 // While RAM[address] != value, hold SELECT for `frames` frames and release it for one. `once` > 0: first once for that
-// many frames, whatever RAM says. frames == 0: the game has no such script.
+// many frames, whatever RAM says. frames == 0: nothing is held until RAM says so.
 struct ModeScript {
   uint8_t frames;
   uint8_t address;
@@ -54,7 +54,7 @@ struct Game {
   uint8_t height;      // rows
   uint8_t flags;
   uint32_t actions;      // bit i: action i is in the minimal set
-  uint8_t reset_frames;  // how long a reset holds RESET in all: 8, or 4 more for each pass through the mode script
+  uint8_t reset_frames;  // how long a reset holds RESET in all, but for Double Dunk's menu: 8, or more with a script
   ModeScript script;
   StartAction start;
   uint8_t lives;  // right after a reset

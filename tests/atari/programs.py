@@ -166,7 +166,7 @@ def resp_program(cycle: int) -> bytes:
 
 
 def shaking_program(register: int, lines: int) -> bytes:
-    """Writes HMM0 21 cycles after an HMOVE, so that missile 0 never comes to rest, and `register` so many lines later."""
+    """Writes HMM0 21 cycles after an HMOVE, which missile 0 never stops to obey, and `register` so many lines later."""
     program = Program().start().store(COLUP0, 0x1E).store(ENAM0, 2)
     frame = program.here
     program.new_frame().store(NUSIZ0, 0x20).store(HMM0, 0x70).lines(60).wait(40).add(0x85, RESM0)
