@@ -420,10 +420,11 @@ def read_palette() -> np.ndarray:
 # Equal to ale-py's vector env over 400 random steps in each protocol. tests/test_atari_env.py plays all of them.
 EXACT_GAMES = frozenset(
     """
-    amidar assault asterix asteroids atlantis bank_heist battle_zone beam_rider berzerk bowling boxing breakout
-    carnival centipede chopper_command crazy_climber defender demon_attack enduro fishing_derby freeway frostbite
-    gopher gravitar hero ice_hockey jamesbond kaboom kangaroo krull kung_fu_master montezuma_revenge ms_pacman
-    phoenix pitfall pong private_eye qbert riverraid road_runner robotank seaquest skiing solaris space_invaders
-    star_gunner tennis time_pilot tutankham up_n_down venture video_pinball wizard_of_wor zaxxon
+    alien amidar assault asterix asteroids atlantis bank_heist battle_zone beam_rider berzerk bowling boxing
+    breakout carnival centipede chopper_command crazy_climber defender demon_attack enduro fishing_derby freeway
+    frostbite gopher gravitar hero ice_hockey jamesbond kaboom kangaroo krull kung_fu_master montezuma_revenge
+    ms_pacman name_this_game phoenix pitfall pong pooyan private_eye qbert riverraid road_runner robotank seaquest
+    skiing solaris space_invaders star_gunner surround tennis time_pilot tutankham up_n_down venture video_pinball
+    wizard_of_wor yars_revenge zaxxon
     """.split()
 )
