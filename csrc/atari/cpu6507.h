@@ -19,6 +19,14 @@ struct Cpu {
 
 constexpr int kBne = 0xD0, kBpl = 0x10, kDex = 0xCA, kDey = 0x88;
 
+// Memory in which the CPU can execute instructions without fetching their bytes one by one.
+struct Code {
+  const uint8_t* begin;
+  const uint8_t* end;     // instructions that begin before it lie in this memory with all their bytes; null: look anew
+  const uint8_t* origin;  // where address 0 would lie
+  uint8_t fetched[3];     // the bytes of an instruction elsewhere
+};
+
 // Bytes that an instruction fetches before it does anything else.
 struct Lengths {
   uint8_t of[256];
@@ -86,32 +94,31 @@ HD inline Sum rotate_decimal(int t, int rotated) {
 //
 // A bus has: ram(), read_cart(address), write_cart(address, value), read_riot(address, cycle), write_riot(address,
 // value, cycle), read_tia(address, cycle, undriven), write_tia(address, value, cycle), and fetch(pc, undriven), which
-// reads any of them for the CPU. Without side effects are:
-// - code(pc): where an instruction of the cartridge lies, or null where its bytes have to be fetched;
-// - peek(pc): a byte of the cartridge, or -1;
-// - loads_timer(pc): whether the instruction there loads INTIM to a register;
+// reads any of them for the CPU. Besides:
+// - code: where instructions lie;
+// - find_code(pc): makes `code` the memory around pc, and returns where pc's byte lies;
 // - until_timer_is(value, most, cycle): if INTIM is in (value, most] in that cycle, where value is 0 or -1, at most the
 //   cycles until it is `value`; else 0 or less.
 template <class Bus>
 HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
   // The registers live in locals: a byte written to RAM could alias any of them in memory.
   uint8_t* const ram = bus.ram();
-  int pc = cpu.pc, a = cpu.a, x = cpu.x, y = cpu.y, sp = cpu.sp;
-  int negative = cpu.status, zero = ~cpu.status & kZero;  // N is bit 7 of `negative`; Z is set if `zero` is 0
-  int carry = cpu.status & kCarry, overflow = cpu.status & kOverflow;
-  int decimal = cpu.status & kDecimal, interrupt = cpu.status & kInterrupt;
+  int a = cpu.a, x = cpu.x, y = cpu.y, sp = cpu.sp;
+  int result = 0;  // N is set if its bit 7 or 8 is, Z if its low byte is 0
+  int carry = 0, overflow = 0, decimal = 0, interrupt = 0;
   int cycle = cpu.cycle;
-  int seen = 0;     // the last byte that the CPU read: it shows where a read drives too few bits
-  int address = 0;  // of the operand
-  int m = 0;        // the operand
+  const uint8_t* code = bus.find_code(cpu.pc);  // the next byte to execute
+  int seen = 0;  // the last byte that the CPU read, kept where the next one may be fetched
   bool running = true;
 
-#define FETCH() (++pc, seen = *++code)
-#define READ_ZERO_PAGE(where) \
-  ((where) & 0x80 ? ram[(where) & 0x7F] : bus.read_tia((where), cycle, static_cast<uint8_t>(seen)))
-#define READ(where)                                                                            \
+// `undriven`: the byte that the CPU read before. It shows where a read drives too few bits.
+#define FETCH() (*code++)
+#define PC() (static_cast<int>(code - bus.code.origin) & 0xFFFF)
+#define READ_ZERO_PAGE(where, undriven) \
+  ((where) & 0x80 ? ram[(where) - 0x80] : bus.read_tia((where), cycle, static_cast<uint8_t>(undriven)))
+#define READ(where, undriven)                                                                  \
   (((where) & 0x1000)  ? bus.read_cart(where)                                                  \
-   : !((where) & 0x80) ? bus.read_tia((where), cycle, static_cast<uint8_t>(seen))              \
+   : !((where) & 0x80) ? bus.read_tia((where), cycle, static_cast<uint8_t>(undriven))          \
    : !((where) & 0x200) ? ram[(where) & 0x7F]                                                  \
                         : bus.read_riot((where), cycle))
 #define WRITE_TIA(where, value)                                            \
@@ -134,7 +141,7 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
 #define WRITE_ZERO_PAGE(where, value)                          \
   do {                                                         \
     if ((where) & 0x80) {                                      \
-      ram[(where) & 0x7F] = static_cast<uint8_t>(value);       \
+      ram[(where) - 0x80] = static_cast<uint8_t>(value);       \
     } else {                                                   \
       WRITE_TIA(where, value);                                 \
     }                                                          \
@@ -150,16 +157,17 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
     if ((sp & 0xBF) != 0x02) WRITE_ZERO_PAGE(sp, value);                         \
     sp = (sp - 1) & 0xFF;                                                        \
   } while (0)
-#define PULL() (sp = (sp + 1) & 0xFF, seen = READ_ZERO_PAGE(sp))
+#define PULL(undriven) (sp = (sp + 1) & 0xFF, seen = READ_ZERO_PAGE(sp, undriven))
 // PLA and PLP first read where the stack pointer is. It shows where they then read the TIA, from SP = FF.
-#define PULL_ONE() (seen = READ_ZERO_PAGE(sp), PULL())
+#define PULL_ONE() (seen = READ_ZERO_PAGE(sp, code[-1]), PULL(seen))
 
-// Addressing modes set `address`. Indexed reads take a cycle more where they cross a page.
+// Addressing modes set `address`, and `high` to its high byte before indexing. Indexed reads take a cycle more where
+// they cross a page.
 #define ZP (address = FETCH())
 #define ZPX (address = (FETCH() + x) & 0xFF)
 #define ZPY (address = (FETCH() + y) & 0xFF)
-#define ABS (address = FETCH(), address |= FETCH() << 8)
-#define INDEXED(index) (ABS, high = address >> 8, address = (address + (index)) & 0xFFFF)
+#define ABS (address = FETCH(), high = FETCH(), address |= high << 8)
+#define INDEXED(index) (ABS, address = (address + (index)) & 0xFFFF)
 #define CROSSED (cycle += (address >> 8) != high)
 #define ABX INDEXED(x)
 #define ABY INDEXED(y)
@@ -167,44 +175,54 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
 #define ABY_READ (ABY, CROSSED)
 #define POINTER(where)                                            \
   do {                                                            \
-    const int pointer = (where);                                  \
-    address = seen = READ_ZERO_PAGE(pointer);                     \
-    seen = READ_ZERO_PAGE((pointer + 1) & 0xFF);                  \
-    address |= seen << 8;                                         \
+    const int pointer = (where), next = (pointer + 1) & 0xFF;     \
+    address = READ_ZERO_PAGE(pointer, code[-1]);                  \
+    high = seen = READ_ZERO_PAGE(next, address);                  \
+    address |= high << 8;                                         \
   } while (0)
 #define IZX POINTER((FETCH() + x) & 0xFF)
 #define IZY                                \
   POINTER(FETCH());                        \
-  high = address >> 8;                     \
   address = (address + y) & 0xFFFF
 #define IZY_READ \
   IZY;           \
   CROSSED
 
-#define FLAGS(value) (negative = zero = (value))
+#define FLAGS(value) (result = (value))
+#define NEGATIVE (result & 0x180)
+#define NOT_ZERO (result & 0xFF)
 #define STATUS                                                                                                  \
-  (kAlwaysSet | (negative & kNegative) | (zero ? 0 : kZero) | carry | overflow | decimal | interrupt)
-#define SET_STATUS(value)               \
-  do {                                  \
-    const int status = (value);         \
-    negative = status;                  \
-    zero = ~status & kZero;             \
-    carry = status & kCarry;            \
-    overflow = status & kOverflow;      \
-    decimal = status & kDecimal;        \
-    interrupt = status & kInterrupt;    \
+  (kAlwaysSet | (NEGATIVE ? kNegative : 0) | (NOT_ZERO ? 0 : kZero) | carry | overflow | decimal | interrupt)
+#define SET_STATUS(value)                                           \
+  do {                                                              \
+    const int status = (value);                                     \
+    result = (status & kNegative) << 1 | (~status & kZero);         \
+    carry = status & kCarry;                                        \
+    overflow = status & kOverflow;                                  \
+    decimal = status & kDecimal;                                    \
+    interrupt = status & kInterrupt;                                \
   } while (0)
+#define TEST_BITS (result = (a & m) | (m & kNegative) << 1, overflow = m & kOverflow)
+
+// `last`: the byte of which the CPU knows where to go on.
+#define GO_TO(where, last)                               \
+  do {                                                   \
+    code = (where);                                      \
+    seen = (last);                                       \
+    if (code < bus.code.begin) bus.code.end = nullptr;   \
+  } while (0)
+#define JUMP(address, last) GO_TO(bus.code.origin + (address), last)
 
 // One opcode: its cycles, its addressing mode, what it does with the operand `m`.
-#define OPCODE(code, cycles, ...) \
-  case code: {                    \
+#define OPCODE(opcode, cycles, ...) \
+  case opcode: {                    \
     cycle += cycles;              \
     __VA_ARGS__;                  \
     break;                        \
   }
-#define READ_IMM(code, cycles, OPERATION) OPCODE(code, cycles, m = FETCH(); OPERATION)
-#define READ_ZP(code, cycles, MODE, OPERATION) OPCODE(code, cycles, MODE; m = READ_ZERO_PAGE(address); OPERATION)
-#define READ_ANY(code, cycles, MODE, OPERATION) OPCODE(code, cycles, MODE; m = READ(address); OPERATION)
+#define READ_IMM(opcode, cycles, OPERATION) OPCODE(opcode, cycles, m = FETCH(); OPERATION)
+#define READ_ZP(opcode, cycles, MODE, OPERATION) OPCODE(opcode, cycles, MODE; m = READ_ZERO_PAGE(address, code[-1]); OPERATION)
+#define READ_ANY(opcode, cycles, MODE, OPERATION) OPCODE(opcode, cycles, MODE; m = READ(address, high); OPERATION)
 #define READ_8(base, OPERATION)                 \
   READ_ANY(base + 0x01, 6, IZX, OPERATION)      \
   READ_ZP(base + 0x05, 3, ZP, OPERATION)        \
@@ -214,13 +232,13 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
   READ_ZP(base + 0x15, 4, ZPX, OPERATION)       \
   READ_ANY(base + 0x19, 4, ABY_READ, OPERATION) \
   READ_ANY(base + 0x1D, 4, ABX_READ, OPERATION)
-#define STORE_ZP(code, cycles, MODE, value) OPCODE(code, cycles, MODE; WRITE_ZERO_PAGE(address, value))
-#define STORE_ANY(code, cycles, MODE, value) OPCODE(code, cycles, MODE; WRITE(address, value))
+#define STORE_ZP(opcode, cycles, MODE, value) OPCODE(opcode, cycles, MODE; WRITE_ZERO_PAGE(address, value))
+#define STORE_ANY(opcode, cycles, MODE, value) OPCODE(opcode, cycles, MODE; WRITE(address, value))
 // Read, modify, write: OPERATION changes m.
-#define MODIFY_ZP(code, cycles, MODE, OPERATION) \
-  OPCODE(code, cycles, MODE; m = READ_ZERO_PAGE(address); OPERATION; WRITE_ZERO_PAGE(address, m))
-#define MODIFY_ANY(code, cycles, MODE, OPERATION) \
-  OPCODE(code, cycles, MODE; m = READ(address); OPERATION; WRITE(address, m))
+#define MODIFY_ZP(opcode, cycles, MODE, OPERATION) \
+  OPCODE(opcode, cycles, MODE; m = READ_ZERO_PAGE(address, code[-1]); OPERATION; WRITE_ZERO_PAGE(address, m))
+#define MODIFY_ANY(opcode, cycles, MODE, OPERATION) \
+  OPCODE(opcode, cycles, MODE; m = READ(address, high); OPERATION; WRITE(address, m))
 #define MODIFY_4(base, OPERATION)           \
   MODIFY_ZP(base + 0x06, 5, ZP, OPERATION)  \
   MODIFY_ANY(base + 0x0E, 6, ABS, OPERATION) \
@@ -234,16 +252,15 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
   MODIFY_ZP(base + 0x17, 6, ZPX, OPERATION)  \
   MODIFY_ANY(base + 0x1B, 7, ABY, OPERATION) \
   MODIFY_ANY(base + 0x1F, 7, ABX, OPERATION)
-#define BRANCH(code, condition)                                 \
-  OPCODE(                                                       \
-      code, 2, const int offset = static_cast<int8_t>(FETCH()); \
-      if (condition) {                                          \
-        const int target = (pc + offset) & 0xFFFF;              \
-        const int took = 3 + (((target ^ pc) & 0xFF00) != 0);   \
-        cycle += took - 2;                                      \
-        pc = target;                                            \
-        if (code == kBne) WAIT(1, 256, offset, took);           \
-        if (code == kBpl) WAIT(0, 128, offset, took);           \
+#define BRANCH(opcode, condition)                                              \
+  OPCODE(                                                                      \
+      opcode, 2, const int offset = static_cast<int8_t>(FETCH());              \
+      if (condition) {                                                         \
+        const int took = 3 + (((PC() & 0xFF) + offset) >> 8 != 0);             \
+        cycle += took - 2;                                                     \
+        GO_TO(code + offset, offset);                                          \
+        if (opcode == kBne) WAIT(1, 256, offset, took);                        \
+        if (opcode == kBpl) WAIT(0, 128, offset, took);                        \
       })
 
 #define ADC                                                  \
@@ -271,33 +288,39 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
 // Programs wait in loops of two instructions until a register or the timer is 0 (BNE), or less than 0 (BPL). Behind the
 // branch that ends a round, having taken `took` cycles, this passes the rounds that are certain to follow. `least` is
 // what the last of them has, `most` what the first may have.
-#define WAIT(least, most, offset, took)                                                                            \
+#define WAIT(least, most, offset, took)                                                                      \
   do {                                                                                                       \
     int rounds = 0, cycles = 2 + (took);                                                                     \
+    if (((offset) != -3 && (offset) != -5) || code < bus.code.begin) break;                                  \
     if ((offset) == -3) {                                                                                    \
-      const int opcode = bus.peek(pc);                                                                       \
-      if (opcode == kDex && x > (least) && x <= (most) && 2 * x < left) rounds = x - (least), x = (least);   \
-      if (opcode == kDey && y > (least) && y <= (most) && 2 * y < left) rounds = y - (least), y = (least);   \
-    } else if ((offset) == -5 && bus.loads_timer(pc)) {                                                      \
-      cycles = 4 + (took);                                                                                   \
+      if (*code == kDex && x > (least) && x <= (most) && 2 * x + 1 < left) rounds = x - (least), x = (least); \
+      if (*code == kDey && y > (least) && y <= (most) && 2 * y + 1 < left) rounds = y - (least), y = (least); \
+    } else if ((*code == 0xAD || *code == 0xAE || *code == 0xAC) && code[1] == 0x84 && code[2] == 0x02) {    \
+      cycles = 4 + (took); /* a load of INTIM */                                                             \
       rounds = bus.until_timer_is((least) - 1, (most) - 1, cycle + 4) / cycles;                              \
-      if (2 * rounds >= left) rounds = 0;                                                                    \
+      if (2 * rounds + 1 >= left) rounds = 0;                                                                \
     }                                                                                                        \
     if (rounds > 0) cycle += rounds * cycles, left -= 2 * rounds;                                            \
   } while (0)
 
-  while (left-- > 0) {
-    int high = 0;  // the unindexed address's high byte
-    uint8_t fetched[3];
-    const uint8_t* code = bus.code(pc);
-    if (!code) {
-      fetched[0] = bus.fetch(pc, seen);
-      for (int i = 1; i < kLengths.of[fetched[0]]; ++i) fetched[i] = bus.fetch(pc + i, fetched[i - 1]);
-      code = fetched;
+  SET_STATUS(cpu.status);
+  for (; left > 0; --left) {
+    int address, high;  // of the operand
+    int m;              // the operand
+    if (code >= bus.code.end) {
+      const int pc = PC();
+      code = bus.find_code(pc);
+      if (code >= bus.code.end) {
+        uint8_t* const fetched = bus.code.fetched;
+        fetched[0] = bus.fetch(pc, seen);
+        const int length = kLengths.of[fetched[0]];
+        for (int i = 1; i < length; ++i) fetched[i] = bus.fetch(pc + i, fetched[i - 1]);
+        seen = fetched[length - 1];
+        code = fetched;
+        bus.code.begin = fetched + 3, bus.code.end = nullptr, bus.code.origin = fetched - pc;
+      }
     }
-    ++pc;
-    seen = *code;
-    switch (static_cast<uint8_t>(seen)) {
+    switch (FETCH()) {
       READ_8(0x00, a |= m; FLAGS(a))
       READ_8(0x20, a &= m; FLAGS(a))
       READ_8(0x40, a ^= m; FLAGS(a))
@@ -323,8 +346,8 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
       READ_IMM(0xC0, 2, COMPARE(y))
       READ_ZP(0xC4, 3, ZP, COMPARE(y))
       READ_ANY(0xCC, 4, ABS, COMPARE(y))
-      READ_ZP(0x24, 3, ZP, negative = m; zero = a & m; overflow = m & kOverflow)
-      READ_ANY(0x2C, 4, ABS, negative = m; zero = a & m; overflow = m & kOverflow)
+      READ_ZP(0x24, 3, ZP, TEST_BITS)
+      READ_ANY(0x2C, 4, ABS, TEST_BITS)
 
       STORE_ANY(0x81, 6, IZX, a)
       STORE_ZP(0x85, 3, ZP, a)
@@ -369,26 +392,27 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
       OPCODE(0xD8, 2, decimal = 0)
       OPCODE(0xF8, 2, decimal = kDecimal)
 
-      BRANCH(0x10, !(negative & kNegative))
-      BRANCH(0x30, negative & kNegative)
+      BRANCH(0x10, !NEGATIVE)
+      BRANCH(0x30, NEGATIVE)
       BRANCH(0x50, !overflow)
       BRANCH(0x70, overflow)
       BRANCH(0x90, !carry)
       BRANCH(0xB0, carry)
-      BRANCH(0xD0, zero)
-      BRANCH(0xF0, !zero)
+      BRANCH(0xD0, NOT_ZERO)
+      BRANCH(0xF0, !NOT_ZERO)
 
-      OPCODE(0x4C, 3, ABS; pc = address)
+      OPCODE(0x4C, 3, ABS; JUMP(address, high))
       OPCODE(
-          0x6C, 5, ABS; seen = READ(address); m = seen; address = (address & 0xFF00) | ((address + 1) & 0xFF);
-          seen = READ(address); pc = m | seen << 8)
+          0x6C, 5, ABS; m = READ(address, high); address = (address & 0xFF00) | ((address + 1) & 0xFF);
+          high = READ(address, m); JUMP(m | high << 8, high))
       OPCODE(
-          0x20, 6, m = FETCH(); PUSH(pc >> 8); PUSH_AGAIN(pc); seen = bus.fetch(pc, seen); pc = m | seen << 8)
-      OPCODE(0x60, 6, m = PULL(); pc = m | PULL() << 8; pc = (pc + 1) & 0xFFFF)
+          0x20, 6, m = FETCH(); const int pc = PC(); PUSH(pc >> 8); PUSH_AGAIN(pc); high = bus.fetch(pc, m);
+          JUMP(m | high << 8, high))
+      OPCODE(0x60, 6, m = PULL(code[-1]); high = PULL(m); JUMP(((m | high << 8) + 1) & 0xFFFF, high))
       OPCODE(
-          0x00, 7, pc = (pc + 1) & 0xFFFF; PUSH(pc >> 8); PUSH_AGAIN(pc); PUSH_AGAIN(STATUS);
-          interrupt = kInterrupt; m = READ(0xFFFE); pc = m | READ(0xFFFF) << 8)
-      OPCODE(0x40, 6, SET_STATUS(PULL()); m = PULL(); pc = m | PULL() << 8)
+          0x00, 7, const int pc = PC() + 1; PUSH(pc >> 8); PUSH_AGAIN(pc); PUSH_AGAIN(STATUS); interrupt = kInterrupt;
+          m = READ(0xFFFE, 0); JUMP(m | READ(0xFFFF, 0) << 8, 0))
+      OPCODE(0x40, 6, SET_STATUS(PULL(code[-1])); m = PULL(seen); high = PULL(m); JUMP(m | high << 8, high))
       OPCODE(0x48, 3, PUSH(a))
       OPCODE(0x08, 3, PUSH(STATUS))
       OPCODE(0x68, 4, FLAGS(a = PULL_ONE()))
@@ -429,8 +453,7 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
         const int rotated = t >> 1 | carry << 7;
         if (decimal) {
           const Sum sum = rotate_decimal(t, rotated);
-          negative = carry ? kNegative : 0;
-          zero = rotated;
+          FLAGS(rotated);
           carry = sum.carry;
           overflow = sum.overflow ? kOverflow : 0;
           a = sum.result;
@@ -465,7 +488,7 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
       case 0x64: {
         cycle += 3;
         ZP;
-        (void)READ_ZERO_PAGE(address);
+        (void)READ_ZERO_PAGE(address, code[-1]);
         break;
       }
       case 0x14:
@@ -476,13 +499,13 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
       case 0xF4: {
         cycle += 4;
         ZPX;
-        (void)READ_ZERO_PAGE(address);
+        (void)READ_ZERO_PAGE(address, code[-1]);
         break;
       }
       case 0x0C: {
         cycle += 4;
         ABS;
-        (void)READ(address);
+        (void)READ(address, high);
         break;
       }
       case 0x1C:
@@ -493,18 +516,18 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
       case 0xFC: {
         cycle += 4;
         ABX_READ;
-        (void)READ(address);
+        (void)READ(address, high);
         break;
       }
       default:  // x2: JAM
-        pc = (pc - 1) & 0xFFFF;
+        --code;
         left = 0;
         running = false;
         break;
     }
   }
 
-  cpu.pc = static_cast<uint16_t>(pc);
+  cpu.pc = static_cast<uint16_t>(PC());
   cpu.a = static_cast<uint8_t>(a);
   cpu.x = static_cast<uint8_t>(x);
   cpu.y = static_cast<uint8_t>(y);
@@ -514,6 +537,7 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
   return running;
 
 #undef FETCH
+#undef PC
 #undef READ_ZERO_PAGE
 #undef READ
 #undef WRITE_TIA
@@ -538,8 +562,13 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
 #undef IZY
 #undef IZY_READ
 #undef FLAGS
+#undef NEGATIVE
+#undef NOT_ZERO
 #undef STATUS
 #undef SET_STATUS
+#undef TEST_BITS
+#undef GO_TO
+#undef JUMP
 #undef OPCODE
 #undef READ_IMM
 #undef READ_ZP

@@ -86,6 +86,7 @@ struct Bus {
   Vcs& vcs;
   const Canvas canvas;
   TiaSettings settings;
+  Code code;
   // By bits 10 to 13 of the address: 1 KB of the cartridge, and how much of it can be read without more ado.
   const uint8_t* pages[16];
   uint16_t sizes[16];
@@ -100,16 +101,18 @@ struct Bus {
       pages[i] = rom.bytes + 1024 * (vcs.cart.quarters[(i & 3) | (i >> 1 & 4)] & 15);
       sizes[i] = static_cast<uint16_t>(!is_plain ? 0 : (i & 3) == 3 ? kHotspots & 0x3FF : 0x400);
     }
+    code.end = nullptr;
   }
 
   HD uint8_t* ram() { return vcs.ram; }
-  HD const uint8_t* code(int pc) const {
-    if (kFlat) {
-      const unsigned low = static_cast<unsigned>(pc & 0x1FFF) - 0x1000;
-      return low < 0x1000 - 2 ? rom.bytes + low : nullptr;
-    }
-    const int i = pc >> 10 & 15, offset = pc & 0x3FF;
-    return offset + 2 < sizes[i] ? pages[i] + offset : nullptr;
+  HD const uint8_t* find_code(int pc) {
+    const int i = pc >> 10 & 15, offset = pc & (kFlat ? 0xFFF : 0x3FF);
+    const int size = !kFlat ? sizes[i] : pc & 0x1000 ? 0x1000 : 0;
+    code.begin = kFlat ? rom.bytes : pages[i];
+    // What runs on behind the window has to be fetched.
+    code.end = size ? code.begin + size - 3 : nullptr;
+    code.origin = code.begin + offset - pc;
+    return code.begin + offset;
   }
 
   HD int fetch(int pc, int seen) {
@@ -133,12 +136,6 @@ struct Bus {
   HD NOINLINE void write_special(int address, uint8_t value) {
     atari::write_cart(rom, vcs.cart, address, value);
     find_pages();
-  }
-  // -1 near the window's end, too: reading there may switch banks.
-  HD int peek(int pc) { return (pc & 0x1000) && (pc & 0xFFF) < kHotspots ? read_cart(pc) : -1; }
-  HD bool loads_timer(int pc) {
-    const int opcode = peek(pc);
-    return (opcode == 0xAD || opcode == 0xAE || opcode == 0xAC) && peek(pc + 1) == 0x84 && peek(pc + 2) == 0x02;
   }
   HD int until_timer_is(int value, int most, int cycle) {
     const int passed = cycle - vcs.riot.set_cycle - 1;
