@@ -56,13 +56,13 @@ struct Sum {
 HD inline int from_bcd(int byte) { return 10 * (byte >> 4) + (byte & 15); }
 HD inline int to_bcd(int value) { return value / 10 << 4 | value % 10; }
 
-HD inline Sum add_decimal(int a, int m, int carry) {
+HD NOINLINE inline Sum add_decimal(int a, int m, int carry) {
   const int sum = from_bcd(a) + from_bcd(m) + carry;
   const int result = to_bcd((sum & 0xFF) % 100);
   return {static_cast<uint8_t>(result), sum > 99, ((a ^ result) & (m ^ result) & 0x80) != 0};
 }
 
-HD inline Sum subtract_decimal(int a, int m, int carry) {
+HD NOINLINE inline Sum subtract_decimal(int a, int m, int carry) {
   int difference = from_bcd(a) - from_bcd(m) - (1 - carry);
   if (difference < 0) difference += 100;
   // Only invalid digits leave it negative.
@@ -70,14 +70,9 @@ HD inline Sum subtract_decimal(int a, int m, int carry) {
   return {static_cast<uint8_t>(result), a >= m + 1 - carry, ((a ^ result) & (m ^ result) & 0x80) != 0};
 }
 
-HD inline Sum add(int a, int m, int carry, bool decimal) {
-  if (decimal) return add_decimal(a, m, carry);
+HD inline Sum add(int a, int m, int carry) {
   const int sum = a + m + carry;
   return {static_cast<uint8_t>(sum), sum > 0xFF, ((a ^ sum) & (m ^ sum) & 0x80) != 0};
-}
-
-HD inline Sum subtract(int a, int m, int carry, bool decimal) {
-  return decimal ? subtract_decimal(a, m, carry) : add(a, m ^ 0xFF, carry, false);
 }
 
 // ARR in decimal mode. `overflow` and `carry` as usual; N is the old carry, Z is that of the unadjusted result.
@@ -216,12 +211,13 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
 // One opcode: its cycles, its addressing mode, what it does with the operand `m`.
 #define OPCODE(opcode, cycles, ...) \
   case opcode: {                    \
-    cycle += cycles;              \
-    __VA_ARGS__;                  \
-    break;                        \
+    cycle += cycles;                \
+    __VA_ARGS__;                    \
+    break;                          \
   }
 #define READ_IMM(opcode, cycles, OPERATION) OPCODE(opcode, cycles, m = FETCH(); OPERATION)
-#define READ_ZP(opcode, cycles, MODE, OPERATION) OPCODE(opcode, cycles, MODE; m = READ_ZERO_PAGE(address, code[-1]); OPERATION)
+#define READ_ZP(opcode, cycles, MODE, OPERATION) \
+  OPCODE(opcode, cycles, MODE; m = READ_ZERO_PAGE(address, code[-1]); OPERATION)
 #define READ_ANY(opcode, cycles, MODE, OPERATION) OPCODE(opcode, cycles, MODE; m = READ(address, high); OPERATION)
 #define READ_8(base, OPERATION)                 \
   READ_ANY(base + 0x01, 6, IZX, OPERATION)      \
@@ -263,22 +259,16 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
         if (opcode == kBpl) WAIT(0, 128, offset, took);                        \
       })
 
-#define ADC                                                  \
+#define SUM(in_decimal, in_binary)                           \
   do {                                                       \
-    const Sum sum = add(a, m, carry, decimal);               \
+    const Sum sum = decimal ? in_decimal : in_binary;        \
     a = sum.result;                                          \
     carry = sum.carry;                                       \
     overflow = sum.overflow ? kOverflow : 0;                 \
     FLAGS(a);                                                \
   } while (0)
-#define SBC                                                  \
-  do {                                                       \
-    const Sum sum = subtract(a, m, carry, decimal);          \
-    a = sum.result;                                          \
-    carry = sum.carry;                                       \
-    overflow = sum.overflow ? kOverflow : 0;                 \
-    FLAGS(a);                                                \
-  } while (0)
+#define ADC SUM(add_decimal(a, m, carry), add(a, m, carry))
+#define SBC SUM(subtract_decimal(a, m, carry), add(a, m ^ 0xFF, carry))
 #define COMPARE(with) (carry = (with) >= m, FLAGS(((with) - m) & 0xFF))
 #define ASL (carry = m >> 7, m = (m << 1) & 0xFF)
 #define LSR (carry = m & 1, m >>= 1)
@@ -307,7 +297,7 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
   for (; left > 0; --left) {
     int address, high;  // of the operand
     int m;              // the operand
-    if (code >= bus.code.end) {
+    if (__builtin_expect(code >= bus.code.end, 0)) {  // keeps what is rare out of the loop
       const int pc = PC();
       code = bus.find_code(pc);
       if (code >= bus.code.end) {
@@ -581,6 +571,7 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
 #undef MODIFY_4
 #undef MODIFY_7
 #undef BRANCH
+#undef SUM
 #undef ADC
 #undef SBC
 #undef COMPARE

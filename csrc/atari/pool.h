@@ -162,7 +162,7 @@ class Pool {
 
   Header header_of(const uint8_t* bytes) const {
     const uint8_t* payload = bytes + sizeof(Header);
-    return {0x3230'6574'6174'7341, protocol_.fingerprint(), hash(payload, clone_bytes() - sizeof(Header))};
+    return {0x3330'6574'6174'7341, protocol_.fingerprint(), hash(payload, clone_bytes() - sizeof(Header))};
   }
 
   const Rom rom_;

@@ -66,6 +66,7 @@ struct Tia {
   uint8_t without_first[2];    // a player was reset in mid-line and has lost its first copy
   uint8_t blank_left;          // HMOVE blanks the first 8 pixels of this line
   uint8_t blank_left_next;     // of the next line
+  uint8_t blank_left_before;   // of the line before
   uint8_t line_work;           // start_line has something to do
   uint8_t shaking;             // missile 0's motion goes on until the next HMOVE ("Cosmic Ark")
   uint8_t shake_step;          // lines since it began to shake, modulo 4
@@ -157,6 +158,7 @@ HD inline void set_object(Tia& tia, int object, const Mask& mask, bool enabled) 
 
 HD NOINLINE inline void place_player(Tia& tia, int player) {
   const uint8_t graphics = (tia.delayed[player] ? tia.old_graphics : tia.graphics)[player];
+  if (!graphics && !(tia.enabled >> player & 1)) return;  // it goes on showing nothing
   Mask mask{};
   if (graphics) {
     const int mode = tia.size[player] & 7;
@@ -251,7 +253,6 @@ struct Layers {
 HD inline int present_objects(const Tia& tia) { return (tia.enabled | tia.changed) & 63; }
 
 HD inline void collide(Tia& tia, const Layers& layers, const Mask& where) {
-  if ((kTables.pairs[layers.present] & ~tia.collisions) == 0) return;
   Mask seen{}, twice{};
   for (int i = 0; i < kNumObjects; ++i) {
     if (!(layers.present >> i & 1)) continue;
@@ -346,10 +347,14 @@ HD NOINLINE inline void draw_line(Tia& tia, const TiaSettings& settings, const C
     return;
   }
   const bool is_plain = begin == 0 && end == kWidth && !changed;  // the masks as they stand are right for all of it
-  if (is_plain && !tia.news) {
+  if (is_plain && !tia.news && tia.blank_left == tia.blank_left_before) {
     if (pixels) memcpy(pixels, pixels - kWidth, kWidth);
     return;
   }
+  const bool may_collide =
+      (tia.news == kNewMasks || !is_plain) && (kTables.pairs[layers.present] & ~tia.collisions) != 0;
+  tia.news = is_plain ? kNoNews : kNewMasks;
+  if (!pixels && !may_collide) return;
   const Mask where = range(begin, end);
   Mask mixed[kNumObjects];
   if (changed) {
@@ -359,9 +364,8 @@ HD NOINLINE inline void draw_line(Tia& tia, const TiaSettings& settings, const C
     }
     layers.masks = mixed;
   }
-  if (tia.news == kNewMasks || !is_plain) collide(tia, layers, where);
+  if (may_collide) collide(tia, layers, where);
   if (pixels) draw_row(tia, layers, canvas, pixels, begin, end, where);
-  tia.news = is_plain ? kNoNews : kNewMasks;
 }
 
 // What changes with the next line. ALE does none of it outside of the window: an HMOVE above it blanks the first row.
@@ -369,9 +373,9 @@ HD inline void start_line(Tia& tia, const TiaSettings& settings) {
   const int row = tia.line - settings.first_line;
   ++tia.line;
   tia.pixel = tia.drawn = 0;
+  tia.blank_left_before = tia.blank_left;
   if (!tia.line_work || row < 0 || row >= settings.height) return;
   tia.line_work = tia.shaking | tia.blank_left_next;
-  tia.news = kNewMasks;
   tia.blank_left = tia.blank_left_next;
   tia.blank_left_next = 0;
   for (int i = 0; i < 2; ++i) {
@@ -414,8 +418,11 @@ HD inline void forget_line(Tia& tia) {
   for (int i = 0; i < kNumObjects; ++i) tia.kept[i] = Mask{}, tia.since[i] = 0;
 }
 
-// Keeps what an object has shown in this line, before its mask changes.
-HD inline void keep(Tia& tia, int object) {
+// Goes on to `clock` and keeps what an object has shown in this line, before its mask changes.
+HD NOINLINE inline void keep(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int object, int clock) {
+  go_on(tia, settings, canvas, clock);
+  // With priority and score mode it matters where each object is enabled.
+  if ((tia.control & 6) == 6) return draw_line(tia, settings, canvas, tia.pixel);
   if (tia.pixel <= tia.drawn) return;
   const bool has_changed = tia.changed >> object & 1;
   const Mask shown = both(tia.masks[object], range(has_changed ? tia.since[object] : 0, tia.pixel));
@@ -432,6 +439,13 @@ HD inline void reset_tia(Tia& tia) {
   for (int i = 0; i < 4; ++i) tia.paddle_cycles[i] = paddles[i];
   for (int i = 0; i < 2; ++i) tia.fire[i] = fire[i];
   tia.hmove_cycle = tia.vsync_cycle = tia.discharged_cycle = kLongAgo;
+}
+
+// Whether an HMOVE has anything to move: many programs strobe it in every line.
+HD inline bool has_motion(const Tia& tia) {
+  int any = tia.without_first[0] | tia.without_first[1] | tia.shaking;
+  for (const uint8_t motion : tia.motion) any |= motion;
+  return any != 0;
 }
 
 // How an HMOVE in cycle `cycle` of a line moves objects to the right: by what HMxx says less `late`, between two limits.
@@ -464,28 +478,25 @@ HD inline int strobe_position(int object, int hpos, int clocks_since_hmove) {
   return hpos < kBlankClocks ? 2 : (hpos - 64) % kWidth;
 }
 
-// Bit per register: whether writing again what it has does nothing. NUSIZ ends what RESP has begun, GRP moves what is
-// delayed, and strobes do not look at the value.
-constexpr uint64_t kRepeatable = 0x3FF'E7E0'FFC2;
+// Bit per register: whether writing again what it has does nothing but, for GRP, to move what is delayed. NUSIZ ends
+// what RESP has begun, and strobes do not look at the value.
+constexpr uint64_t kRepeatable = 0x3FF'FFE0'FFC2;
 
 HD inline bool is_repeated(const Tia& tia, int address, uint8_t value) {
   const int which = address & 0x3F;
-  return (kRepeatable >> which & 1) && tia.written[which] == value;
+  if (!(kRepeatable >> which & 1) || tia.written[which] != value) return false;
+  if (which == 0x1B) return tia.old_graphics[1] == tia.graphics[1];
+  if (which == 0x1C) return tia.old_graphics[0] == tia.graphics[0] && tia.old_ball_on == tia.ball_on;
+  return true;
 }
 
 // A write of `value` at the end of `cycle`. Returns the cycle in which the CPU goes on.
 HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int address, uint8_t value, int cycle) {
-  const int line = cycle / kLineCycles;
-  const int column = cycle - line * kLineCycles;  // cycle of the line, 0..75
-  const int clock = 3 * cycle;
+  const int column = cycle % kLineCycles;  // cycle of the line, 0..75
+  const int clock = 3 * cycle, pixel = 3 * column - kBlankClocks;
   // A write changes what is seen `delay` clocks later. How: all of it, or one object's mask.
   const auto finish = [&](int delay) { draw_to(tia, settings, canvas, clock + delay); };
-  const auto change = [&](int object, int delay) {
-    go_on(tia, settings, canvas, clock + delay);
-    // With priority and score mode it matters where each object is enabled.
-    if ((tia.control & 6) == 6) return draw_line(tia, settings, canvas, tia.pixel);
-    keep(tia, object);
-  };
+  const auto change = [&](int object, int delay) { keep(tia, settings, canvas, object, clock + delay); };
   int next_cycle = cycle;
   if ((address & 0x3F) < kNumRegisters) tia.written[address & 0x3F] = value;
   switch (address & 0x3F) {
@@ -543,7 +554,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       tia.control = value;
       tia.news = kNewMasks;
       if (tia.mirrored != (value & 1)) {
-        if (clock - line * kLineClocks - kBlankClocks < 79) {
+        if (pixel < 79) {
           tia.mirrored = value & 1;
           place_playfield(tia);
         } else {
@@ -566,7 +577,6 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
     case 0x0F: {  // PF0 PF1 PF2: from the next cell of 4 pixels on
       const int i = (address & 0x3F) - 0x0D;
       if (tia.playfield[i] == value) break;
-      const int pixel = clock - line * kLineClocks - kBlankClocks;
       change(kPF, ((pixel + 5) & ~3) - pixel);
       tia.playfield[i] = value;
       place_playfield(tia);
@@ -614,9 +624,6 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
     case 0x1B:
     case 0x1C: {  // GRP0 GRP1: each also makes the other's delayed graphics current, GRP1 the ball's
       const int i = (address & 0x3F) - 0x1B;
-      const bool same = tia.graphics[i] == value && tia.old_graphics[1 - i] == tia.graphics[1 - i] &&
-                        (i == 0 || tia.old_ball_on == tia.ball_on);
-      if (same) break;
       if (!tia.delayed[i]) change(kP0 + i, 1);
       if (tia.delayed[1 - i]) change(kP0 + (1 - i), 1);
       if (i == 1 && tia.delayed[2]) change(kBL, 1);
@@ -691,12 +698,12 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       go_on(tia, settings, canvas, clock);
       tia.hmove_cycle = cycle;
       if (settings.hmove_blanks && (column <= 20 || column == 75)) {
-        tia.news = kNewMasks;
         const int row = line - settings.first_line;
         const bool is_seen = row >= 0 && row < settings.height;
         (column == 75 && is_seen ? tia.blank_left_next : tia.blank_left) = tia.line_work = 1;
       }
       const Move move = move_at(column);
+      if (move.distance(0) == 0 && !has_motion(tia)) break;
       tia.shake_shape = 0;
       for (int i = 0; i < 5; ++i) {
         const int distance = move.distance(tia.motion[i]);
@@ -726,7 +733,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       break;
     default: break;  // RSYNC and sound
   }
-  if (line > settings.line_limit) tia.frame_over = 1;
+  if (cycle >= (settings.line_limit + 1) * kLineCycles) tia.frame_over = 1;
   return next_cycle;
 }
 
