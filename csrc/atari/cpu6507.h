@@ -106,16 +106,18 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
   int seen = 0;  // the last byte that the CPU read, kept where the next one may be fetched
   bool running = true;
 
+// What leads to calls is called unlikely, so that the compiler keeps the registers in those of the processor.
+#define IS_LIKELY(condition) __builtin_expect((condition) != 0, 1)
 // `undriven`: the byte that the CPU read before. It shows where a read drives too few bits.
 #define FETCH() (*code++)
 #define PC() (static_cast<int>(code - bus.code.origin) & 0xFFFF)
 #define READ_ZERO_PAGE(where, undriven) \
-  ((where) & 0x80 ? ram[(where) - 0x80] : bus.read_tia((where), cycle, static_cast<uint8_t>(undriven)))
+  (IS_LIKELY((where) & 0x80) ? ram[(where) - 0x80] : bus.read_tia((where), cycle, static_cast<uint8_t>(undriven)))
 #define READ(where, undriven)                                                                  \
-  (((where) & 0x1000)  ? bus.read_cart(where)                                                  \
-   : !((where) & 0x80) ? bus.read_tia((where), cycle, static_cast<uint8_t>(undriven))          \
-   : !((where) & 0x200) ? ram[(where) & 0x7F]                                                  \
-                        : bus.read_riot((where), cycle))
+  (IS_LIKELY((where) & 0x1000)                     ? bus.read_cart(where)                      \
+   : IS_LIKELY(((where) & 0x280) == 0x80)          ? ram[(where) & 0x7F]                       \
+   : (where) & 0x80                                ? bus.read_riot((where), cycle)             \
+                                                   : bus.read_tia((where), cycle, static_cast<uint8_t>(undriven)))
 #define WRITE_TIA(where, value)                                            \
   do {                                                                     \
     cycle = bus.write_tia((where), static_cast<uint8_t>(value), cycle);    \
@@ -123,19 +125,19 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
   } while (0)
 #define WRITE(where, value)                                                  \
   do {                                                                       \
-    if ((where) & 0x1000) {                                                  \
-      bus.write_cart((where), static_cast<uint8_t>(value));                  \
-    } else if (!((where) & 0x80)) {                                          \
-      WRITE_TIA(where, value);                                               \
-    } else if (!((where) & 0x200)) {                                         \
+    if (IS_LIKELY(((where) & 0x1280) == 0x80)) {                             \
       ram[(where) & 0x7F] = static_cast<uint8_t>(value);                     \
-    } else {                                                                 \
+    } else if ((where) & 0x1000) {                                           \
+      bus.write_cart((where), static_cast<uint8_t>(value));                  \
+    } else if ((where) & 0x80) {                                             \
       bus.write_riot((where), static_cast<uint8_t>(value), cycle);           \
+    } else {                                                                 \
+      WRITE_TIA(where, value);                                               \
     }                                                                        \
   } while (0)
 #define WRITE_ZERO_PAGE(where, value)                          \
   do {                                                         \
-    if ((where) & 0x80) {                                      \
+    if (IS_LIKELY((where) & 0x80)) {                           \
       ram[(where) - 0x80] = static_cast<uint8_t>(value);       \
     } else {                                                   \
       WRITE_TIA(where, value);                                 \
@@ -297,7 +299,7 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
   for (; left > 0; --left) {
     int address, high;  // of the operand
     int m;              // the operand
-    if (__builtin_expect(code >= bus.code.end, 0)) {  // keeps what is rare out of the loop
+    if (!IS_LIKELY(code < bus.code.end)) {
       const int pc = PC();
       code = bus.find_code(pc);
       if (code >= bus.code.end) {
@@ -526,6 +528,7 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
   cpu.cycle = cycle;
   return running;
 
+#undef IS_LIKELY
 #undef FETCH
 #undef PC
 #undef READ_ZERO_PAGE
