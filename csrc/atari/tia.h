@@ -599,7 +599,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       change(kP0 + i, delay);
       tia.position[i] = static_cast<uint8_t>(position);
       // ALE begins a line after what is written in its cycle 0, and the first copy comes back at once.
-      const int row = line - settings.first_line;
+      const int row = cycle / kLineCycles - settings.first_line;
       const bool line_begins = column == 0 && delay == 0 && row > 0 && row <= settings.height;
       tia.without_first[i] = !starting && !line_begins;
       tia.line_work |= tia.without_first[i];
@@ -698,7 +698,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       go_on(tia, settings, canvas, clock);
       tia.hmove_cycle = cycle;
       if (settings.hmove_blanks && (column <= 20 || column == 75)) {
-        const int row = line - settings.first_line;
+        const int row = cycle / kLineCycles - settings.first_line;
         const bool is_seen = row >= 0 && row < settings.height;
         (column == 75 && is_seen ? tia.blank_left_next : tia.blank_left) = tia.line_work = 1;
       }
