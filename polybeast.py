@@ -42,6 +42,7 @@ from monobeast import Net as Net  # for beast.load
 from polybeast_env import create_env, parse_flags
 
 QUIET_SECONDS = 2.0  # before a line says which env server the learner waits for
+CONNECT_SECONDS = 10.0  # a learner waits this long for a server at least, however short --env_timeout is
 STREAMS_PER_SERVER = 2  # double buffering: one group steps while the other's actions are chosen
 
 
@@ -121,7 +122,7 @@ def train(flags: Flags) -> Result:
             streams = [address for address in addresses for _ in range(STREAMS_PER_SERVER)]
             feed = RemoteFeed(
                 learner, flags, spaces.action, streams, servers, seed=training.env_seed(0, 0), env=flags.env,
-                env_timeout=flags.env_timeout, connect_timeout=max(flags.env_timeout, 10) + MAKING_SECONDS,
+                env_timeout=flags.env_timeout, connect_timeout=max(flags.env_timeout, CONNECT_SECONDS) + MAKING_SECONDS,
                 max_env_restarts=flags.max_env_restarts, log=training.run.log, **security,
             )  # fmt: skip
             others = [feed.pool.run, lambda: feed.watch(flags.group_width)]
@@ -164,7 +165,7 @@ def query_servers(flags: Flags, addresses: list[str], security: dict) -> tuple[F
     Raises InputError if they do not have the same, Unreachable if one cannot be reached.
     """
     first: dict = {}
-    timeout = max(flags.env_timeout, 10)
+    timeout = max(flags.env_timeout, CONNECT_SECONDS)
     for address in addresses:
         waiting = f"waiting for the env server at {address}, for {timeout:g} s at most (--env_timeout)"
         timer = threading.Timer(QUIET_SECONDS, tell, [waiting])

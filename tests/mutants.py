@@ -1,6 +1,6 @@
 """Does a test notice when the agent is wrong? `make test-mutants` breaks monobeast.py in one place after the other.
 
-    python tests/mutants.py                      # all of them, in about two minutes
+    python tests/mutants.py                      # all of them, in about three minutes
     python tests/mutants.py entropy "core state" # those whose names contain one of these
 
 Each mutant is a copy of the agent with one piece of text replaced, and the tests run on it until the first one fails.

@@ -118,6 +118,7 @@ def train_stop_and_resume(checkout: Path, command: str, name: str) -> None:
     assert (checkout / "runs" / name / "checkpoint.pt").exists()
 
 
+@pytest.mark.long
 def test_make_train_trains_pong_stops_on_ctrl_c_and_resumes_and_the_commands_for_a_trained_run_work(checkout):
     train_stop_and_resume(checkout, "make train", "pong")
     # A plot needs finished games: the metrics of a committed run.

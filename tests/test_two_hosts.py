@@ -210,6 +210,7 @@ pool.run()
 """
 
 
+@pytest.mark.long
 def test_a_link_that_is_cut_for_ten_seconds_costs_no_rollout_and_training_goes_on(hosts, secrets, tmp_path):
     run = tmp_path / "runs" / "far"
 
