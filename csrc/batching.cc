@@ -150,17 +150,16 @@ void RowQueue::put(ArrayNest item, int64_t rows, std::shared_ptr<Call> call, con
   Waiter waiter(interrupt);
   std::unique_lock lock(mutex_);
   if (options_.maximum_queue_size) {
-    // In order of arrival: otherwise others could overtake a rollout again and again while its policy lag grows.
-    const uint64_t turn = next_turn_++;
-    turns_.insert(turn);
+    // In order of arrival: otherwise others could overtake a rollout again and again while its policy lag grows. Each
+    // waits for a notification of its own: one that woke all of a thousand to let one in would cost 17 ms.
+    std::condition_variable turn;
+    const auto place = turns_.insert(turns_.end(), &turn);
     const auto leave = [&] {
-      turns_.erase(turn);
-      rows_went_.notify_all();  // there may be room for the next one
+      turns_.erase(place);
+      wake_next_put();
     };
     try {
-      while (!closed_ && (*turns_.begin() != turn || num_rows_ >= *options_.maximum_queue_size)) {
-        waiter.wait(rows_went_, lock);
-      }
+      while (!closed_ && (turns_.front() != &turn || !has_room())) waiter.wait(turn, lock);
     } catch (...) {
       if (!lock.owns_lock()) lock.lock();
       leave();
@@ -216,8 +215,12 @@ std::vector<RowQueue::Part> RowQueue::take(const Interrupt& interrupt) {
     }
   }
   if (!parts_.empty()) rows_came_.notify_one();
-  rows_went_.notify_all();
+  wake_next_put();
   return taken;
+}
+
+void RowQueue::wake_next_put() {
+  if (!turns_.empty() && (closed_ || has_room())) turns_.front()->notify_one();
 }
 
 void RowQueue::remove(const Call* call) {
@@ -248,7 +251,7 @@ void RowQueue::close() {
   dropped.swap(parts_);
   num_rows_ = 0;
   rows_came_.notify_all();
-  rows_went_.notify_all();
+  for (std::condition_variable* turn : turns_) turn->notify_one();
 }
 
 BatchingQueue::BatchingQueue(const BatchingOptions& options) : rows_(options, /*may_split=*/true) {}

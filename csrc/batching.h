@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -75,17 +76,17 @@ class RowQueue {
 
  private:
   bool ready(std::chrono::steady_clock::time_point now) const;
+  bool has_room() const { return num_rows_ < *options_.maximum_queue_size; }
+  void wake_next_put();
   void check_joins(const ArrayNest& item) const;
 
   const BatchingOptions options_;
   const bool may_split_;
   mutable std::mutex mutex_;
   std::condition_variable rows_came_;
-  std::condition_variable rows_went_;
   std::deque<Part> parts_;
   int64_t num_rows_ = 0;
-  std::set<uint64_t> turns_;  // of the calls of put() that wait for room
-  uint64_t next_turn_ = 0;
+  std::list<std::condition_variable*> turns_;  // of the calls of put() that wait for room, in order of arrival
   bool closed_ = false;
 };
 

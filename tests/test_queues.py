@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from blocking import BLOCKING_CALLS, InThread, ended_if_it_hangs, libbeast, run_script, stays_blocked  # noqa: F401
-from waiting import wait_until, wait_until_asleep
+from waiting import PATIENCE, wait_until, wait_until_asleep
 
 BatchingQueue, ClosedBatchingQueue = libbeast.BatchingQueue, libbeast.ClosedBatchingQueue
 
@@ -641,3 +641,35 @@ def test_ctrl_c_interrupts_in_a_forked_child_whose_main_thread_was_another_here(
         thread.join()
     """
     assert run_script("next(queue)", script) == "interrupted\n"
+
+
+WAKES = """
+import resource, sys, threading, numpy as np
+sys.modules["torch"] = None
+import libbeast
+num_blocked = 300
+queue = libbeast.BatchingQueue(batch_dim=0, maximum_batch_size=1, maximum_queue_size=1)
+threads = [threading.Thread(target=queue.enqueue, args=(np.zeros((1, 1)),), daemon=True) for _ in range(num_blocked)]
+for thread in threads:
+    thread.start()
+while threading.active_count() < num_blocked:  # one has put its row and ended
+    pass
+import time
+time.sleep(1)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+for _ in range(num_blocked // 2):
+    next(queue)
+time.sleep(0.2)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before) / (num_blocked // 2))
+"""
+
+
+def test_a_row_that_is_taken_wakes_one_of_those_that_wait_to_put_one():
+    done = subprocess.run(
+        [sys.executable, "-c", WAKES],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert float(done.stdout) < 20, f"{done.stdout} context switches for each row {done.stderr}"
