@@ -186,6 +186,8 @@ class ActorPool:
         connect_timeout: float = 30.0,
         max_env_restarts: int = 5,
         insecure: bool = False,
+        min_streams: int | None = None,
+        expected: StreamSpec | None = None,
         log: Callable[[str], object] | None = None,
     ) -> None:
         """`unroll_length` is T, 1 to 1,000,000 steps; addresses are "unix:/path" or "host:port"; leaves of
@@ -196,7 +198,12 @@ class ActorPool:
         - `insecure`: allows a token to cross a network without TLS.
         - `env`: the environment id that the servers must have; empty accepts any.
         - `env_timeout`: seconds for one step. `connect_timeout`: seconds to reach a server, retries included.
-        - `max_env_restarts`: how often a stream may be restarted in a row.
+        - `max_env_restarts`: how often a stream may be restarted in a row. After that, or when its server refuses it,
+          it rests: 30 seconds, then twice as long each time, up to 10 minutes.
+        - `min_streams`: the run ends when fewer streams than these work; None ends it with the first that rests. A
+          stream that has never worked ends it in any case.
+        - `expected`: what every stream must have in all its lives, as `handshake` returned it; by default it is what
+          the first stream has. A row that has a number which is not finite ends its stream, as a lost server does.
         - `log`: called with a message for every stream that is lost; None prints it to stderr.
 
         Raises ValueError and TypeError.
@@ -207,7 +214,8 @@ class ActorPool:
 
         Raises the first failure:
         - ConnectionError: a stream was not reached within `connect_timeout` at the start, or was lost more often than
-          `max_env_restarts` in a row. The message has the environment's traceback if it raised one.
+          `max_env_restarts` in a row and fewer than `min_streams` were left. The message has the environment's
+          traceback if it raised one.
         - ConnectionRefusedError: the two sides do not fit together (token, protocol, environment).
         - AsyncError: inference failed.
         - ValueError: inference's answer does not fit, or a rollout is larger than this machine's memory.

@@ -12,11 +12,14 @@ agent's own `infer` and `learn` run on it: edit model, loss and update in monobe
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shlex
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -26,10 +29,10 @@ except ModuleNotFoundError:
     sys.exit("PolyBeast needs its C++ part, libbeast: `pip install .` builds it (README.md, PolyBeast)")
 
 from beast import envs
-from beast.envs.rows import EnvSpaces, spaces_by_name
+from beast.envs.rows import EnvSpaces, action_shape_dtype, observation_field, spaces_by_name
 from beast.errors import InputError, MissingFile, Unreachable, exit_with_message
 from beast.feeds import wire
-from beast.feeds.env_server import MAKING_SECONDS
+from beast.feeds.env_server import MAKING_SECONDS, read_token
 from beast.feeds.remote import LocalServers, RemoteFeed
 from beast.learn.learner import PublishedWeights
 from beast.run import command_line
@@ -63,6 +66,9 @@ class Flags(AgentFlags):
     """Certificate (PEM) that the env servers' certificates are signed with, or their own; a token needs it."""
     insecure: bool = False
     """Send a token to other hosts without TLS: in a trusted network."""
+    min_envs: float = 0.5
+    """Share of the environments that must work. A stream whose restarts are used up, or that is refused, rests for 30
+    seconds to 10 minutes while this share is left; below it the run ends."""
     server_niceness: int = 5
     """Unix niceness added to env servers started here (0 to 19), so that they yield to the learner. Linux with
     autogroups ignores it between them and the learner."""
@@ -82,7 +88,7 @@ class Flags(AgentFlags):
 # Flags of this variant, beside those of every run, that may differ when a run is resumed.
 PLACEMENT_FLAGS = {
     *("num_servers", "addresses", "token_file", "tls_ca", "insecure", "server_niceness", "group_width"),
-    *("inference_width", "queue_width"),
+    *("inference_width", "queue_width", "min_envs"),
 }
 
 
@@ -110,7 +116,7 @@ def train(flags: Flags) -> Result:
             )
             servers_to_close.callback(servers.close)
             addresses = servers.addresses
-        flags, spaces = query_servers(flags, addresses, security)
+        flags, spaces, hello = query_servers(flags, addresses, security)
         if flags.addresses:
             frames_per_step = envs.frames_per_step(flags.env, flags.frame_skip)
         torch.manual_seed(flags.seed)
@@ -121,9 +127,10 @@ def train(flags: Flags) -> Result:
                 learner.net.forward = torch.compile(learner.net.forward)
             streams = [address for address in addresses for _ in range(STREAMS_PER_SERVER)]
             feed = RemoteFeed(
-                learner, flags, spaces.action, streams, servers, seed=training.env_seed(0, 0), env=flags.env,
+                learner, flags, spaces.action, streams, servers, seed=training.env_seed(0, 0), expected=hello,
                 env_timeout=flags.env_timeout, connect_timeout=max(flags.env_timeout, CONNECT_SECONDS) + MAKING_SECONDS,
-                max_env_restarts=flags.max_env_restarts, log=training.run.log, **security,
+                max_env_restarts=flags.max_env_restarts, min_streams=math.ceil(flags.min_envs * len(streams)),
+                log=training.run.log, **security,
             )  # fmt: skip
             others = [feed.pool.run, lambda: feed.watch(flags.group_width)]
             if servers:
@@ -147,47 +154,61 @@ def server_command_line(flags: Flags) -> list[str]:
 
 
 def read_security(flags: Flags) -> dict:
-    """Token and certificate for libbeast. Raises MissingFile naming the flag."""
-    contents = {}
+    """Token and certificate for libbeast. Raises InputError naming the flag."""
     for name in ("token_file", "tls_ca"):
         path = getattr(flags, name)
         if path and not os.path.isfile(path):
             raise MissingFile(f"--{name} {path}: there is no such file")
-        with open(path or os.devnull, "rb") as file:
-            contents[name] = file.read()
-    token = contents["token_file"].decode().strip()
-    return {"token": token, "root_certificates": contents["tls_ca"], "insecure": flags.insecure}
+    token = read_token(flags.token_file) if flags.token_file else ""
+    certificates = Path(flags.tls_ca).read_bytes() if flags.tls_ca else b""
+    return {"token": token, "root_certificates": certificates, "insecure": flags.insecure}
 
 
-def query_servers(flags: Flags, addresses: list[str], security: dict) -> tuple[Flags, EnvSpaces]:
-    """What all servers say they have: flags with their environment and group width, and spaces.
+def query_servers(flags: Flags, addresses: list[str], security: dict) -> tuple[Flags, EnvSpaces, dict]:
+    """What all servers say they have: flags with their environment and group width, spaces, and the hello itself.
 
     Raises InputError if they do not have the same, Unreachable if one cannot be reached.
     """
-    first: dict = {}
     timeout = max(flags.env_timeout, CONNECT_SECONDS)
-    for address in addresses:
+
+    def ask(address: str) -> dict:
         waiting = f"waiting for the env server at {address}, for {timeout:g} s at most (--env_timeout)"
         timer = threading.Timer(QUIET_SECONDS, tell, [waiting])
         timer.start()
         try:
-            hello = dict(libbeast.handshake(address, timeout=timeout, **security))
+            return dict(libbeast.handshake(address, timeout=timeout, **security))
         except ConnectionError as error:
             raise Unreachable(str(error)) from error
         except ValueError as error:
             raise InputError(str(error)) from error
         finally:
             timer.cancel()
-        first = first or hello
-        for name in ("env", "num_envs", "observation_space", "action_space"):
+
+    unique = list(dict.fromkeys(addresses))
+    with ThreadPoolExecutor(min(len(unique), 64)) as threads:
+        hellos = list(threads.map(ask, unique))
+    first = hellos[0]
+    for address, hello in zip(unique, hellos):
+        for name in ("env", "num_envs", "observation_space", "action_space", "fields", "observation", "action"):
             if hello[name] != first[name]:
                 raise InputError(
-                    f"{address} has {name} {hello[name]}, {addresses[0]} has {first[name]}: "
-                    "start all env servers with the same flags"
+                    wire.readable(
+                        f"{address} has {name} {hello[name]}, {addresses[0]} has {first[name]}: "
+                        "start all env servers with the same flags"
+                    )
                 )
     flags = validate(replace(flags, env=first["env"], group_width=first["num_envs"]))
     observation_space, action_space = (wire.space_from_json(first[f"{of}_space"]) for of in ("observation", "action"))
-    return flags, EnvSpaces(spaces_by_name(observation_space), action_space)
+    spaces = EnvSpaces(spaces_by_name(observation_space), action_space)
+    described = {f"obs/{name}": observation_field(space)[::-1] for name, space in spaces.observations.items()}
+    served = {name: field for name, field in first["fields"].items() if name.startswith("obs/")}
+    if described != served or first["action"] != action_shape_dtype(action_space)[::-1]:
+        raise InputError(
+            wire.readable(
+                f"{addresses[0]}: its spaces have {described}, its rows {served}: it is no env server of Beast"
+            )
+        )
+    return flags, spaces, first
 
 
 def validate(flags: Flags, widths_known: bool = True) -> Flags:
@@ -198,6 +219,7 @@ def validate(flags: Flags, widths_known: bool = True) -> Flags:
     limits = {  # name: lowest, highest
         **{name: (0, 10**9) for name in ("queue_width", "inference_width")},
         "num_servers": (1, 1024),
+        "min_envs": (0.0, 1.0),
         "server_niceness": (0, 19),
     }
     check_limits(flags, limits)

@@ -39,7 +39,9 @@ def create_env(flags, num_envs: int, **overrides) -> gymnasium.vector.VectorEnv:
 def parse_flags(arguments: list[str] | None = None) -> argparse.Namespace:
     """The flags, for `create_env` and `main`; add your environment's own here."""
     parser = argparse.ArgumentParser(
-        description="Serve environments to a PolyBeast learner.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        description="Serve environments to a PolyBeast learner.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
     )
     add_env_flags(parser)
     add = parser.add_argument
@@ -74,6 +76,11 @@ def parse_flags(arguments: list[str] | None = None) -> argparse.Namespace:
         help="Unix niceness to add (0 to 19), so that environments yield to a learner on the same machine",
     )
     add(
+        "--keep",
+        action="store_true",
+        help="start the server again whenever it ends, as it does when an environment hangs whose learner has left",
+    )
+    add(
         "--parent_pid",
         type=int,
         default=0,
@@ -96,19 +103,22 @@ def main() -> None:
             log("TLS is on; a learner that speaks plain text (it lacks --tls_ca) shows below as WRONG_VERSION_NUMBER")
         elif not env_server.is_local(flags.address):
             log(f"--insecure: all who can connect to {flags.address} can read along, and without a token step too")
-        os.nice(flags.niceness)
         # A parent has made and checked such an environment itself.
         env_id = flags.env if flags.parent_pid else probe_env(create_env, flags).env_id
+        if flags.keep:
+            words = [word for word in sys.argv if word != "--keep"]
+            env_server.keep([sys.executable, *words, "--env", env_id], flags.address, log)
+        os.nice(flags.niceness)
         server = env_server.EnvServer(
             lambda: env_server.VectorEnvGroup(create_env(flags, flags.group_width)),
             flags.address,
-            make_example=lambda: env_server.VectorEnvGroup(create_env(flags, 1), flags.group_width),
+            example=env_server.VectorEnvGroup(create_env(flags, 1), flags.group_width),
             env_id=env_id,
             max_streams=flags.max_streams,
             token=token,
             tls=tls,
             log=log,
-            replaceable=bool(flags.parent_pid),
+            ends_when_stuck=True,
         )
     env_server.serve(server, f"{env_id} ({flags.max_streams} streams of {flags.group_width})", flags.parent_pid)
 

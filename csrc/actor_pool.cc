@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "wire.h"
+
 namespace beast {
 namespace {
 
@@ -16,6 +18,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kMaxUnrollLength = 1'000'000;
 constexpr std::chrono::minutes kForgivenAfter{10};       // a life this long resets the stream's count of restarts
 constexpr double kFirstPause = 0.1, kLongestPause = 10;  // seconds before a stream is connected again
+constexpr double kFirstRest = 30, kLongestRest = 600;    // the same, after max_env_restarts in a row
 
 struct Stopped {};  // thrown in a stream's thread when the pool stops
 
@@ -55,14 +58,30 @@ std::string describe(const Array& array) {
   return std::string(dtype_name(array.dtype())) + " " + to_string(array.shape());
 }
 
-std::string describe(const Field& field) {
-  return field.name + " " + dtype_name(field.dtype) + " " + to_string(field.shape);
+// Whether all items are finite. It has no branches, so that the compiler makes wide instructions of it.
+template <typename Bits>
+bool is_finite(const std::byte* data, size_t count, Bits exponent) {
+  bool infinite = false;
+  for (size_t i = 0; i < count; ++i) {
+    Bits bits;
+    std::memcpy(&bits, data + i * sizeof(bits), sizeof(bits));
+    infinite |= (bits & exponent) == exponent;
+  }
+  return !infinite;
 }
 
-std::string describe(const StreamSpec& spec) {
-  std::string text = std::to_string(spec.num_envs) + " environments \"" + spec.env + "\" with";
-  for (const Field& field : spec.fields) text += " " + describe(field) + ";";
-  return text;
+bool is_finite(const Array& array) {
+  const size_t count = num_items(array.shape());
+  switch (array.dtype()) {
+    case DType::kFloat16:
+      return is_finite<uint16_t>(array.data(), count, 0x7c00);
+    case DType::kFloat32:
+      return is_finite<uint32_t>(array.data(), count, 0x7f800000);
+    case DType::kFloat64:
+      return is_finite<uint64_t>(array.data(), count, 0x7ff0000000000000);
+    default:
+      return true;
+  }
 }
 
 Shape with_rows(int64_t num_rows, const Shape& row) {  // row: [1, K, ...]
@@ -140,6 +159,20 @@ class Rollout {
     std::vector<std::byte*> result;
     for (const Array& field : fields_) result.push_back(field.slice_first(row, 1).data());
     return result;
+  }
+
+  // Where row `row` has a number that is NaN or infinite: "field "reward" is not finite"; empty if there is none.
+  std::string find_infinite(int64_t row) const {
+    for (size_t i = 0; i < fields_.size(); ++i) {
+      if (!is_finite(fields_[i].slice_first(row, 1))) return "field \"" + spec_.fields[i].name + "\" is not finite";
+    }
+    return "";
+  }
+
+  // Whether row 0 begins an episode in each environment.
+  bool begins_episodes() const {
+    const Array done = fields_[spec_.index_of("done")].slice_first(0, 1);
+    return std::all_of(done.data(), done.data() + done.num_bytes(), [](std::byte byte) { return byte != std::byte{0}; });
   }
 
   ArrayNest env_outputs(int64_t begin, int64_t count) const {
@@ -256,23 +289,28 @@ class ActorPool::Actor {
         return;
       } catch (const ClosedBatchingQueue&) {
         return;
+      } catch (const HandshakeError& error) {
+        if (pool_.stopping()) return;
+        if (num_lives_ == 0 || !retire(error.what())) return pool_.fail(std::current_exception());
       } catch (const ConnectionError& error) {
         if (pool_.stopping()) return;
         if (num_lives_ == 0) return pool_.fail(std::current_exception());  // open() has retried already
         if (in_rollout_) ++pool_.dropped_rollouts_;
         if (Clock::now() - began > kForgivenAfter) restarts = 0;
-        if (restarts >= pool_.options_.max_env_restarts) {
-          return pool_.fail(std::make_exception_ptr(ConnectionError(
-              std::string(error.what()) + "\nThe stream was reconnected " + std::to_string(restarts) +
-              " times in a row (max_env_restarts " + std::to_string(pool_.options_.max_env_restarts) + ").")));
+        if (restarts < pool_.options_.max_env_restarts) {
+          const double jitter = 0.75 + 0.5 * (seed % 1024) / 1024.0;  // spreads the streams of a server in time
+          const double pause = jitter * std::min(kFirstPause * std::exp2(restarts), kLongestPause);
+          ++restarts;
+          ++pool_.restarts_;
+          pool_.say(std::string(error.what()) + "\nReconnecting (" + std::to_string(restarts) + " of max_env_restarts " +
+                    std::to_string(pool_.options_.max_env_restarts) + ").");
+          if (!pool_.pause(std::chrono::duration<double>(pause))) return;
+          continue;
         }
-        const double jitter = 0.75 + 0.5 * (seed % 1024) / 1024.0;  // spreads the streams of a server in time
-        const double pause = jitter * std::min(kFirstPause * std::exp2(restarts), kLongestPause);
-        ++restarts;
-        ++pool_.restarts_;
-        pool_.say(std::string(error.what()) + "\nReconnecting (" + std::to_string(restarts) + " of max_env_restarts " +
-                  std::to_string(pool_.options_.max_env_restarts) + ").");
-        if (!pool_.pause(std::chrono::duration<double>(pause))) return;
+        const std::string why = std::string(error.what()) + "\nThe stream was reconnected " + std::to_string(restarts) +
+                                " times in a row (max_env_restarts " +
+                                std::to_string(pool_.options_.max_env_restarts) + ").";
+        if (!retire(why)) return pool_.fail(std::make_exception_ptr(ConnectionError(why)));
       } catch (...) {
         return pool_.fail(std::current_exception());
       }
@@ -312,7 +350,10 @@ class ActorPool::Actor {
     Rollout rollout(spec, pool_.options_.unroll_length, {static_cast<int32_t>(index_), num_lives_ - 1});
     {
       const Stopwatch stopwatch(pool_.environment_ns_);
-      stream->read_row(rollout.destinations(0));
+      read_row(*stream, rollout, 0);
+      if (!rollout.begins_episodes()) {
+        throw ConnectionError("environment server " + address_ + ": received a first row that is not done everywhere");
+      }
     }
     for (;;) {
       const ArrayNest state_before_row_0 = agent_state.map(copied);
@@ -323,7 +364,7 @@ class ActorPool::Actor {
         rollout.set_agent_outputs(row + 1, agent_outputs);
         stream->write_actions(action_of(agent_outputs, spec));
         in_rollout_ = true;
-        stream->read_row(rollout.destinations(row + 1));
+        read_row(*stream, rollout, row + 1);
         pool_.steps_ += spec.num_envs;
       }
       Rollout next = rollout.next();  // before the learner gets this one: it may write to it
@@ -350,20 +391,44 @@ class ActorPool::Actor {
     return answer.tuple()[0];
   }
 
-  // Refuses a server that comes back with other environments.
+  // What restarts do not mend costs the run this stream alone, while enough others are left. Returns whether to try
+  // again, after a rest.
+  bool retire(const std::string& why) {
+    if (!is_retired_) ++pool_.num_retired_;
+    is_retired_ = true;
+    const int64_t num_left = pool_.actors_.size() - pool_.num_retired_;
+    if (num_left < pool_.options_.min_streams) return false;
+    pool_.say(why + "\nThis stream rests for " + std::to_string(static_cast<int64_t>(rest_)) + " s; " +
+              std::to_string(num_left) + " of " + std::to_string(pool_.actors_.size()) + " are left.");
+    pool_.pause(std::chrono::duration<double>(rest_));
+    rest_ = std::min(2 * rest_, kLongestRest);
+    return true;
+  }
+
+  // Refuses a stream that has not what the first stream of the pool had, in any life: the learner takes them together.
   void accept(const StreamSpec& spec) {
-    if (spec_ && describe(*spec_) != describe(spec)) {
-      throw HandshakeError("environment server " + address_ + " came back with " + describe(spec) + " before, it had " +
-                           describe(*spec_));
-    }
-    spec_ = spec;
+    const StreamSpec expected = pool_.expect(spec);
+    const std::string other = difference(spec, expected);
+    if (!other.empty()) throw HandshakeError("environment server " + address_ + " has " + other);
     ++num_lives_;
+    if (std::exchange(is_retired_, false)) --pool_.num_retired_;
+  }
+
+  // Reads the next row. Refuses numbers that are not finite: one of them would spoil a whole update, and nobody would
+  // know whose it was.
+  void read_row(EnvStream& stream, const Rollout& rollout, int64_t row) {
+    stream.read_row(rollout.destinations(row));
+    const std::string infinite = rollout.find_infinite(row);
+    if (!infinite.empty()) {
+      throw ConnectionError("environment server " + address_ + ": received a row whose " + readable(infinite));
+    }
   }
 
   ActorPool& pool_;
   const size_t index_;
   const std::string address_;
-  std::optional<StreamSpec> spec_;  // of the last connection
+  bool is_retired_ = false;         // it rests, or connects after a rest
+  double rest_ = kFirstRest;        // seconds
   int32_t num_lives_ = 0;           // connections so far, including this one; failed attempts do not count
   bool in_rollout_ = false;         // the rollout has steps, which would be lost with the stream
   std::mutex mutex_;                // guards stream_, which other threads cancel
@@ -377,7 +442,8 @@ ActorPool::ActorPool(const ActorPoolOptions& options, std::shared_ptr<BatchingQu
       learner_queue_(std::move(learner_queue)),
       inference_batcher_(std::move(inference_batcher)),
       initial_agent_state_(std::move(initial_agent_state)),
-      connect_(std::move(connect)) {
+      connect_(std::move(connect)),
+      expected_(options.expected) {
   if (options_.unroll_length < 1 || options_.unroll_length > kMaxUnrollLength) {
     throw std::invalid_argument("unroll_length is " + std::to_string(options_.unroll_length) + ", must be 1 to " +
                                 std::to_string(kMaxUnrollLength) + " steps");
@@ -476,6 +542,12 @@ ActorPoolCounters ActorPool::counters() const {
   counters.seconds_environment = environment_ns_ * 1e-9;
   counters.seconds_enqueue = enqueue_ns_ * 1e-9;
   return counters;
+}
+
+StreamSpec ActorPool::expect(const StreamSpec& spec) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!expected_) expected_ = spec;
+  return *expected_;
 }
 
 void ActorPool::fail(std::exception_ptr failure) {

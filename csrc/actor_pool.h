@@ -24,6 +24,8 @@ struct ActorPoolOptions {
   int64_t unroll_length = 0;  // T
   uint64_t seed = 1;
   int64_t max_env_restarts = 5;  // of a stream, in a row
+  int64_t min_streams = 1 << 30;  // fewer that work end the run; by default the loss of any does
+  std::optional<StreamSpec> expected = std::nullopt;  // of every stream; by default that of the first one
 };
 
 struct ActorPoolCounters {
@@ -70,6 +72,7 @@ class ActorPool {
   class Actor;  // one stream and its thread
 
   bool stopping() const { return stopping_; }
+  StreamSpec expect(const StreamSpec& spec);  // the pool's first spec, which all others must equal
   void fail(std::exception_ptr failure);  // stops the pool; the first failure is the one that run() throws
   void say(std::string message);
   bool pause(std::chrono::duration<double> duration);  // returns false if the pool stops meanwhile
@@ -80,7 +83,7 @@ class ActorPool {
   const ArrayNest initial_agent_state_;
   const Connect connect_;
 
-  std::atomic<int64_t> steps_{0}, restarts_{0}, dropped_rollouts_{0}, streams_connected_{0};
+  std::atomic<int64_t> steps_{0}, restarts_{0}, dropped_rollouts_{0}, streams_connected_{0}, num_retired_{0};
   std::atomic<int64_t> inference_ns_{0}, environment_ns_{0}, enqueue_ns_{0};
 
   std::vector<std::unique_ptr<Actor>> actors_;
@@ -91,6 +94,7 @@ class ActorPool {
   bool started_ = false;  // run() was called
   bool ended_ = false;    // run() has joined its threads
   size_t num_running_ = 0;
+  std::optional<StreamSpec> expected_;
   std::exception_ptr failure_;
   std::vector<std::string> messages_;  // for run() to log
 };

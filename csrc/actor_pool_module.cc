@@ -7,6 +7,7 @@
 #include <future>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -50,10 +51,7 @@ class LivePools {
   std::vector<std::weak_ptr<ActorPool>> pools_;
 };
 
-LivePools& live_pools() {
-  static auto* const pools = new LivePools();  // never destroyed: threads may outlive main()
-  return *pools;
-}
+auto* live_pools = new LivePools();  // never destroyed: threads may outlive main()
 
 py::tuple field_type(const Field& field) {
   return py::make_tuple(dtype_name(field.dtype), py::tuple(py::cast(field.shape)));
@@ -84,13 +82,49 @@ py::dict spec_to_python(const StreamSpec& spec) {
   return result;
 }
 
+Field field_from_python(const std::string& name, py::handle type) {
+  const auto [dtype, shape] = type.cast<std::pair<std::string, Shape>>();
+  return {name, dtype_from_name(dtype), shape};
+}
+
+Nest<int64_t> indices_of(py::handle names, const StreamSpec& spec) {
+  if (py::isinstance<py::str>(names)) return Nest<int64_t>(spec.index_of(names.cast<std::string>()));
+  if (py::isinstance<py::tuple>(names)) {
+    Nest<int64_t>::Tuple parts;
+    for (const py::handle part : names) parts.push_back(indices_of(part, spec));
+    return Nest<int64_t>(std::move(parts));
+  }
+  Nest<int64_t>::Dict parts;
+  for (const auto& [name, part] : names.cast<py::dict>()) {
+    parts.emplace(name.cast<std::string>(), indices_of(part, spec));
+  }
+  return Nest<int64_t>(std::move(parts));
+}
+
+// What spec_to_python() made of a spec.
+StreamSpec spec_from_python(const py::dict& hello) {
+  StreamSpec spec;
+  spec.env = hello["env"].cast<std::string>();
+  spec.num_envs = hello["num_envs"].cast<int64_t>();
+  for (const auto& [name, type] : hello["fields"].cast<py::dict>()) {
+    spec.fields.push_back(field_from_python(name.cast<std::string>(), type));
+  }
+  spec.observation = indices_of(hello["observation"], spec);
+  spec.takes_any_action = hello["action"].is_none();
+  if (!spec.takes_any_action) spec.action = field_from_python("action", hello["action"]);
+  spec.observation_space = hello["observation_space"].cast<std::string>();
+  spec.action_space = hello["action_space"].cast<std::string>();
+  return spec;
+}
+
 class PythonActorPool {
  public:
   PythonActorPool(std::shared_ptr<ActorPool> pool, py::object log) : pool_(std::move(pool)), log_(std::move(log)) {
-    live_pools().add(pool_);
+    live_pools->add(pool_);
   }
 
   ~PythonActorPool() {
+    if (generation_ != generation()) return;
     py::gil_scoped_release release;
     pool_->stop_and_wait();
   }
@@ -108,6 +142,7 @@ class PythonActorPool {
   }
 
   void stop() {
+    if (generation_ != generation()) return;
     py::gil_scoped_release release;
     pool_->stop();
   }
@@ -129,6 +164,7 @@ class PythonActorPool {
  private:
   const std::shared_ptr<ActorPool> pool_;
   const py::object log_;
+  const int generation_ = generation();  // a forked child has no streams to stop, and must not touch its parent's
 };
 
 std::unique_ptr<PythonActorPool> make_pool(int64_t unroll_length, std::shared_ptr<BatchingQueue> learner_queue,
@@ -137,7 +173,8 @@ std::unique_ptr<PythonActorPool> make_pool(int64_t unroll_length, std::shared_pt
                                            const py::object& initial_agent_state, const std::string& token,
                                            const std::string& root_certificates, uint64_t seed, const std::string& env,
                                            double env_timeout, double connect_timeout, int64_t max_env_restarts,
-                                           bool insecure, py::object log) {
+                                           bool insecure, std::optional<int64_t> min_streams,
+                                           const std::optional<py::dict>& expected, py::object log) {
   GrpcOptions options{"",
                       token,
                       root_certificates,
@@ -154,9 +191,11 @@ std::unique_ptr<PythonActorPool> make_pool(int64_t unroll_length, std::shared_pt
     with_address.address = address;
     return make_grpc_stream(with_address);
   };
-  auto pool = std::make_shared<ActorPool>(
-      ActorPoolOptions{unroll_length, seed, max_env_restarts}, std::move(learner_queue), std::move(inference_batcher),
-      std::move(env_server_addresses), nest_from_python(initial_agent_state), connect);
+  auto pool = shared_here(new ActorPool(
+      ActorPoolOptions{unroll_length, seed, max_env_restarts, min_streams.value_or(1 << 30),
+                       expected ? std::optional(spec_from_python(*expected)) : std::nullopt},
+      std::move(learner_queue), std::move(inference_batcher), std::move(env_server_addresses),
+      nest_from_python(initial_agent_state), connect));
   return std::make_unique<PythonActorPool>(std::move(pool), std::move(log));
 }
 
@@ -199,7 +238,8 @@ void bind_actor_pool(py::module_& module) {
            py::arg("env_server_addresses"), py::arg("initial_agent_state"), py::kw_only(), py::arg("token") = "",
            py::arg("root_certificates") = py::bytes(), py::arg("seed") = 1, py::arg("env") = "",
            py::arg("env_timeout") = 60.0, py::arg("connect_timeout") = 30.0, py::arg("max_env_restarts") = 5,
-           py::arg("insecure") = false, py::arg("log") = py::none())
+           py::arg("insecure") = false, py::arg("min_streams") = py::none(), py::arg("expected") = py::none(),
+           py::arg("log") = py::none())
       .def("run", &PythonActorPool::run)
       .def("stop", &PythonActorPool::stop)
       .def("count", &PythonActorPool::count)
@@ -210,8 +250,11 @@ void bind_actor_pool(py::module_& module) {
   // At exit, before the interpreter is finalized: no thread may return from run() after that.
   py::module_::import("atexit").attr("register")(py::cpp_function([] {
     py::gil_scoped_release release;
-    live_pools().stop();
+    live_pools->stop();
   }));
+  const py::object os = py::module_::import("os");
+  if (!py::hasattr(os, "register_at_fork")) return;
+  os.attr("register_at_fork")(py::arg("after_in_child") = py::cpp_function([] { live_pools = new LivePools(); }));
 }
 
 }  // namespace beast

@@ -14,9 +14,14 @@ namespace beast {
 
 struct Field {
   std::string name;
-  DType dtype;
+  DType dtype = DType::kBool;
   Shape shape;  // of one environment
+
+  friend bool operator==(const Field& a, const Field& b) {
+    return a.name == b.name && a.dtype == b.dtype && a.shape == b.shape;
+  }
 };
+std::string describe(const Field& field);  // "reward float32 []"
 
 // What a server's hello says, checked. `fields` are those of a row, in their order on the wire.
 struct StreamSpec {
@@ -36,6 +41,9 @@ struct StreamSpec {
     return -1;
   }
 };
+
+// What `spec` has otherwise than `expected`, with both values ("8 environments instead of 4"); empty if they are equal.
+std::string difference(const StreamSpec& spec, const StreamSpec& expected);
 
 // The server is lost, hung or unreachable, or sent data that its hello did not announce. Another try may succeed.
 struct ConnectionError : std::runtime_error {

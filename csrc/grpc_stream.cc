@@ -2,6 +2,7 @@
 
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/resource_quota.h>
 #include <grpcpp/support/proto_buffer_reader.h>
 #include <stdlib.h>  // setenv
 
@@ -9,7 +10,9 @@
 #include <condition_variable>
 #include <iterator>
 #include <mutex>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "wire.h"
 
@@ -20,6 +23,7 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr char kMethod[] = "/beast.rpc.Environments/Stream";
+constexpr size_t kQuotaBytes = 32 << 20;  // of a connection, beside its messages
 constexpr milliseconds kStatusTimeout{1000};  // for the status of a stream that has ended
 
 // On gRPC's monotonic clock: changes of the system time do not move it.
@@ -82,11 +86,15 @@ struct NoAnswer : ConnectionError {
   using ConnectionError::ConnectionError;
 };
 
+using Headers = std::vector<std::pair<std::string, std::string>>;
+
 // One gRPC call. Operations run one after another, and each is waited for, so they all use one tag.
 class Call {
  public:
-  Call(grpc::GenericStub& stub, grpc::CompletionQueue& queue)
-      : queue_(queue), stream_(stub.PrepareCall(&context_, kMethod, &queue)) {}
+  Call(grpc::GenericStub& stub, grpc::CompletionQueue& queue, const Headers& headers) : queue_(queue) {
+    for (const auto& [name, value] : headers) context_.AddMetadata(name, value);
+    stream_ = stub.PrepareCall(&context_, kMethod, &queue);
+  }
 
   // gRPC requires that all operations have ended and the call is finished before its memory is freed.
   ~Call() {
@@ -158,7 +166,7 @@ class Call {
 
 class GrpcStream : public EnvStream {
  public:
-  explicit GrpcStream(const GrpcOptions& options) : options_(options), stub_(make_channel(options)) {}
+  explicit GrpcStream(const GrpcOptions& options) : options_(options) { check(options); }
 
   ~GrpcStream() override {
     call_.reset();
@@ -202,10 +210,14 @@ class GrpcStream : public EnvStream {
   }
 
  private:
-  static std::shared_ptr<grpc::Channel> make_channel(const GrpcOptions& options) {
-    check(options);
+  // A connection that ends at a message of more bytes than that, before memory is taken for it.
+  static std::shared_ptr<grpc::Channel> make_channel(const GrpcOptions& options, size_t max_message_bytes) {
     grpc::ChannelArguments arguments;
-    arguments.SetMaxReceiveMessageSize(static_cast<int>(kMaxMessageBytes));  // gRPC's default is 4 MB
+    arguments.SetMaxReceiveMessageSize(static_cast<int>(std::min<size_t>(max_message_bytes, kMaxMessageBytes)));
+    // gRPC compares a message's length with the limit when it has all of it, but takes no more memory than its quota.
+    grpc::ResourceQuota quota;
+    quota.Resize(4 * max_message_bytes + kQuotaBytes);
+    arguments.SetResourceQuota(quota);
     arguments.SetMaxSendMessageSize(-1);
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection for each stream
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);          // http_proxy is for the web, not for a cluster
@@ -223,11 +235,25 @@ class GrpcStream : public EnvStream {
     return grpc::CreateCustomChannel(options.address, credentials, arguments);
   }
 
+  // Asks for the hello alone first: it says how long a row may be.
   StreamSpec connect(uint64_t seed) {
     const Clock::time_point deadline = Clock::now() + options_.connect_timeout;
+    StreamSpec spec = retry(deadline, [&] { return shake_hands(seed, true, kMaxHelloBytes, deadline); });
+    if (options_.only_hello) return spec;
+    field_bytes_ = field_bytes(spec);
+    const size_t row_bytes = std::accumulate(field_bytes_.begin(), field_bytes_.end(), size_t{0});
+    const size_t longest = std::max(row_bytes, hello_bytes_) + kMaxErrorBytes;
+    const StreamSpec again = retry(deadline, [&] { return shake_hands(seed, false, longest, deadline); });
+    const std::string other = difference(again, spec);
+    if (!other.empty()) throw HandshakeError("the stream has " + other + ", as the same server said a moment before");
+    return spec;
+  }
+
+  template <typename Function>
+  StreamSpec retry(Clock::time_point deadline, Function&& shake_hands) {
     for (milliseconds pause(50);; pause = std::min(2 * pause, milliseconds(1000))) {
       try {
-        return shake_hands(seed, deadline);
+        return shake_hands();
       } catch (const NoAnswer&) {
         throw ConnectionError("no answer within " + seconds(options_.connect_timeout));
       } catch (const NotYet& error) {
@@ -241,24 +267,26 @@ class GrpcStream : public EnvStream {
     }
   }
 
-  StreamSpec shake_hands(uint64_t seed, Clock::time_point deadline) {
+  StreamSpec shake_hands(uint64_t seed, bool only_hello, size_t max_message_bytes, Clock::time_point deadline) {
     deadline = std::max(deadline, Clock::now() + kStatusTimeout);  // the last try needs time for its answer, too
+    Headers headers = {{"hello-bin", learner_hello(seed, options_.env, only_hello)}};
+    if (!options_.token.empty()) headers.emplace_back("authorization", authorization(options_.token));
     {
       std::unique_ptr<Call> last;  // destroyed after the lock is released
       std::lock_guard<std::mutex> lock(mutex_);
       if (cancelled_) throw ConnectionError("the stream was cancelled");
-      last = std::exchange(call_, std::make_unique<Call>(stub_, queue_));
+      last = std::move(call_);
+      if (!stub_ || max_message_bytes != max_message_bytes_) {
+        stub_ = std::make_unique<grpc::GenericStub>(make_channel(options_, max_message_bytes));
+        max_message_bytes_ = max_message_bytes;
+      }
+      call_ = std::make_unique<Call>(*stub_, queue_, headers);
     }
     grpc::ByteBuffer message;
-    if (!call_->start(until(deadline)) ||
-        !call_->write(learner_hello(options_.token, seed, options_.env, options_.only_hello), until(deadline)) ||
-        !call_->read(&message, until(deadline))) {
-      throw_status();
-    }
+    if (!call_->start(until(deadline)) || !call_->read(&message, until(deadline))) throw_status();
+    hello_bytes_ = message.Length();
     grpc::ProtoBufferReader reader(&message);
-    StreamSpec spec = read_hello(&reader, message.Length());
-    field_bytes_ = field_bytes(spec);
-    return spec;
+    return read_hello(&reader, hello_bytes_);
   }
 
   // A hint for the case that only one side uses TLS, or that the certificate is not trusted: gRPC's error is vague.
@@ -272,33 +300,41 @@ class GrpcStream : public EnvStream {
   [[noreturn]] void throw_status() {
     const grpc::Status status = call_->finish();
     if (status.ok()) throw ConnectionError("the server ended the stream");
-    const std::string text = std::string(code_name(status.error_code())) + ": " + readable(status.error_message());
+    std::string text = std::string(code_name(status.error_code())) + ": " + readable(status.error_message());
     if (is_refusal(status.error_code())) throw HandshakeError(text);
-    // A busy server cancels a stream if it did not get to read its hello in time (HELLO_SECONDS in env_server.py).
-    if (status.error_code() == grpc::UNAVAILABLE || status.error_code() == grpc::RESOURCE_EXHAUSTED ||
-        status.error_code() == grpc::CANCELLED) {
+    // In the words of gRPC and OpenSSL. It is a status of a server that is not there yet, too, but a certificate stays what it is.
+    for (const char* certificate : {"CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "not in peer certificate"}) {
+      if (text.find(certificate) != std::string::npos) throw HandshakeError(text + tls_hint());
+    }
+    bool too_long = false;
+    for (const char* words : {"larger than max", "Buffers full"}) too_long |= text.find(words) != std::string::npos;
+    if (too_long) text += " (a message may have " + std::to_string(max_message_bytes_) + " bytes)";
+    if (status.error_code() == grpc::UNAVAILABLE || (status.error_code() == grpc::RESOURCE_EXHAUSTED && !too_long)) {
       throw NotYet(text);
     }
     throw ConnectionError(text);
   }
 
-  // Adds the address to every error.
+  // Adds the address to every error, and makes what the server sent safe to show.
   template <typename Function>
   auto named(Function&& function) -> decltype(function()) {
     const std::string server = "environment server " + options_.address + ": ";
+    const auto shown = [](const std::exception& error) { return readable(std::string(error.what()).substr(0, 2000)); };
     try {
       return function();
     } catch (const EnvError& error) {
-      throw EnvError(server + error.what());
+      throw EnvError(server + error.what());  // which is readable, and may be long
     } catch (const HandshakeError& error) {
-      throw HandshakeError(server + error.what());
+      throw HandshakeError(server + shown(error));
     } catch (const ConnectionError& error) {
-      throw ConnectionError(server + error.what());
+      throw ConnectionError(server + shown(error));
     }
   }
 
   const GrpcOptions options_;
-  grpc::GenericStub stub_;
+  std::unique_ptr<grpc::GenericStub> stub_;
+  size_t max_message_bytes_ = 0;  // of stub_'s channel
+  size_t hello_bytes_ = 0;        // of the last one
   grpc::CompletionQueue queue_;
   std::vector<size_t> field_bytes_;
   std::mutex mutex_;  // guards what follows; only the stream's own thread replaces call_

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,9 +21,11 @@ namespace {
 
 using Milliseconds = std::optional<int64_t>;
 
+constexpr int64_t kHundredYears = 3'155'760'000'000;  // in ms; a clock that counts nanoseconds overflows after 292
+
 std::optional<std::chrono::milliseconds> duration(Milliseconds timeout_ms) {
   if (!timeout_ms) return std::nullopt;
-  return std::chrono::milliseconds(*timeout_ms);
+  return std::chrono::milliseconds(std::min(*timeout_ms, kHundredYears));
 }
 
 void bind_errors(py::module_& module) {
@@ -40,8 +43,8 @@ void bind_errors(py::module_& module) {
 void bind_batching_queue(py::module_& module) {
   const auto make = [](int64_t batch_dim, int64_t minimum_batch_size, int64_t maximum_batch_size,
                        Milliseconds timeout_ms, bool check_inputs, std::optional<int64_t> maximum_queue_size) {
-    return std::make_shared<BatchingQueue>(BatchingOptions{batch_dim, minimum_batch_size, maximum_batch_size,
-                                                           duration(timeout_ms), check_inputs, maximum_queue_size});
+    return shared_here(new BatchingQueue(BatchingOptions{batch_dim, minimum_batch_size, maximum_batch_size,
+                                                         duration(timeout_ms), check_inputs, maximum_queue_size}));
   };
   const auto enqueue = [](BatchingQueue& queue, py::handle inputs) {
     ArrayNest item = nest_from_python(inputs);
@@ -89,7 +92,7 @@ void bind_dynamic_batcher(py::module_& module) {
                                   duration(timeout_ms),
                                   /*check_inputs=*/true,
                                   /*maximum_queue_size=*/std::nullopt};
-    return std::make_shared<DynamicBatcher>(options, check_outputs);
+    return shared_here(new DynamicBatcher(options, check_outputs));
   };
   const auto compute = [](DynamicBatcher& batcher, py::handle inputs, Milliseconds timeout_ms) {
     ArrayNest nest = nest_from_python(inputs);

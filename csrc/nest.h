@@ -83,6 +83,8 @@ class Nest {
     return *first;
   }
 
+  friend bool operator==(const Nest& a, const Nest& b) { return a.value_ == b.value_; }
+
  private:
   std::variant<T, Tuple, Dict> value_;
 };

@@ -73,8 +73,12 @@ std::shared_ptr<void> owner_of(py::object object) {
 }
 
 unsigned long main_thread = 0;
+int num_forks = 0;
 
-void remember_main_thread() { main_thread = PyThread_get_thread_ident(); }
+void begin_forked_child() {
+  main_thread = PyThread_get_thread_ident();
+  ++num_forks;
+}
 
 std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
@@ -237,6 +241,8 @@ void take_gil_again(PyThreadState* thread) {
   PyEval_RestoreThread(thread);
 }
 
+int generation() { return num_forks; }
+
 void free_released_objects() { released_objects().free_all(); }
 
 void watch_main_thread() {
@@ -244,7 +250,7 @@ void watch_main_thread() {
   main_thread = threading.attr("main_thread")().attr("ident").cast<unsigned long>();
   const py::object os = py::module_::import("os");
   if (!py::hasattr(os, "register_at_fork")) return;
-  os.attr("register_at_fork")(py::arg("after_in_child") = py::cpp_function(&remember_main_thread));
+  os.attr("register_at_fork")(py::arg("after_in_child") = py::cpp_function(&begin_forked_child));
 }
 
 }  // namespace beast

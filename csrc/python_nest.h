@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include <exception>
+#include <memory>
 #include <optional>
 #include <type_traits>
 
@@ -30,6 +31,18 @@ bool on_main_thread();                       // the thread that runs Python's si
 void take_gil_again(PyThreadState* thread);  // does not return in a daemon thread while the interpreter shuts down
 void free_released_objects();                // those that threads without the GIL have released; needs the GIL
 
+// How many forks lie between this process and the one that imported the module. A forked child has not the threads of
+// its parent, and what they held locked stays locked: objects of an older generation are left alone there.
+int generation();
+
+// Owns an object that other threads wait in. A forked child does not destroy it, which might wait for these threads.
+template <typename T>
+std::shared_ptr<T> shared_here(T* object) {
+  return std::shared_ptr<T>(object, [made_in = generation()](T* p) {
+    if (made_in == generation()) delete p;
+  });
+}
+
 // Calls function(interrupt) without the GIL and returns its result. `interrupt` throws if a signal handler has raised
 // an exception (Ctrl-C), and without_gil() then throws that exception. Every call that may block or copies much memory
 // goes through here.
@@ -40,11 +53,16 @@ auto without_gil(Function&& function) {
 
   PyThreadState* const thread = PyEval_SaveThread();
   Interrupt interrupt;  // stays empty in other threads, which run no signal handlers
+  // What a handler raised. Kept here, as Python code may run before function() returns: a log, say.
+  std::optional<py::error_already_set> raised;
   if (on_main_thread()) {
-    interrupt = [thread] {
+    interrupt = [thread, &raised] {
       PyEval_RestoreThread(thread);
-      const bool raised = PyErr_CheckSignals() != 0;
-      if (!raised) free_released_objects();
+      if (PyErr_CheckSignals() != 0) {
+        raised.emplace();
+      } else {
+        free_released_objects();
+      }
       PyEval_SaveThread();
       if (raised) throw SignalHandlerRaised();
     };
@@ -62,7 +80,7 @@ auto without_gil(Function&& function) {
     error = std::current_exception();
   }
   take_gil_again(thread);
-  if (PyErr_Occurred()) throw py::error_already_set();
+  if (raised) throw py::error_already_set(*raised);
   free_released_objects();
   if (error) std::rethrow_exception(error);
   if constexpr (!std::is_void_v<Result>) return std::move(*result);

@@ -22,6 +22,7 @@ constexpr int kMaxFields = 4096;
 constexpr int kMaxDims = 30;   // numpy 1 allows 32, and two are needed for time and environment
 constexpr int kMaxDepth = 32;  // of the observation's structure
 constexpr size_t kMaxTextBytes = 64 << 10;
+constexpr size_t kMaxNameBytes = 200;
 
 constexpr uint32_t tag_of(int field_number) {
   return WireFormatLite::MakeTag(field_number, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
@@ -32,7 +33,16 @@ const std::pair<const char*, DType> kRequired[] = {{"reward", DType::kFloat32}, 
                                                    {"episode_step", DType::kInt32}, {"episode_return", DType::kFloat32},
                                                    {"terminated", DType::kBool},    {"truncated", DType::kBool}};
 
+// A name that is shown to people, and becomes part of others.
+void check_name(const char* what, const std::string& name) {
+  if (name.size() <= kMaxNameBytes && name.find_first_of("\n\t") == std::string::npos && readable(name) == name) return;
+  throw HandshakeError(std::string(what) + " \"" + readable(name.substr(0, kMaxNameBytes)) +
+                       "\" has characters that cannot be shown, or more than " + std::to_string(kMaxNameBytes) +
+                       " bytes");
+}
+
 Field check_field(const rpc::Field& field, int64_t num_envs) {
+  check_name("the field", field.name());
   const std::string name = "field \"" + field.name() + "\"";
   Field checked{field.name(), DType::kBool, Shape(field.shape().begin(), field.shape().end())};
   try {
@@ -99,6 +109,7 @@ StreamSpec check_hello(const rpc::ServerHello& hello) {
                          std::to_string(kProtocol) + ": install the same version of Beast on both sides");
   }
   StreamSpec spec;
+  check_name("the environment's id", hello.env());
   spec.env = hello.env();
   spec.num_envs = hello.num_envs();
   if (spec.num_envs < 1 || spec.num_envs > kMaxEnvs) {
@@ -160,24 +171,23 @@ size_t utf8_length(const unsigned char* text, size_t available) {
 
 }  // namespace
 
-std::string learner_hello(const std::string& token, uint64_t seed, const std::string& env, bool only_hello) {
-  rpc::FromLearner message;
-  rpc::LearnerHello* hello = message.mutable_hello();
-  hello->set_protocol(kProtocol);
-  hello->set_token(token);
-  hello->set_seed(seed);
-  hello->set_env(env);
-  hello->set_only_hello(only_hello);
-  return message.SerializeAsString();
+std::string learner_hello(uint64_t seed, const std::string& env, bool only_hello) {
+  rpc::LearnerHello hello;
+  hello.set_protocol(kProtocol);
+  hello.set_seed(seed);
+  hello.set_env(env);
+  hello.set_only_hello(only_hello);
+  return hello.SerializeAsString();
 }
 
+std::string authorization(const std::string& token) { return "Bearer " + token; }
+
 std::string actions_message(const Array& actions) {
-  rpc::FromLearner message;
-  rpc::Array* array = message.mutable_actions();
-  array->set_dtype(dtype_name(actions.dtype()));
-  array->mutable_shape()->Add(actions.shape().begin(), actions.shape().end());
-  array->set_data(actions.data(), actions.num_bytes());
-  return message.SerializeAsString();
+  rpc::Array array;
+  array.set_dtype(dtype_name(actions.dtype()));
+  array.mutable_shape()->Add(actions.shape().begin(), actions.shape().end());
+  array.set_data(actions.data(), actions.num_bytes());
+  return array.SerializeAsString();
 }
 
 StreamSpec read_hello(ZeroCopyInputStream* input, size_t length) {
@@ -223,8 +233,9 @@ void read_row(ZeroCopyInputStream* input, size_t length, const std::vector<size_
         break;
       case tag_of(rpc::FromServer::kErrorFieldNumber): {
         std::string text;
-        if (!coded.ReadVarint32(&size) ||
-            !coded.ReadString(&text, static_cast<int>(std::min<uint32_t>(size, kMaxMessageBytes)))) {
+        // Within the message, whose length is limited, so that no more memory is taken than has come.
+        if (!coded.ReadVarint32(&size) || size > length - coded.CurrentPosition() ||
+            !coded.ReadString(&text, static_cast<int>(size))) {
           throw_malformed();
         }
         throw EnvError(readable(text));
@@ -244,7 +255,9 @@ std::string readable(const std::string& text) {
   std::string result;
   for (size_t i = text.size() > kMaxTextBytes ? text.size() - kMaxTextBytes : 0; i < text.size();) {
     const size_t length = utf8_length(bytes + i, text.size() - i);
-    const bool control = length == 1 && bytes[i] < 0x20 && bytes[i] != '\n' && bytes[i] != '\t';
+    // Of one byte, or U+0080 to U+009F of two, which some terminals obey too.
+    const bool control = (length == 1 && (bytes[i] < 0x20 || bytes[i] == 0x7f) && bytes[i] != '\n' && bytes[i] != '\t') ||
+                         (length == 2 && bytes[i] == 0xc2 && bytes[i + 1] < 0xa0);
     result += length == 0 || control ? "?" : text.substr(i, length);
     i += std::max<size_t>(length, 1);
   }

@@ -13,13 +13,16 @@
 
 namespace beast {
 
-inline constexpr uint32_t kProtocol = 1;
+inline constexpr uint32_t kProtocol = 2;
 inline constexpr int64_t kMaxEnvs = 65536;           // of one stream
 inline constexpr int64_t kMaxRowBytes = 0x7ff00000;  // just below 2 GiB, protobuf's limit
 inline constexpr int64_t kMaxMessageBytes = 0x7fffffff;
-inline constexpr size_t kMaxHelloBytes = 16 << 20;
+inline constexpr size_t kMaxHelloBytes = 1 << 20;
+inline constexpr size_t kMaxErrorBytes = 64 << 10;  // of a message beside a row: an environment's traceback
 
-std::string learner_hello(const std::string& token, uint64_t seed, const std::string& env, bool only_hello);
+// The values of the headers of a call: `hello-bin` and `authorization`.
+std::string learner_hello(uint64_t seed, const std::string& env, bool only_hello);
+std::string authorization(const std::string& token);
 std::string actions_message(const Array& actions);
 
 // Reads the server's first message, which has `length` bytes, and checks everything that the memory layout depends on.

@@ -74,17 +74,16 @@ class Stream:
     """A learner's end of one stream: `hello` is the server's, `row()` the next row as arrays by name."""
 
     def __init__(
-        self, address: str, *, channel: grpc.Channel | None = None, wait_for_hello: bool = True, first=None, **hello
+        self, address: str, *, channel: grpc.Channel | None = None, wait_for_hello: bool = True, token="", **hello
     ):
-        """Says hello with the fields `hello`, or whatever message `first` is."""
+        """Says hello with the fields `hello`."""
         self._channel = channel or grpc.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)])
         self._out: queue.SimpleQueue = queue.SimpleQueue()
         self.call = self._channel.stream_stream(
             wire.STREAM,
-            request_serializer=wire.FromLearner.SerializeToString,
+            request_serializer=wire.Array.SerializeToString,
             response_deserializer=wire.FromServer.FromString,
-        )(iter(self._out.get, None), timeout=PATIENCE)
-        self.send(first or wire.FromLearner(hello=wire.LearnerHello(**{"protocol": wire.PROTOCOL, "seed": 1, **hello})))
+        )(iter(self._out.get, None), timeout=PATIENCE, metadata=headers(token, **hello))
         self.hello = self.receive().hello if wait_for_hello else None
 
     def send(self, message) -> None:
@@ -108,7 +107,7 @@ class Stream:
 
     def act(self, actions: np.ndarray) -> dict[str, np.ndarray]:
         """The row that these actions lead to."""
-        self.send(wire.FromLearner(actions=array_message(actions)))
+        self.send(array_message(actions))
         return self.row()
 
     def end(self) -> tuple[grpc.StatusCode, str]:
@@ -129,6 +128,13 @@ class Stream:
 
     def __exit__(self, *exception) -> None:
         self.close()
+
+
+def headers(token: str = "", **hello) -> list[tuple[str, str | bytes]]:
+    """Those of a call that says hello with these fields."""
+    message = wire.LearnerHello(**{"protocol": wire.PROTOCOL, "seed": 1, **hello})
+    said = [(wire.HELLO_HEADER, message.SerializeToString())]
+    return [*said, (wire.TOKEN_HEADER, f"Bearer {token}")] if token else said
 
 
 def array_message(array: np.ndarray):

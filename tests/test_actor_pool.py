@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import queue
 import signal
@@ -521,6 +522,42 @@ def test_a_server_that_starts_after_the_learner_is_used(tmp_path):
             assert len(list(learner.rollouts(3))) == 3
 
 
+def test_a_bad_server_rests_while_enough_others_work(tmp_path):
+    good, bad = f"unix:{tmp_path}/good", f"unix:{tmp_path}/bad"
+
+    def crash(row):
+        raise RuntimeError("this toy breaks in each life")
+
+    with (
+        in_process_server(lambda: counting_group(), good),
+        in_process_server(lambda: counting_group(on_step=crash), bad),
+    ):
+        with Learner([good, bad], max_env_restarts=1, min_streams=1) as learner:
+            while not (rests := [line for line in learner.log if "This stream rests for 30 s" in line]):
+                list(learner.rollouts(1))
+            assert address_in(bad, rests[0]) and "1 of 2 are left" in rests[0]
+            assert {int(outputs[7].flatten()[0]) for (outputs, _), _ in learner.rollouts(20)} == {0}
+            assert not learner.errors
+        with Learner([good, bad], max_env_restarts=1, min_streams=2) as learner:
+            assert "this toy breaks in each life" in str(learner.wait())
+
+
+def test_a_server_that_refuses_its_learner_in_mid_run_rests_while_enough_others_work(tmp_path):
+    good, bad = f"unix:{tmp_path}/good", f"unix:{tmp_path}/bad"
+
+    def crash(row):
+        if row == 7:
+            lost._token = b"changed"
+            raise RuntimeError("this toy breaks")
+
+    with in_process_server(lambda: counting_group(), good):
+        with in_process_server(lambda: counting_group(on_step=crash), bad) as lost:
+            with Learner([good, bad], min_streams=1) as learner:
+                while not (rests := [line for line in learner.log if "This stream rests" in line]):
+                    list(learner.rollouts(1))
+                assert "UNAUTHENTICATED" in rests[0] and not learner.errors
+
+
 def test_a_failed_inference_is_what_run_raises_while_other_streams_wait(tmp_path):
     address, calls = f"unix:{tmp_path}/envs", itertools.count()
 
@@ -629,17 +666,21 @@ def test_no_thread_is_left_when_run_returns(tmp_path):
 
 
 def test_a_server_that_comes_back_with_other_environments_is_refused(tmp_path):
-    address, width = f"unix:{tmp_path}/envs", itertools.count(1)
+    address, width = f"unix:{tmp_path}/envs", itertools.count(2)
 
     def crash(row):
         if row == 7:
             raise RuntimeError("this toy breaks here")
 
-    with in_process_server(lambda: counting_group(next(width), on_step=crash), address):
+    def group_of_its_own():
+        server._hello = None  # as if another server had come up at this address
+        return counting_group(next(width) // 2, on_step=crash)
+
+    with in_process_server(group_of_its_own, address) as server:
         with Learner([address]) as learner:
             list(learner.rollouts(1))
             error = learner.wait()
-    assert isinstance(error, ConnectionRefusedError) and "came back with 2 environments" in str(error)
+    assert isinstance(error, ConnectionRefusedError) and "has 2 environments instead of 1" in str(error)
 
 
 # ------------------------------------------------------------------------------------------- who may connect
@@ -672,8 +713,10 @@ def test_tls_protects_a_port_and_a_client_without_it_or_with_another_certificate
         assert libbeast.handshake(server.address, root_certificates=root, token="secret", timeout=60)["num_envs"] == 2
         with Learner([server.address], width=2, root_certificates=root, token="secret") as learner:
             assert first_rows_and_lives(learner.rollouts(3)) == [(0, 0), (5, 0), (10, 0)]
-        with pytest.raises(ConnectionError, match="not reached within 2 s: UNAVAILABLE.*root_certificates are for"):
-            libbeast.handshake(server.address, root_certificates=stranger.read_bytes(), **options)
+        began = time.monotonic()
+        with pytest.raises(ConnectionRefusedError, match="(?i)certificate.verify.failed.*root_certificates are for"):
+            libbeast.handshake(server.address, root_certificates=stranger.read_bytes(), token="secret", timeout=LIMIT)
+        assert time.monotonic() - began < LIMIT / 2, "it is not tried again"
         with pytest.raises(ConnectionError, match="not reached within 2 s: UNAVAILABLE.*a server with --tls_cert"):
             libbeast.handshake(server.address, **options)
 
@@ -735,15 +778,26 @@ def hello(fields=None, **changes):
     fields = [("x", "float32", ())] if fields is None else fields
     fields = [wire.Field(name=n, dtype=d, shape=s) for n, d, s in fields]
     fields += [wire.Field(name=n, dtype=d) for n, d in ENV_FIELDS.items()]
-    default = {"protocol": 1, "env": "lies", "num_envs": 1, "fields": fields, "observation": wire.Structure(field=0)}
+    default = {
+        "protocol": wire.PROTOCOL,
+        "env": "lies",
+        "num_envs": 1,
+        "fields": fields,
+        "observation": wire.Structure(field=0),
+    }
     return wire.FromServer(hello=wire.ServerHello(**{**default, **changes})).SerializeToString()
 
 
 @contextlib.contextmanager
 def server_that_says(address, *messages, status=None):
-    """A server that sends these bytes to whoever connects and then waits, or ends the stream with `status`."""
+    """A server that sends these bytes to whoever connects and then waits, or ends the stream with `status`. Who asks
+    for the hello only gets the first message."""
 
     def stream(requests, context):
+        said = wire.LearnerHello.FromString(dict(context.invocation_metadata())[wire.HELLO_HEADER])
+        if said.only_hello and messages:
+            yield messages[0]
+            return
         yield from messages
         if status:
             context.abort(*status)
@@ -781,7 +835,10 @@ X = ("x", "float32", ())
 @pytest.mark.parametrize(
     "message, error",
     [
-        (hello(protocol=2), "the server speaks protocol 2, the learner protocol 1"),
+        (hello(protocol=1), "the server speaks protocol 1, the learner protocol 2"),
+        (hello(env="\x1b]0;title\x07"), r'the environment\'s id "\?]0;title\?" has characters that cannot be shown'),
+        (hello(env="x" * 201), "more than 200 bytes"),
+        (hello([("a\tb", "float32", ())]), "the field .* has characters that cannot be shown"),
         (hello(num_envs=0), "the stream has 0 environments, must be 1 to 65536"),
         (hello(num_envs=65537), "the stream has 65537 environments"),
         (hello([("x", "complex64", ())]), "complex64.*float32"),
@@ -799,10 +856,15 @@ X = ("x", "float32", ())
         (hello(observation=wire.Structure()), "neither a field nor a tuple nor a dict"),
         (hello(observation=nested(32)), "nested deeper than 32 levels"),
         (hello(action=wire.Field(dtype="str")), "str"),
-        (wire.FromServer(hello=wire.ServerHello(protocol=1, num_envs=1)).SerializeToString(), 'no field "reward"'),
+        (
+            wire.FromServer(hello=wire.ServerHello(protocol=wire.PROTOCOL, num_envs=1)).SerializeToString(),
+            'no field "reward"',
+        ),
         (
             wire.FromServer(
-                hello=wire.ServerHello(protocol=1, num_envs=1, fields=[wire.Field(name="reward", dtype="float64")])
+                hello=wire.ServerHello(
+                    protocol=wire.PROTOCOL, num_envs=1, fields=[wire.Field(name="reward", dtype="float64")]
+                )
             ).SerializeToString(),
             r'"reward" is float64 of shape \[\], expected float32',
         ),
@@ -830,7 +892,11 @@ ROW_BYTES = 4 + 4 + 3 + 4 + 4
             "received a row of 18 bytes, but the hello announced 19",
         ),
         (wire.FromServer(row=bytes(ROW_BYTES + 1)).SerializeToString(), "a row of 20 bytes"),
-        (wire.FromServer(row=bytes(5_000_000)).SerializeToString(), "a row of 5000000 bytes"),
+        (wire.FromServer(row=bytes(50_000)).SerializeToString(), "a row of 50000 bytes"),
+        (
+            wire.FromServer(row=bytes(5_000_000)).SerializeToString(),
+            "RESOURCE_EXHAUSTED: .*(larger than max|Buffers full).* may have [0-9]+ bytes",
+        ),
         (wire.FromServer(row=bytes(ROW_BYTES)).SerializeToString()[:-1], "cut off"),
         (wire.FromServer(row=bytes(ROW_BYTES)).SerializeToString() * 2, "two rows in one message"),
         (b"", "an empty message instead of a row"),
@@ -850,9 +916,80 @@ def test_a_row_that_is_not_what_the_hello_announced_is_refused(tmp_path, message
         raise raised
 
 
+def row_of(x: float, reward: float, done: bool = True) -> bytes:
+    """A row of `hello()`'s one environment."""
+    types = {"float32": np.float32, "bool": np.bool_, "int32": np.int32}
+    values = {name: types[dtype](0) for name, dtype in ENV_FIELDS.items()}
+    values |= {"reward": np.float32(reward), "done": np.bool_(done)}
+    row = np.float32(x).tobytes() + b"".join(values[name].tobytes() for name in ENV_FIELDS)
+    return wire.FromServer(row=row).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "message, error",
+    [
+        (row_of(0, math.nan), 'a row whose field "reward" is not finite'),
+        (row_of(math.inf, 0), 'a row whose field "x" is not finite'),
+        (row_of(-math.inf, 0), 'a row whose field "x" is not finite'),
+        (row_of(0, 0, done=False), "a first row that is not done everywhere"),
+    ],
+)
+def test_a_row_that_would_spoil_the_learner_ends_its_stream_and_names_its_server(tmp_path, message, error):
+    address = f"unix:{tmp_path}/envs"
+    with server_that_says(address, hello(), message), Learner([address], max_env_restarts=0) as learner:
+        raised = learner.wait()
+    with pytest.raises(ConnectionError, match=error):
+        raise raised
+    assert address_in(address, str(raised)) and learner.pool.count() == 0
+
+
+def test_numbers_that_are_large_are_finite(tmp_path):
+    address, large = f"unix:{tmp_path}/envs", np.finfo(np.float32).max
+    rows = [row_of(large, -large), *[row_of(-large, large, done=False)] * 2]
+    with server_that_says(address, hello(), *rows), Learner([address], unroll_length=2) as learner:
+        assert len(list(learner.rollouts(1))) == 1
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("num_envs", 2),
+        ("env", "truths"),
+        ("action", ("int64", ())),
+        ("action_space", "{}"),
+        ("observation_space", "{}"),
+        ("observation", ("x",)),
+        ("fields", {"x": ("float64", ())}),
+    ],
+)
+def test_a_stream_must_have_what_its_learner_expects(tmp_path, name, value):
+    address = f"unix:{tmp_path}/envs"
+    with server_that_says(address, hello(), row_of(0, 0)):
+        expected = dict(libbeast.handshake(address, timeout=60))
+        expected[name] = {**expected["fields"], **value} if name == "fields" else value
+        with Learner([address], expected=expected) as learner:
+            with pytest.raises(ConnectionRefusedError, match=r"has .* instead of|nested in another way"):
+                raise learner.wait()
+
+
+def test_a_hello_is_no_longer_than_a_megabyte(tmp_path):
+    address = f"unix:{tmp_path}/envs"
+    with server_that_says(address, hello(observation_space="x" * 2_000_000)):
+        with pytest.raises(ConnectionError, match="larger than max"):
+            libbeast.handshake(address, timeout=60)
+
+
+def test_what_a_server_says_cannot_write_to_the_terminal_nor_fill_the_log(tmp_path):
+    address = f"unix:{tmp_path}/envs"
+    with server_that_says(address, hello([("\x1b]0;\x9b2J" + "x" * 100_000, "complex64", ())])):
+        with pytest.raises(ConnectionRefusedError) as raised:
+            libbeast.handshake(address, timeout=60)
+    assert str(raised.value).isprintable() and len(str(raised.value)) < 3000
+
+
 def test_fields_that_this_version_does_not_know_are_skipped(tmp_path):
     address, unknown = f"unix:{tmp_path}/envs", b"\xc2\x3e\x03abc" + b"\xc8\x3e\x07"
-    row = unknown + wire.FromServer(row=bytes(ROW_BYTES)).SerializeToString() + unknown
+    row = unknown + row_of(0, 0) + unknown
     with server_that_says(address, unknown + hello() + unknown, row, row, row):
         with Learner([address], unroll_length=2) as learner:
             assert len(list(learner.rollouts(1))) == 1
@@ -952,3 +1089,86 @@ def test_ctrl_c_ends_a_handshake_with_a_server_that_does_not_answer(tmp_path):
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == -signal.SIGINT and errors.strip().endswith("KeyboardInterrupt")
+
+
+# In a forked child the end of the interpreter would wait for faulthandler's thread, which is not there.
+FORKING = (
+    PROGRAM.split('if how == "ctrl-c"', 1)[0].replace("faulthandler.dump_traceback_later(100, exit=True)", "")
+    + """
+runner.start()
+next(queue)
+child = os.fork()
+if child == 0:
+    if how == "dropped":
+        del pool, queue, batcher
+    if how == "stop":
+        pool.stop()
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+before = pool.count()
+for _ in range(3):
+    next(queue)
+assert pool.count() > before and pool.counters()["restarts"] == 0
+print("went on")
+"""
+)
+
+
+@pytest.mark.parametrize("how", ["exit", "dropped", "stop"])
+def test_a_forked_child_ends_and_its_parents_streams_go_on(tmp_path, how):
+    address = f"unix:{tmp_path}/envs"
+    with in_process_server(lambda: counting_group(), address):
+        done = subprocess.run(
+            [sys.executable, "-c", FORKING.replace("import atexit,", "import os, atexit,"), address, how],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+    assert done.returncode == 0 and "went on" in done.stdout, done.stderr
+
+
+INTERRUPTED = """
+import sys, threading, time, numpy as np
+sys.modules["torch"] = None
+import libbeast
+
+def log(message):
+    print("lost", flush=True)
+    time.sleep(0.05)
+
+queue, batcher = libbeast.BatchingQueue(), libbeast.DynamicBatcher()
+pool = libbeast.ActorPool(1, queue, batcher, [sys.argv[1]] * 8, (), max_env_restarts=10**6, log=log)
+
+def infer():
+    for batch in batcher:
+        (_, reward, *_), state = batch.get_inputs()
+        batch.set_outputs(((np.zeros(tuple(reward.shape), np.int64),), state))
+
+threading.Thread(target=infer, daemon=True).start()
+threading.Thread(target=lambda: list(queue), daemon=True).start()
+pool.run()
+"""
+
+
+def test_ctrl_c_is_a_keyboard_interrupt_while_log_messages_wait(tmp_path):
+    address = f"unix:{tmp_path}/envs"
+
+    def crash(row):
+        raise RuntimeError("this toy breaks at once")
+
+    with in_process_server(lambda: counting_group(on_step=crash), address, max_streams=8):
+        process = subprocess.Popen(
+            [sys.executable, "-c", INTERRUPTED, address],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        for _ in range(20):
+            assert process.stdout.readline() == "lost\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=LIMIT)
+    assert process.returncode == -signal.SIGINT and errors.strip().endswith("KeyboardInterrupt"), errors

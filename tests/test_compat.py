@@ -14,7 +14,6 @@ from env_hosts import ROOT, ServerProcess, Stream, array_message
 from waiting import PATIENCE, wait_until
 
 from beast.envs.rows import ENV_FIELDS
-from beast.feeds import wire
 
 sys.path.insert(0, str(ROOT / "compat"))
 import nest  # noqa: E402
@@ -171,7 +170,7 @@ def test_every_stream_has_an_environment_of_its_own_and_any_action_will_do(tmp_p
         assert first["observation/0"] != second["observation/0"]
         assert one.act(np.array([2.5], np.float32))["reward"] == 2.5
         assert other.act(np.array([True]))["reward"] == 1.0
-        other.send(wire.FromLearner(actions=array_message(np.array([1, 2]))))
+        other.send(array_message(np.array([1, 2])))
         assert "int64 [2], the env server takes int64 [1]" in other.end()[1]
 
 
@@ -181,7 +180,7 @@ def test_an_old_environment_that_raises_tells_the_learner(tmp_path, capfd):
         for _ in range(2):
             with Stream(address) as stream:
                 stream.row()
-                stream.send(wire.FromLearner(actions=array_message(np.array([13]))))
+                stream.send(array_message(np.array([13])))
                 assert "RuntimeError: this old toy breaks on 13" in stream.receive().error
                 assert stream.end()[0] == grpc.StatusCode.ABORTED
     assert "this old toy breaks on 13" in capfd.readouterr().err

@@ -1,20 +1,23 @@
 """The env server, as a process that real streams are opened to; its messages and its JSON of spaces."""
 
 import collections
+import contextlib
 import os
 import queue
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import grpc
 import numpy as np
 import psutil
 import pytest
 import toy_envs
-from env_hosts import ROOT, ServerProcess, Stream, array_message, make_certificate
+from env_hosts import ROOT, ServerProcess, Stream, array_message, headers, make_certificate
 from google.protobuf import descriptor_pb2
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -214,7 +217,7 @@ class SlowToReset(env_server.VectorEnvGroup):
         super().reset(seed, views)
 
 
-def test_the_hello_comes_after_the_first_reset_and_who_asks_for_it_only_makes_one_environment(tmp_path):
+def test_the_hello_comes_after_the_first_reset_and_who_asks_for_it_only_has_no_environments_made(tmp_path):
     """A learner waits longer for the hello than for a row, so that all that is slow has to come before it."""
     address, made, lines = f"unix:{tmp_path / 'envs'}", [], []
 
@@ -222,11 +225,12 @@ def test_the_hello_comes_after_the_first_reset_and_who_asks_for_it_only_makes_on
         made.append(width)
         return SlowToReset(envs.make("CartPole-v1", width), 3)
 
-    server = env_server.EnvServer(lambda: make(3), address, make_example=lambda: make(1), log=lines.append)
+    server = env_server.EnvServer(lambda: make(3), address, example=make(1), log=lines.append)
     server.start()
-    with Stream(address, only_hello=True) as stream:
-        assert stream.hello.num_envs == 3
-    assert made == [1] and not any("resetting" in line for line in lines)
+    for _ in range(3):
+        with Stream(address, only_hello=True) as stream:
+            assert stream.hello.num_envs == 3
+    assert made == [1] and not lines
     began = time.monotonic()
     with Stream(address) as stream:
         assert time.monotonic() - began >= 1, "a reset takes a second"
@@ -349,7 +353,7 @@ def test_two_streams_step_at_the_same_time(tmp_path):
             stream.row()
             stream.act(np.zeros(1, np.int64))
         for stream in (one, other):
-            stream.send(wire.FromLearner(actions=array_message(np.zeros(1, np.int64))))
+            stream.send(array_message(np.zeros(1, np.int64)))
         assert one.row()["reward"] == other.row()["reward"] == 0.5
 
 
@@ -391,12 +395,12 @@ def token_file(tmp_path):
 
 def test_a_learner_that_does_not_fit_is_told_what_both_sides_have(tmp_path, token_file):
     with ServerProcess(tmp_path, "CartPole-v1", "--token_file", str(token_file)) as server:
-        assert refusal(server, protocol=99) == (
+        assert refusal(server, token="sesame", protocol=99) == (
             grpc.StatusCode.FAILED_PRECONDITION,
             f"the learner speaks version 99 of the protocol, the env server version {wire.PROTOCOL}: "
             "install the same version of Beast on both",
         )
-        for token, what in (("", "no token"), ("sésame", "a wrong token")):
+        for token, what in (("", "no token"), ("sesam", "a wrong token")):
             code, details = refusal(server, token=token)
             assert code == grpc.StatusCode.UNAUTHENTICATED
             assert what in details and "--token_file" in details and "sesame" not in details
@@ -409,12 +413,12 @@ def test_a_learner_that_does_not_fit_is_told_what_both_sides_have(tmp_path, toke
 
 ZEROS = np.zeros(4, np.int64)
 BAD_MESSAGES = {
-    "shape": (wire.FromLearner(actions=array_message(ZEROS[:3])), r"int64 \[3\].*int64 \[4\]"),
-    "rank": (wire.FromLearner(actions=array_message(ZEROS[:, None])), r"int64 \[4, 1\].*int64 \[4\]"),
-    "dtype": (wire.FromLearner(actions=array_message(ZEROS.astype("int32"))), r"int32 \[4\].*int64 \[4\]"),
-    "bytes": (wire.FromLearner(actions=wire.Array(dtype="int64", shape=[4], data=b"\0" * 31)), "31 bytes"),
-    "kind": (wire.FromLearner(hello=wire.LearnerHello()), "nothing but actions"),
-    "nothing": (wire.FromLearner(), "nothing but actions"),
+    "shape": (array_message(ZEROS[:3]), r"int64 \[3\].*int64 \[4\]"),
+    "rank": (array_message(ZEROS[:, None]), r"int64 \[4, 1\].*int64 \[4\]"),
+    "dtype": (array_message(ZEROS.astype("int32")), r"int32 \[4\].*int64 \[4\]"),
+    "bytes": (wire.Array(dtype="int64", shape=[4], data=b"\0" * 31), "31 bytes"),
+    "nothing": (wire.Array(), "int64"),
+    "a terminal's codes": (wire.Array(dtype="\x1b]0;x\x07" + "y" * 50_000), r"^[^\x00-\x1f]*$"),
 }
 
 
@@ -430,24 +434,40 @@ def test_actions_that_are_not_the_hellos_are_refused(tmp_path):
             assert details in server.errors()
 
 
-def test_a_stream_must_begin_with_a_hello(tmp_path):
-    with ServerProcess(tmp_path, "CartPole-v1") as server:
-        with Stream(server.address, wait_for_hello=False, first=BAD_MESSAGES["shape"][0]) as stream:
-            code, details = stream.end()
-        assert code == grpc.StatusCode.INVALID_ARGUMENT and "begins with the learner's hello" in details
+def test_a_call_without_a_hello_or_token_is_refused_before_it_has_a_thread_or_a_message(tmp_path, token_file):
+    with ServerProcess(tmp_path, "CartPole-v1", "--token_file", str(token_file)) as server:
+        process = psutil.Process(server.process.pid)
+        before = process.memory_info().rss
+        big, never = b"x" * 60_000_000, queue.SimpleQueue()
+        with contextlib.ExitStack() as stack:
+            for index in range(300):
+                channel = stack.enter_context(grpc.insecure_channel(server.address))
+                sent = [[], [("hello-bin", b"\xff\xff")], headers("wrong"), headers("")][index % 4]
+                messages = iter([big]) if index % 30 == 0 else iter(never.get, None)
+                call = channel.stream_stream(wire.STREAM)(messages, timeout=PATIENCE, metadata=sent)
+                with pytest.raises(grpc.RpcError):
+                    next(call)
+                assert call.code() == grpc.StatusCode.UNAUTHENTICATED, call.details()
+                never.put(None)
+        with Stream(server.address, token="sesame") as stream:
+            stream.row()
+        assert process.memory_info().rss - before < 100_000_000
+        assert server.errors().count("refused") < 50, "a log is not filled"
 
 
-def test_a_stream_that_says_nothing_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(env_server, "HELLO_SECONDS", 0.2)
-    address, never = f"unix:{tmp_path / 'envs'}", queue.SimpleQueue()
-    server = env_server.EnvServer(lambda: pytest.fail("it was given environments"), address)
+def test_connections_that_say_nothing_end_and_shut_nobody_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(env_server, "CONNECTING_MS", 500)
+    server = env_server.EnvServer(lambda: env_server.VectorEnvGroup(envs.make("CartPole-v1", 2)), "127.0.0.1:0")
     server.start()
-    with grpc.insecure_channel(address) as channel:
-        silent = channel.stream_stream(wire.STREAM)(iter(never.get, None), timeout=PATIENCE)
-        with pytest.raises(grpc.RpcError):
-            next(silent)
-        assert silent.code() == grpc.StatusCode.CANCELLED
-    never.put(None)
+    host, port = server.address.split(":")
+    with contextlib.ExitStack() as stack:
+        mute = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(200)]
+        with Stream(server.address) as stream:
+            stream.row()
+        for connection in mute:
+            connection.settimeout(PATIENCE)
+            while connection.recv(1000):  # the server's half of the connecting, and then its end
+                pass
     server.stop()
 
 
@@ -457,7 +477,7 @@ def test_a_learner_that_leaves_while_environments_are_reset_does_not_end_the_ser
     monkeypatch.setattr(env_server.EnvServer, "_end_stuck", lambda self, peer: ends.append(peer))
     lines: list[str] = []
     server = env_server.EnvServer(
-        lambda: SlowToReset(envs.make("CartPole-v1", 2)), address, replaceable=True, log=lines.append
+        lambda: SlowToReset(envs.make("CartPole-v1", 2)), address, ends_when_stuck=True, log=lines.append
     )
     server.start()
     with Stream(address, wait_for_hello=False):
@@ -475,38 +495,17 @@ class SlowToStep(env_server.VectorEnvGroup):
         super().step(actions, views)
 
 
-def test_a_server_that_is_replaceable_ends_where_an_environment_still_steps_long_after_its_learner_left(
-    tmp_path, monkeypatch
-):
+def test_a_server_ends_where_an_environment_still_steps_long_after_its_learner_left(tmp_path, monkeypatch):
     monkeypatch.setattr(env_server, "STUCK_SECONDS", 0.2)
     address, ends = f"unix:{tmp_path / 'envs'}", []
     monkeypatch.setattr(env_server.EnvServer, "_end_stuck", lambda self, peer: ends.append(peer))
-    server = env_server.EnvServer(lambda: SlowToStep(envs.make("CartPole-v1", 2)), address, replaceable=True)
+    server = env_server.EnvServer(lambda: SlowToStep(envs.make("CartPole-v1", 2)), address, ends_when_stuck=True)
     server.start()
     with Stream(address) as stream:
         stream.row()
-        stream.send(wire.FromLearner(actions=array_message(np.zeros(2, np.int64))))
+        stream.send(array_message(np.zeros(2, np.int64)))
         time.sleep(0.2)
     wait_until(lambda: ends)
-    server.stop()
-
-
-def test_a_stream_whose_hello_was_not_read_in_time_is_tried_again(tmp_path, monkeypatch):
-    libbeast = pytest.importorskip("libbeast", reason="libbeast is not built: pip install .")
-    address, waits = f"unix:{tmp_path / 'envs'}", iter([0.0, 0.0])
-    check = env_server.EnvServer._check_hello
-
-    def check_late(self, requests, context):
-        if next(waits, None) == 0.0:  # another stream makes environments and holds the interpreter's lock
-            context.cancel()
-            time.sleep(0.1)
-        return check(self, requests, context)
-
-    monkeypatch.setattr(env_server.EnvServer, "_check_hello", check_late)
-    server = env_server.EnvServer(lambda: env_server.VectorEnvGroup(envs.make("CartPole-v1", 2)), address)
-    server.start()
-    assert libbeast.handshake(address, timeout=60)["num_envs"] == 2
-    assert next(waits, None) is None, "it was cancelled twice"
     server.stop()
 
 
@@ -559,6 +558,11 @@ def test_a_wide_address_needs_token_and_tls_or_the_word_insecure(token_file, cer
         env_server.security("unix:/x", **protected)
     with pytest.raises(InputError, match="--tls_key /nowhere cannot be read: No such file"):
         env_server.security("127.0.0.1:1", tls_cert=cert, tls_key="/nowhere")
+    readable = token_file.parent / "key.pem"
+    readable.write_bytes(Path(key).read_bytes())
+    readable.chmod(0o644)
+    with pytest.raises(InputError, match="--tls_key .*can be read by other users .mode 644.: chmod 600"):
+        env_server.security("127.0.0.1:1", tls_cert=cert, tls_key=str(readable))
 
 
 def test_a_token_file_must_be_there_hold_something_and_be_its_owners_alone(token_file):
@@ -570,6 +574,10 @@ def test_a_token_file_must_be_there_hold_something_and_be_its_owners_alone(token
     token_file.write_text(" \n")
     with pytest.raises(InputError, match="is empty"):
         env_server.read_token(str(token_file))
+    for content in (b"\xff\xfe", "sésame".encode(), b"two words", b"x" * 1001):
+        token_file.write_bytes(content)
+        with pytest.raises(InputError, match="must hold at most 1000 characters, ASCII and without spaces"):
+            env_server.read_token(str(token_file))
     token_file.unlink()
     with pytest.raises(InputError, match="cannot be read: No such file"):
         env_server.read_token(str(token_file))
@@ -588,11 +596,11 @@ def refused_start(run_main):
 
 
 def test_flags_that_cannot_be_are_refused_at_the_start(refused_start, certificate):
-    cert, _ = certificate
+    cert, key = certificate
     assert "error: other machines can reach 0.0.0.0:0" in refused_start("--address", "0.0.0.0:0")
     assert "--group_width 0: it must lie between 1 and" in refused_start("--group_width", "0")
     assert "AF_UNIX path too long" in refused_start("--address", f"unix:/tmp/{'x' * 120}")
-    garbage = refused_start("--address", "127.0.0.1:0", "--tls_cert", str(cert), "--tls_key", str(cert))
+    garbage = refused_start("--address", "127.0.0.1:0", "--tls_cert", str(key), "--tls_key", str(key))
     assert "TLS key and certificate do not fit" in garbage
 
 
@@ -644,7 +652,7 @@ def failure(server: ServerProcess) -> tuple[int, str]:
         while (message := stream.receive()).WhichOneof("kind") != "error":
             if message.WhichOneof("kind") == "row":
                 steps += 1
-                stream.send(wire.FromLearner(actions=array_message(np.zeros(2, np.int64))))
+                stream.send(array_message(np.zeros(2, np.int64)))
         code, details = stream.end()
     assert code == grpc.StatusCode.ABORTED and details.endswith(message.error.splitlines()[-1])
     assert message.error in server.errors()
@@ -672,7 +680,7 @@ def test_an_environment_that_raises_tells_the_learner_and_the_next_stream_gets_n
 def test_an_action_that_the_space_has_not_is_told_to_the_learner(tmp_path):
     with ServerProcess(tmp_path, "CartPole-v1", "--group_width", "2") as server, Stream(server.address) as stream:
         stream.row()
-        stream.send(wire.FromLearner(actions=array_message(np.array([0, 7]))))
+        stream.send(array_message(np.array([0, 7])))
         assert "actions [0, 7] are not all in Discrete(2)" in stream.receive().error
 
 
@@ -706,11 +714,51 @@ def test_a_hanging_environment_does_not_hold_up_the_end(tmp_path):
     ):
         stream.row()
         stream.act(np.zeros(1, np.int64))
-        stream.send(wire.FromLearner(actions=array_message(np.zeros(1, np.int64))))
+        stream.send(array_message(np.zeros(1, np.int64)))
         wait_until(lambda: "hanging" in server.errors())
         server.process.terminate()
         assert server.exit_code() == 0
         assert not server.socket.exists()
+
+
+@pytest.mark.long
+def test_a_kept_server_starts_again_when_an_environment_hangs_whose_learner_has_left(tmp_path):
+    with ServerProcess(tmp_path, "server_toys:Hangs-v0", "--group_width", "1", "--keep") as server:
+        (first,) = psutil.Process(server.process.pid).children()
+        with Stream(server.address) as stream:
+            stream.row()
+            stream.act(np.zeros(1, np.int64))
+            stream.send(array_message(np.zeros(1, np.int64)))
+            wait_until(lambda: "hanging" in server.errors())
+        wait_until(lambda: not first.is_running())
+        assert "its environment hangs: this env server ends" in server.errors()
+        assert server.process.stdout.readline().startswith("serving ")
+        with Stream(server.address) as stream:
+            stream.row()
+        (second,) = psutil.Process(server.process.pid).children()
+        server.process.terminate()
+        assert server.exit_code() == 0 and not second.is_running()
+
+
+def test_a_kept_server_that_cannot_start_ends_and_says_why(tmp_path, refused_start):
+    assert "needs a port that stays" in refused_start("--keep", "--address", "127.0.0.1:0")
+    (tmp_path / "envs").write_text("no socket")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "polybeast_env.py",
+            "--env",
+            "CartPole-v1",
+            "--keep",
+            "--address",
+            f"unix:{tmp_path / 'envs'}",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 1 and "there is a file of that name" in done.stderr
 
 
 def test_the_socket_of_a_killed_server_is_replaced(tmp_path):

@@ -165,7 +165,7 @@ address, certificate = sys.argv[1:]
 channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(open(certificate, "rb").read()))
 with Stream(address, channel=channel, token="sesame") as stream:
     stream.row()
-    stream.send(wire.FromLearner(actions=array_message(np.zeros((3, 1), np.int64))))
+    stream.send(array_message(np.zeros((3, 1), np.int64)))
     print(*stream.end())
 """
 

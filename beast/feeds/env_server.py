@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import hmac
 import ipaddress
+import math
 import os
+import resource
 import signal
 import socket
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -16,10 +19,12 @@ import traceback
 import urllib.parse
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from functools import partial
 from pathlib import Path
 
 import grpc
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from beast.envs.groups import EnvGroup
 from beast.envs.rows import ENV_FIELDS
@@ -27,19 +32,21 @@ from beast.errors import InputError
 from beast.feeds import wire
 from beast.feeds.memory import nest_observations
 
-HELLO_SECONDS = 10.0  # then a stream that does not say hello is ended, as it holds a thread
 PLACE_SECONDS = 5.0  # for a stream that has ended to close its environments, before another one is refused
 STUCK_SECONDS = 5.0  # for which a step may go on after its learner has left
 MAKING_SECONDS = 240.0  # more while environments are made and first reset: 128 of Atari take 25 to 66 CPU seconds
 END_SECONDS = 0.7  # for environments to close when the server ends
-MAX_ACTION_BYTES = 64 * 2**20  # of one message: anyone who can connect may send one before the token is checked
+CONNECTING_MS, IDLE_MS = 5000, 20_000  # then a connection ends that does not speak HTTP/2, or has no stream
+MAX_ACTION_BYTES = 2**20  # of one message, where it is not known what the actions are
+MAX_ERROR = 60_000  # characters of a traceback that a learner gets: it takes 64 KB more than a row
+REFUSALS_PER_MINUTE = 20  # that are logged
 
 
 class Refusal(Exception):
     """A stream that does not fit. It ends with this gRPC status; the learner and the log get the message."""
 
     def __init__(self, message: str, code: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT):
-        super().__init__(message)
+        super().__init__(wire.readable(message))
         self.code = code
 
 
@@ -86,51 +93,58 @@ class Row:
         return b"".join((self._prefix, self._memory))
 
 
-class EnvServer:
+class EnvServer(grpc.GenericRpcHandler):
     """Serves groups of environments, one to each stream, to learners that know the token."""
 
     def __init__(
         self, make_group: Callable, address: str, *,
-        make_example: Callable | None = None, env_id: str = "", max_streams: int = 2, token: str = "",
-        tls: tuple[bytes, bytes] | None = None, log: Callable = lambda line: None, replaceable: bool = False,
+        example: VectorEnvGroup | None = None, env_id: str = "", max_streams: int = 2, token: str = "",
+        tls: tuple[bytes, bytes] | None = None, log: Callable = lambda line: None, ends_when_stuck: bool = False,
     ):  # fmt: skip
         """Bind the address; `start` serves. Raises InputError if the address is malformed, taken, or not one of this
         machine, or if the certificate is bad.
 
         Args:
             make_group: called in the thread of each stream, for environments of its own (see `VectorEnvGroup`).
-            make_example: the same for a stream that ends with the hello; it may make fewer environments.
+            example: a group that describes those of `make_group`, of any number of environments. It is closed here. A
+                learner that asks for the hello only is answered by it, and no message may be longer than its actions.
             address: `unix:/path` or `host:port`; port 0 takes a free one, which the attribute `address` then names.
             env_id: what the hello says; a learner that expects another one is refused.
             max_streams: streams at a time; another is refused if none ends within 5 seconds.
             token: what a learner must send; empty takes every learner.
             tls: private key and certificate chain in PEM; None speaks plain text.
             log: gets a line when a stream begins, ends, is refused or fails, and while its environments are made.
-            replaceable: the server's parent replaces it when it ends, so it ends when an environment hangs.
+            ends_when_stuck: the process ends when an environment hangs whose learner has left, as nothing else ends it.
         """
-        self._make_group, self._make_example = make_group, make_example or make_group
+        self._make_group = make_group
         self._env_id, self._max_streams = env_id, max_streams
-        self._token, self._log, self._replaceable = token, log, replaceable
+        self._token, self._log, self._ends_when_stuck = token.encode(), log, ends_when_stuck
+        self._log_refusal = Throttled(log, REFUSALS_PER_MINUTE, 60.0)
         self._places = threading.BoundedSemaphore(max_streams)
-        threads = max_streams + 8  # 8 for streams that say hello, wait for a place or are refused
+        self._hello: wire.FromServer | None = None
+        message_bytes = MAX_ACTION_BYTES
+        if example:
+            shape, dtype = example.action or ((), "uint8")
+            message_bytes = example.num_envs * math.prod(shape) * np.dtype(dtype).itemsize + 2**16
+            self._hello = self._describe(example)
+            example.close()
+        threads = max_streams + 64  # the rest is for streams that wait for a place or are refused, which is quick
         self._server = grpc.server(
             futures.ThreadPoolExecutor(threads),
             maximum_concurrent_rpcs=threads,
             options=[
-                ("grpc.max_receive_message_length", MAX_ACTION_BYTES),
+                ("grpc.max_receive_message_length", message_bytes),
                 ("grpc.so_reuseport", 0),  # or two servers share a port, and its streams by chance
                 # A learner that lost its power or its network says no goodbye. It is missed within 50 seconds; a link
                 # that is cut for less than 20 costs nothing.
                 ("grpc.keepalive_time_ms", 30_000),
                 ("grpc.keepalive_timeout_ms", 20_000),
                 ("grpc.http2.max_ping_strikes", 0),  # learners may ask as often as they like
+                ("grpc.server_handshake_timeout_ms", CONNECTING_MS),
+                ("grpc.max_connection_idle_ms", IDLE_MS),
             ],
         )
-        handler = grpc.stream_stream_rpc_method_handler(
-            self._stream, wire.FromLearner.FromString, lambda reply: reply.SerializeToString()
-        )
-        _, service, method = wire.STREAM.split("/")
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+        self._server.add_generic_rpc_handlers((self,))
         self.address = self._bind(address, tls)
 
     def start(self) -> None:
@@ -161,16 +175,61 @@ class EnvServer:
             os.umask(umask)
         return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
 
+    def service(self, details) -> grpc.RpcMethodHandler | None:
+        """How a call is answered. gRPC's own thread asks, when a call's headers are here and nothing else is."""
+        if details.method != wire.STREAM:
+            return None
+        try:
+            answer: Callable = partial(self._stream, self._check_hello(dict(details.invocation_metadata)))
+        except Refusal as refusal:
+            answer = partial(self._refuse, refusal)
+        return grpc.stream_stream_rpc_method_handler(
+            answer, wire.Array.FromString, lambda reply: reply.SerializeToString()
+        )
+
+    def _check_hello(self, headers: dict) -> wire.LearnerHello:
+        """The hello of a learner that fits; Refusal of one that does not."""
+        sent = headers.get(wire.TOKEN_HEADER, "").encode()
+        if self._token and not hmac.compare_digest(sent, b"Bearer " + self._token):
+            raise Refusal(
+                f"the learner sent {'a wrong' if sent else 'no'} token: give both the same --token_file, and install "
+                "the same version of Beast on both",
+                grpc.StatusCode.UNAUTHENTICATED,
+            )
+        try:
+            hello = wire.LearnerHello.FromString(headers.get(wire.HELLO_HEADER, b""))
+        except DecodeError as error:
+            raise Refusal(f"the learner's hello cannot be read: {error}") from error
+        if hello.protocol != wire.PROTOCOL:
+            raise Refusal(
+                f"the learner speaks version {hello.protocol or 'unknown'} of the protocol, the env server version "
+                f"{wire.PROTOCOL}: install the same version of Beast on both",
+                grpc.StatusCode.FAILED_PRECONDITION,
+            )
+        if hello.env and hello.env != self._env_id:
+            raise Refusal(
+                f"the learner expects environment {hello.env!r}, the env server has {self._env_id!r}: "
+                "start either with the other's --env",
+                grpc.StatusCode.FAILED_PRECONDITION,
+            )
+        return hello
+
     # The rest runs in the threads of the streams.
 
-    def _stream(self, requests: Iterator, context: grpc.ServicerContext) -> Iterator:
-        peer = urllib.parse.unquote(context.peer())  # ipv6:%5B::1%5D:53080
+    def _refuse(self, refusal: Refusal, requests: Iterator, context: grpc.ServicerContext) -> None:
+        self._log_refusal(f"refused {_peer_of(context)}: {refusal}")
+        context.abort(refusal.code, str(refusal))
+
+    def _stream(self, hello, requests: Iterator, context: grpc.ServicerContext) -> Iterator:
+        peer = _peer_of(context)
         stuck = threading.Timer(MAKING_SECONDS, self._end_stuck, [peer])
         stuck.daemon = True
-        if self._replaceable:  # a thread that hangs in an environment keeps its place
+        if self._ends_when_stuck:  # a thread that hangs in an environment keeps its place
             context.add_callback(stuck.start)
         try:
-            hello = self._check_hello(requests, context)
+            if hello.only_hello:
+                yield self._example_hello()
+                return
             if not self._places.acquire(timeout=PLACE_SECONDS):
                 raise Refusal(
                     f"all {self._max_streams} streams of this env server are taken: start it with a higher "
@@ -183,34 +242,30 @@ class EnvServer:
             finally:
                 self._places.release()
         except Refusal as refusal:
-            self._log(f"refused {peer}: {refusal}")
-            context.abort(refusal.code, str(refusal))
+            self._refuse(refusal, requests, context)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             if isinstance(error, grpc.RpcError) and not context.is_active():
                 return  # the learner has left
-            failure = traceback.format_exc().strip()
+            failure = traceback.format_exc().strip()[-MAX_ERROR:]
             self._log(f"{peer}: its environment failed\n{failure}")
             yield wire.FromServer(error=failure)
-            context.abort(grpc.StatusCode.ABORTED, f"the environment failed: {failure.splitlines()[-1]}")
+            last = wire.readable(failure.splitlines()[-1])
+            context.abort(grpc.StatusCode.ABORTED, f"the environment failed: {last}")
         finally:
             stuck.cancel()
 
     def _end_stuck(self, peer: str) -> None:
-        self._log(f"{peer} has left and its environment hangs: this env server ends, to be replaced")
+        self._log(f"{peer} has left and its environment hangs: this env server ends; with --keep it starts again")
         if os.getpgrp() == os.getpid():
             os.killpg(os.getpid(), signal.SIGKILL)  # with what the environment started
         os._exit(1)
 
     def _serve(self, requests: Iterator, hello, peer: str, stuck: threading.Timer) -> Iterator:
         began = time.monotonic()
-        group = self._make_example() if hello.only_hello else self._make_group()
+        group = self._make_group()
         try:
-            fields = {**group.observation_fields, **{name: ((), dtype) for name, dtype in ENV_FIELDS.items()}}
-            answer = wire.FromServer(hello=self._hello(group, fields))
-            if hello.only_hello:
-                yield answer
-                return
-            row, width = Row(fields, group.num_envs), group.num_envs
+            answer = self._describe(group)
+            row, width = Row(_fields(group), group.num_envs), group.num_envs
             # Before the hello: a learner gives making and the first reset more time together than it gives a step.
             self._log(f"made {width} environments for {peer} in {time.monotonic() - began:.1f} s, resetting them")
             try:
@@ -232,39 +287,17 @@ class EnvServer:
                 self._log(f"the environments of {peer} did not close\n{traceback.format_exc()}")
             self._log(f"closed the environments of {peer}")
 
-    def _check_hello(self, requests: Iterator, context: grpc.ServicerContext):
-        """The hello of a learner that fits; Refusal of one that does not."""
-        timer = threading.Timer(HELLO_SECONDS, context.cancel)
-        timer.start()
-        try:
-            request = next(requests, None)
-        finally:
-            timer.cancel()
-        if request is None or request.WhichOneof("kind") != "hello":
-            raise Refusal("a stream begins with the learner's hello")
-        hello = request.hello
-        if hello.protocol != wire.PROTOCOL:
-            raise Refusal(
-                f"the learner speaks version {hello.protocol} of the protocol, the env server version "
-                f"{wire.PROTOCOL}: install the same version of Beast on both",
-                grpc.StatusCode.FAILED_PRECONDITION,
-            )
-        if self._token and not hmac.compare_digest(hello.token.encode(), self._token.encode()):
-            raise Refusal(
-                f"the learner sent {'a wrong' if hello.token else 'no'} token: give both the same --token_file",
-                grpc.StatusCode.UNAUTHENTICATED,
-            )
-        if hello.env and hello.env != self._env_id:
-            raise Refusal(
-                f"the learner expects environment {hello.env!r}, the env server has {self._env_id!r}: "
-                "start either with the other's --env",
-                grpc.StatusCode.FAILED_PRECONDITION,
-            )
-        return hello
+    def _example_hello(self):
+        """The hello of every stream. Where no example was given, environments are made for the first who asks."""
+        if not self._hello:
+            group = self._make_group()
+            self._hello = self._describe(group)
+            group.close()
+        return self._hello
 
-    def _hello(self, group, fields: dict):
-        shape, dtype = group.action or ((), "")
-        return wire.ServerHello(
+    def _describe(self, group):
+        fields, (shape, dtype) = _fields(group), group.action or ((), "")
+        hello = wire.ServerHello(
             protocol=wire.PROTOCOL,
             env=self._env_id,
             num_envs=group.num_envs,
@@ -274,13 +307,44 @@ class EnvServer:
             observation_space=group.observation_space,
             action_space=group.action_space,
         )
+        if hello.ByteSize() > wire.MAX_HELLO_BYTES - 1000:
+            raise InputError(
+                f"the description of the spaces has {hello.ByteSize()} bytes, learners take {wire.MAX_HELLO_BYTES}: "
+                "give a Box one bound for all of its numbers"
+            )
+        return wire.FromServer(hello=hello)
 
 
-def _checked_actions(request, group) -> np.ndarray:
+class Throttled:
+    """A log of at most `count` lines in `seconds`. The first line after them tells how many were left out."""
+
+    def __init__(self, log: Callable[[str], None], count: int, seconds: float):
+        self._log, self._count, self._seconds = log, count, seconds
+        self._lock, self._began, self._lines = threading.Lock(), -math.inf, 0
+
+    def __call__(self, line: str) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._began > self._seconds:
+                if self._lines > self._count:
+                    self._log(f"{self._lines - self._count} lines like the next one were left out")
+                self._began, self._lines = now, 0
+            self._lines += 1
+            if self._lines <= self._count:
+                self._log(line)
+
+
+def _fields(group) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Name -> (shape, dtype) of each field of a row."""
+    return {**group.observation_fields, **{name: ((), dtype) for name, dtype in ENV_FIELDS.items()}}
+
+
+def _peer_of(context: grpc.ServicerContext) -> str:
+    return wire.readable(urllib.parse.unquote(context.peer()))  # ipv6:%5B::1%5D:53080
+
+
+def _checked_actions(actions, group) -> np.ndarray:
     """The actions [K, *shape] of a message, once they are what the hello said; else Refusal."""
-    if request.WhichOneof("kind") != "actions":
-        raise Refusal("after its hello a learner sends nothing but actions")
-    actions = request.actions
     shape, dtype = group.action or (actions.shape[1:], actions.dtype)
     sent, expected = f"{actions.dtype} {list(actions.shape)}", f"{dtype} {[group.num_envs, *shape]}"
     if sent != expected:
@@ -318,19 +382,30 @@ def security(address: str, token_file="", tls_cert="", tls_key="", insecure=Fals
             "loopback address; --insecure lets everyone who can connect step these environments and read along"
         )
     token = read_token(token_file) if token_file else ""
-    return token, (_read(tls_key, "--tls_key"), _read(tls_cert, "--tls_cert")) if tls_cert else None
+    if not tls_cert:
+        return token, None
+    tls = _read(tls_key, "--tls_key"), _read(tls_cert, "--tls_cert")
+    _check_private(tls_key, "--tls_key")
+    return token, tls
 
 
 def read_token(path: str) -> str:
-    """The secret in a file, without white space around it. Raises InputError if the file cannot be read, is empty, or
-    is open to other users."""
-    token = _read(path, "--token_file").decode(errors="replace").strip()
+    """The secret in a file, without white space around it. Raises InputError if the file cannot be read, holds no
+    token, or is open to other users."""
+    token = _read(path, "--token_file").strip()
+    remedy = f"write a secret into it (openssl rand -hex 32 > {path})"
     if not token:
-        raise InputError(f"--token_file {path} is empty: write a secret into it (openssl rand -hex 32 > {path})")
+        raise InputError(f"--token_file {path} is empty: {remedy}")
+    if len(token) > 1000 or not all(0x20 < byte < 0x7F for byte in token):
+        raise InputError(f"--token_file {path} must hold at most 1000 characters, ASCII and without spaces: {remedy}")
+    _check_private(path, "--token_file")
+    return token.decode()
+
+
+def _check_private(path: str, flag: str) -> None:
     mode = stat.S_IMODE(os.stat(path).st_mode)
     if mode & 0o077:
-        raise InputError(f"--token_file {path} can be read by other users (mode {mode:o}): chmod 600 {path}")
-    return token
+        raise InputError(f"{flag} {path} can be read by other users (mode {mode:o}): chmod 600 {path}")
 
 
 def _read(path: str, flag: str) -> bytes:
@@ -365,6 +440,9 @@ def serve(server: EnvServer, what: str, parent_pid: int = 0) -> None:
     The end of the parent, even by kill -9, is noticed within half a second. Where there is a parent and this process
     leads its process group, what environments started and did not end is killed too.
     """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # so that a few hundred idle connections do not shut learners out
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)  # raises KeyboardInterrupt, in forked environments too
@@ -389,3 +467,37 @@ def serve(server: EnvServer, what: str, parent_pid: int = 0) -> None:
     if parent_pid and os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL if orphaned else signal.SIGTERM)
     os._exit(0)  # the thread of a hanging environment would hold up an ordinary exit
+
+
+def keep(command: list[str], address: str, log: Callable[[str], None]) -> None:
+    """Run an env server's command, and again when it has ended, until Ctrl-C or SIGTERM; exit with code 0.
+
+    Exits with the command's own code where that ends before it has ever served: it would end so again. Raises
+    InputError for port 0, as each start would take another one.
+    """
+    if not address.startswith("unix:") and address.endswith(":0"):
+        raise InputError(f"--address {address}: a server that starts again needs a port that stays: give one")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    pause, has_served = 1.0, False
+    server: subprocess.Popen | None = None
+    try:
+        while True:
+            began = time.monotonic()
+            server = subprocess.Popen(
+                [*command, "--parent_pid", str(os.getpid())], start_new_session=True, stdout=subprocess.PIPE, text=True
+            )
+            for line in server.stdout or ():
+                print(line, end="", flush=True)
+                has_served = True  # it prints nothing else
+            code = server.wait()
+            if not has_served:
+                sys.exit(code)
+            pause = min(2 * pause, 60.0) if time.monotonic() - began < 60 else 1.0
+            log(f"the env server ended with code {code}: it starts again in {pause:.0f} s")
+            time.sleep(pause)
+    except KeyboardInterrupt:
+        if server:
+            server.terminate()
+            server.wait()
+        sys.exit(0)

@@ -31,7 +31,7 @@ from beast.run.hardware import Fence
 
 ENV_OUTPUTS = "obs reward done episode_step episode_return terminated truncated group life".split()  # libbeast's order
 AGENT_OUTPUTS = [*AGENT_FIELDS, "number"]
-START_SECONDS = 60.0  # until a server listens: imports, and nothing else
+START_SECONDS = 300.0  # until a server listens: imports, and one environment
 
 
 class RemoteFeed(Feed):

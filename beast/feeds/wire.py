@@ -15,17 +15,19 @@ from gymnasium import spaces
 
 from beast.errors import InputError
 
-PROTOCOL = 1  # both sides' must be equal; raise it with every change to the meaning of a message
+PROTOCOL = 2  # both sides' must be equal; raise it with every change to the meaning of a message
 PACKAGE = "beast.rpc"
 STREAM = f"/{PACKAGE}.Environments/Stream"
-MAX_BOX_NUMBERS = 2**28  # of a space: a line of JSON must not fill the learner's memory
+HELLO_HEADER, TOKEN_HEADER = "hello-bin", "authorization"  # of the learner's call
+MAX_HELLO_BYTES = 2**20
+MAX_TEXT = 1000  # characters of a message about the other host
+MAX_NUMBERS = 2**23  # of all Boxes of a space: a line of JSON must not fill the learner's memory
 DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 
 # The messages of csrc/rpcenv.proto and their fields, which count from 1.
 MESSAGES = {
-    "FromLearner": "LearnerHello hello, Array actions",
     "FromServer": "ServerHello hello, bytes row, string error",
-    "LearnerHello": "uint32 protocol, string token, uint64 seed, string env, bool only_hello",
+    "LearnerHello": "uint32 protocol, uint64 seed, string env, bool only_hello",
     "ServerHello": "uint32 protocol, string env, uint32 num_envs, repeated Field fields, Structure observation, "
     "Field action, string observation_space, string action_space",
     "Field": "string name, string dtype, repeated int64 shape",
@@ -35,7 +37,7 @@ MESSAGES = {
     "Structure.Dict.PartsEntry": "string key, Structure value",  # what protoc makes of a map
     "Array": "string dtype, repeated int64 shape, bytes data",
 }
-ONEOFS = ("FromLearner", "FromServer", "Structure")  # messages with one of their fields, a oneof `kind`
+ONEOFS = ("FromServer", "Structure")  # messages with one of their fields, a oneof `kind`
 
 
 def file_descriptor() -> descriptor_pb2.FileDescriptorProto:
@@ -60,16 +62,16 @@ def file_descriptor() -> descriptor_pb2.FileDescriptorProto:
             if path in ONEOFS:
                 field.oneof_index = 0
     stream = file.service.add(name="Environments").method.add(name="Stream")
-    stream.input_type, stream.output_type = f".{PACKAGE}.FromLearner", f".{PACKAGE}.FromServer"
+    stream.input_type, stream.output_type = f".{PACKAGE}.Array", f".{PACKAGE}.FromServer"
     stream.client_streaming = stream.server_streaming = True
     return file
 
 
 _pool = descriptor_pool.DescriptorPool()  # not the default one, in which others may have a rpcenv.proto too
 _pool.Add(file_descriptor())
-FromLearner, FromServer, LearnerHello, ServerHello, Field, Structure, Array = (
+FromServer, LearnerHello, ServerHello, Field, Structure, Array = (
     message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
-    for name in ("FromLearner", "FromServer", "LearnerHello", "ServerHello", "Field", "Structure", "Array")
+    for name in ("FromServer", "LearnerHello", "ServerHello", "Field", "Structure", "Array")
 )
 
 
@@ -91,6 +93,11 @@ def array_from_message(message) -> np.ndarray:
     return np.frombuffer(message.data, dtype).reshape(shape)
 
 
+def readable(text: str, limit: int = MAX_TEXT) -> str:
+    """Text from another host, safe to show: the last `limit` characters, without any that a terminal obeys."""
+    return "".join(x if x.isprintable() or x in "\n\t" else "?" for x in text[-limit:])
+
+
 def little_endian(dtype) -> np.dtype:
     """The dtype (or its name) as it lies on the wire. Raises InputError for one that the protocol does not have."""
     name = dtype.name if isinstance(dtype, np.dtype) else dtype
@@ -110,9 +117,12 @@ def space_to_json(space: spaces.Space) -> str:
 def space_from_json(text: str) -> spaces.Space:
     """The space that `space_to_json` was given; a Dict keeps its order. InputError if the text describes none."""
     try:
-        return _build(json.loads(text))
+        description = json.loads(text)
+        if (count := _count_numbers(description)) > MAX_NUMBERS:
+            raise ValueError(f"its Boxes have {count} numbers, at most {MAX_NUMBERS} are taken")
+        return _build(description)
     except (KeyError, TypeError, ValueError, OverflowError, AssertionError, RecursionError) as error:
-        shown = text if len(text) < 200 else f"{text[:200]}…"
+        shown = text if len(text) < 200 else f"{text[:200]}…"  # repr() escapes what a terminal obeys
         raise InputError(f"no space is described by {shown!r} ({type(error).__name__}: {error})") from error
 
 
@@ -138,14 +148,20 @@ def _describe(space: spaces.Space) -> dict:
     )
 
 
+def _count_numbers(description: dict) -> int:
+    """Numbers of all Boxes in a space."""
+    if description["type"] == "Box":
+        return math.prod(abs(int(size)) for size in description["shape"])
+    parts = description["spaces"] if description["type"] in ("Tuple", "Dict") else []
+    return sum(_count_numbers(part if description["type"] == "Tuple" else part[1]) for part in parts)
+
+
 def _build(description: dict) -> spaces.Space:
     kind = description["type"]
     if kind in ("Box", "Discrete", "MultiDiscrete"):
         dtype = np.dtype(little_endian(description["dtype"]).name)
     if kind == "Box":
         shape = tuple(description["shape"])
-        if math.prod(shape) > MAX_BOX_NUMBERS:
-            raise ValueError(f"a Box of shape {list(shape)} has more than {MAX_BOX_NUMBERS} numbers")
         bounds = (np.array(description[name], dtype) for name in ("low", "high"))  # numpy reads "inf"
         low, high = (bound.reshape(shape) if bound.ndim else np.full(shape, bound) for bound in bounds)
         return spaces.Box(low, high, shape, dtype.type)

@@ -69,7 +69,7 @@ CORPUS = {
     "overflow": stream(hello({"x": ((0, 1 << 62, 1 << 62), "uint8")}, "x")),
     "large_twice": stream(hello({"x": ((1 << 30,), "uint8"), "y": ((1 << 30,), "uint8")}, ["x", "y"])),
     "no_such_field": stream(hello(SCALAR, "x", observation=wire.Structure(field=7))),
-    "other_protocol": stream(hello(SCALAR, "x", protocol=2)),
+    "other_protocol": stream(hello(SCALAR, "x", protocol=99)),
     "empty": stream(b""),
 }
 

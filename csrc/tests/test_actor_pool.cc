@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstring>
+#include <limits>
 #include <map>
 #include <set>
 #include <thread>
@@ -18,7 +20,7 @@ const Interrupt kNever;
 // K environments that count their steps. Breaks or hangs in step `fault_step`.
 class CountingStream : public EnvStream {
  public:
-  enum class Fault { kNone, kBreaks, kHangs, kIsRefused };
+  enum class Fault { kNone, kBreaks, kHangs, kIsRefused, kSaysNaN, kBeginsLate };
 
   explicit CountingStream(int64_t num_envs, Fault fault = Fault::kNone, int64_t fault_step = 0)
       : num_envs_(num_envs), fault_(fault), fault_step_(fault_step) {}
@@ -47,7 +49,15 @@ class CountingStream : public EnvStream {
     for (int64_t k = 0; k < num_envs_; ++k) {
       x[2 * k] = seed_ + k;
       x[2 * k + 1] = step_;
+      destinations[2][k] = std::byte{step_ == 0};  // done
     }
+    for (const auto& [field, bytes] : {std::pair{1, 4}, {3, 1}, {4, 1}, {5, 4}, {6, 4}}) {
+      std::memset(destinations[field], 0, num_envs_ * bytes);
+    }
+    if (fault_ == Fault::kSaysNaN && step_ == fault_step_) {
+      reinterpret_cast<float*>(destinations[1])[num_envs_ - 1] = std::numeric_limits<float>::quiet_NaN();
+    }
+    if (fault_ == Fault::kBeginsLate) destinations[2][num_envs_ - 1] = std::byte{0};
     ++step_;
   }
 
@@ -227,6 +237,21 @@ TEST(ActorPool, StreamsThatAreRefusedAreNotTriedAgain) {
       5);
   EXPECT_EQ(learner.wait(), "nobody is let in");
   EXPECT_EQ(tries, 1);
+}
+
+TEST(ActorPool, ARowWithNaNAndAFirstRowThatIsNotDoneEndTheirStream) {
+  Learner nan(1, always(3, Fault::kSaysNaN, 2));
+  EXPECT_NE(nan.wait().find("environment server here: received a row whose field \"reward\" is not finite"),
+            std::string::npos);
+  EXPECT_EQ(nan.pool().count(), 3);
+  Learner late(1, always(3, Fault::kBeginsLate));
+  EXPECT_NE(late.wait().find("a first row that is not done everywhere"), std::string::npos);
+}
+
+TEST(ActorPool, AStreamThatHasOtherEnvironmentsThanTheFirstIsRefused) {
+  std::atomic<int64_t> num_envs{4};
+  Learner learner(2, [&](const std::string&) { return std::make_unique<CountingStream>(num_envs++); });
+  EXPECT_NE(learner.wait().find(" environments instead of "), std::string::npos);
 }
 
 TEST(ActorPool, ClosingBothQueuesEndsStreamsThatHang) {

@@ -115,6 +115,7 @@ TEST(Wire, ErrorsOfAnEnvironmentAreReadable) {
     EXPECT_STREQ(error.what(), "Traceback: Füße");
   }
   EXPECT_EQ(readable("a\xff\xc3(\xed\xa0\x80\x01z\n"), std::string("a?") + "?(?" + "???z\n");
+  EXPECT_EQ(readable("\x1b]0;title\x07 \x7f \xc2\x9b" "1m\xc2\xa0"), std::string("?]0;title? ? ?1m\xc2\xa0"));
   EXPECT_EQ(readable(std::string(1 << 20, 'x') + "the end").substr(65529), "the end");
 }
 
@@ -122,16 +123,17 @@ TEST(Wire, ActionsAndHelloOfTheLearnerAreMessagesOfTheProto) {
   Array actions = Array::allocate(DType::kInt64, {2, 1});
   reinterpret_cast<int64_t*>(actions.data())[0] = 3;
   reinterpret_cast<int64_t*>(actions.data())[1] = -1;
-  rpc::FromLearner message;
+  rpc::Array message;
   ASSERT_TRUE(message.ParseFromString(actions_message(actions)));
-  EXPECT_EQ(message.actions().dtype(), "int64");
-  EXPECT_EQ(message.actions().shape_size(), 2);
-  EXPECT_EQ(message.actions().data(), std::string("\3\0\0\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff", 16));
-  ASSERT_TRUE(message.ParseFromString(learner_hello("secret", 7, "Pong", true)));
-  EXPECT_EQ(message.hello().protocol(), kProtocol);
-  EXPECT_EQ(message.hello().token() + message.hello().env(), "secretPong");
-  EXPECT_EQ(message.hello().seed(), 7u);
-  EXPECT_TRUE(message.hello().only_hello());
+  EXPECT_EQ(message.dtype(), "int64");
+  EXPECT_EQ(message.shape_size(), 2);
+  EXPECT_EQ(message.data(), std::string("\3\0\0\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff", 16));
+  rpc::LearnerHello hello;
+  ASSERT_TRUE(hello.ParseFromString(learner_hello(7, "Pong", true)));
+  EXPECT_EQ(hello.protocol(), kProtocol);
+  EXPECT_EQ(hello.env(), "Pong");
+  EXPECT_EQ(hello.seed(), 7u);
+  EXPECT_TRUE(hello.only_hello());
 }
 
 }  // namespace
