@@ -31,14 +31,11 @@ class AgentFlags(RunFlags):
 
     # Rollouts and batches: see "How it works" in README.md.
     group_width: int = 16
-    """Environments in a group: they are stepped together and share one forward pass. Wider costs less a step, and
-    more lag."""
+    """Environments in a group, which share one forward pass. Wider costs less a step, and more lag."""
     batch_width: int = 4
-    """Columns (environments) of one update. Divides the group width (its rollout gives several updates) or is a
-    multiple of it."""
+    """Columns (environments) of one update: a divisor of the group width (so it gives several) or a multiple."""
     unroll_length: int = 20
-    """Steps of one rollout (T): how far a reward is carried back before the value of the last observation stands in
-    for the rest."""
+    """Steps of one rollout (T), after which the value of the last observation stands in for later rewards."""
     epochs: int = 1
     """Passes over a batch, each with V-trace's targets of the net as it is then; together they are one update."""
     minibatches: int = 1
@@ -48,8 +45,7 @@ class AgentFlags(RunFlags):
 
     # The agent.
     net: Literal["shallow", "deep", "mlp"] = "shallow"
-    """Encoder of images: the Nature CNN (one 3x3 convolution under 36 pixels), the IMPALA ResNet, or an MLP; all else
-    goes into an MLP."""
+    """Encoder of images: Nature CNN (one 3x3 convolution under 36 pixels), IMPALA ResNet, or MLP as all else."""
     width: Literal[1, 2, 4] = 1
     """Channels of the deep net in multiples of IMPALA's 16, 32, 32."""
     value_net: Literal["shared", "separate"] = "shared"
@@ -376,6 +372,11 @@ class Net(nn.Module):
         self.encoders = nn.ModuleList([Encoder(space, flags, amp) for space in observation_spaces.values()])
         self.value_encoders = copy.deepcopy(self.encoders) if flags.value_net == "separate" else nn.ModuleList()
         size = sum(encoder.size for encoder in self.encoders) + 1 + spaces.flatdim(action_space)
+        self.join: nn.Module = nn.Identity()
+        if len(self.encoders) > 1:  # what one part means may depend on another
+            self.join = nn.Sequential(orthogonal(nn.Linear(size, flags.hidden_size), math.sqrt(2)), nn.ReLU())
+            size = flags.hidden_size
+        self.value_join = copy.deepcopy(self.join) if flags.value_net == "separate" else nn.Identity()
         self.core = None
         if flags.core != "none":
             self.core, size = Core(flags.core, size, flags.core_size, amp), flags.core_size
@@ -405,14 +406,14 @@ class Net(nn.Module):
         last_reward = scale_rewards(self.flags, inputs["reward"]).clamp(-1, 1).unsqueeze(-1).masked_fill(begins, 0)
         last_action = encode_action(self.action_space, inputs["action"]).masked_fill(begins, 0)
 
-        def encode(encoders):
+        def encode(encoders, join):
             features = [encoder(inputs["obs"][name]) for name, encoder in zip(self.names, encoders)]
-            return torch.cat([*features, last_reward, last_action], dim=-1)  # [T, B, size]
+            return join(torch.cat([*features, last_reward, last_action], dim=-1))  # [T, B, size]
 
-        x = encode(self.encoders)
+        x = encode(self.encoders, self.join)
         if self.core is not None:
             x, core_state = self.core(x, begins, core_state)  # [T, B, core_size]
-        of_values = encode(self.value_encoders) if self.value_encoders else x
+        of_values = encode(self.value_encoders, self.value_join) if self.value_encoders else x
         return self.policy(x), self.baseline(of_values).squeeze(-1), core_state
 
 

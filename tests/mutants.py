@@ -240,7 +240,7 @@ MUTANTS = [
         "compute_loss(flags, net, part, state)",
         "compute_loss(flags, net, part, core_state)",
     ),
-    Mutant("--value_net ignored", "encode(self.value_encoders) if self.value_encoders else x", "x"),
+    Mutant("--value_net ignored", "encode(self.value_encoders, self.value_join) if self.value_encoders else x", "x"),
     Mutant("--initial_std ignored", "math.log(flags.initial_std)", "0.0"),
     Mutant("bad epoch forgotten", "is_bad = is_bad | ~(", "is_bad = ~("),
     Mutant(

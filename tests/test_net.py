@@ -205,3 +205,22 @@ def test_continuous_actions_begin_with_the_deviation_that_was_asked_for():
     torch.testing.assert_close(logits.chunk(2, dim=-1)[1].exp(), torch.full((1, 5, 4), 0.5), rtol=0.1, atol=0)
     with pytest.raises(InputError, match="--initial_std 8.0: it must lie between 0.0068 and 7.38"):
         monobeast.validate(monobeast.Flags(initial_std=8.0))
+
+
+@pytest.mark.parametrize("value_net", ["shared", "separate"])
+def test_what_one_part_of_an_observation_means_may_depend_on_another(value_net):
+    """The right action, and the value, say whether the two parts are equal. No sum over the parts can tell."""
+    torch.manual_seed(1)
+    flags = monobeast.validate(monobeast.Flags(hidden_size=32, reward_clip=1.0, value_net=value_net))
+    net = monobeast.Net({"a": spaces.Discrete(2), "b": spaces.Discrete(2)}, spaces.Discrete(2), flags)
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    a, b = torch.tensor([[0, 0, 1, 1]]), torch.tensor([[0, 1, 0, 1]])
+    inputs = {"obs": {"a": a, "b": b}, "reward": torch.zeros(1, 4), "action": 0 * a, "done": torch.ones(1, 4).bool()}
+    equal = (a == b)[0].long()
+    for _ in range(200):
+        logits, values, _ = net(inputs, ())
+        loss = torch.nn.functional.cross_entropy(logits[0], equal) + (values[0] - equal).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert (logits[0].argmax(-1) == equal).all() and (values[0] - equal).abs().max() < 0.2

@@ -255,7 +255,7 @@ def test_every_link_file_and_target_that_a_page_names_exists(page):
 
 
 def test_every_message_in_troubleshooting_is_printed_by_the_code():
-    sources = [ROOT / "Makefile", *ROOT.glob("*.py"), *(ROOT / "beast").rglob("*.py")]
+    sources = [ROOT / "Makefile", *ROOT.glob("*.py"), *(ROOT / "beast").rglob("*.py"), *(ROOT / "csrc").glob("*.cc")]
     code = "\n".join(path.read_text() for path in sources)
     rows = re.findall(r"^\| (.*?) \|", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
     messages = [message for row in rows for message in re.findall(r"`(.+?)`", row)]
