@@ -10,6 +10,13 @@ nothing else uses it. Inputs that are read-only or not C-contiguous are copied.
 
 Rows are the elements of dimension `batch_dim`. All leaves of a nest have the same number of rows. All sizes count rows.
 
+`as_torchbeast`, of both queues, is for compat/, which runs code written for TorchBeast. It changes these things:
+- `enqueue` and `compute` take an item of any number of rows, which counts as one row and stays whole. `compute` is
+  answered with one row of the outputs. An ActorPool's items have a row for each environment all the same.
+- A batch never shares memory with an item.
+- The timeout begins when a consumer waits, not when the first row arrives.
+- Outputs that do not fit raise in `set_outputs` alone. The batch can be answered again.
+
 A call that waits releases the GIL, is interrupted by Ctrl-C within 0.1 s, and ends when its queue is closed. Every
 method may be called from any thread.
 """
@@ -42,6 +49,8 @@ class BatchingQueue:
         timeout_ms: int | None = None,
         check_inputs: bool = True,
         maximum_queue_size: int | None = None,
+        *,
+        as_torchbeast: bool = False,
     ) -> None:
         """A batch has `minimum_batch_size` to `maximum_batch_size` rows, or fewer once `timeout_ms` milliseconds have
         passed since its first row arrived. With a timeout of None it always waits for the minimum.
@@ -91,6 +100,8 @@ class DynamicBatcher:
         maximum_batch_size: int = 1024,
         timeout_ms: int | None = 100,
         check_outputs: bool = True,
+        *,
+        as_torchbeast: bool = False,
     ) -> None:
         """Sizes are in rows, `timeout_ms` in milliseconds (None always waits for the minimum).
 

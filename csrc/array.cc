@@ -138,6 +138,12 @@ Array Array::reshaped(Shape shape) const {
   return Array(dtype_, std::move(shape), data_, owner_);
 }
 
+Array Array::copied() const {
+  Array copy = allocate(dtype_, shape_);
+  if (num_bytes()) std::memcpy(copy.data(), data_, num_bytes());
+  return copy;
+}
+
 Array slice(const Array& array, int64_t dim, int64_t begin, int64_t count) {
   check_columns(array, dim, begin, count);
   if (begin == 0 && count == array.shape()[dim]) return array;

@@ -58,6 +58,7 @@ class Array {
   // Elements [begin, begin + count) of the first dimension, without a copy.
   Array slice_first(int64_t begin, int64_t count) const;
   Array reshaped(Shape shape) const;  // the same number of items, without a copy
+  Array copied() const;               // in memory of its own
 
  private:
   DType dtype_ = DType::kFloat32;

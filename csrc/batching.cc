@@ -84,8 +84,16 @@ std::string why_not_joined(const ArrayNest& a, const ArrayNest& b, size_t batch_
   return "different structures";
 }
 
-// Joins the parts, copying each once. A part that is a whole item is not copied if it is the only one.
-ArrayNest join(const std::vector<RowQueue::Part>& parts, int64_t batch_dim) {
+Columns columns_of(const RowQueue::Part& part, const Array& leaf, int64_t batch_dim) {
+  if (part.counts == Counts::kRows) return {leaf, part.begin, part.rows};
+  const Shape& shape = leaf.shape();  // concatenate() refuses a leaf without this dimension
+  return {leaf, 0, batch_dim < static_cast<int64_t>(shape.size()) ? shape[batch_dim] : 1};
+}
+
+// Joins the parts, copying each once. A part that is a whole item is not copied if it is the only one, except
+// `as_torchbeast`.
+ArrayNest join(const std::vector<RowQueue::Part>& parts, const BatchingOptions& options) {
+  const int64_t batch_dim = options.batch_dim;
   std::vector<std::vector<Array>> leaves;
   for (const RowQueue::Part& part : parts) {
     if (std::string why = why_not_joined(parts[0].item, part.item, batch_dim); !why.empty()) {
@@ -96,8 +104,11 @@ ArrayNest join(const std::vector<RowQueue::Part>& parts, int64_t batch_dim) {
   std::vector<Array> joined;
   for (size_t leaf = 0; leaf < leaves[0].size(); ++leaf) {
     std::vector<Columns> columns;
-    for (size_t i = 0; i < parts.size(); ++i) columns.push_back({leaves[i][leaf], parts[i].begin, parts[i].rows});
+    for (size_t i = 0; i < parts.size(); ++i) columns.push_back(columns_of(parts[i], leaves[i][leaf], batch_dim));
     joined.push_back(concatenate(columns, batch_dim));
+    if (options.as_torchbeast && joined.back().owner() == leaves[0][leaf].owner()) {
+      joined.back() = joined.back().copied();
+    }
   }
   return parts[0].item.pack_as(joined);
 }
@@ -108,7 +119,9 @@ RowQueue::RowQueue(const BatchingOptions& options, bool may_split) : options_(op
   check_options(options_);
 }
 
-int64_t RowQueue::count_rows(const ArrayNest& item) const {
+int64_t RowQueue::count_rows(const ArrayNest& item, Counts counts) const {
+  const bool as_one = counts == Counts::kAsOne;
+  if (as_one && !options_.check_inputs) return 1;
   const int64_t dim = options_.batch_dim;
   std::optional<int64_t> rows;
   item.for_each([&](const Array& leaf) {
@@ -119,7 +132,7 @@ int64_t RowQueue::count_rows(const ArrayNest& item) const {
                                   " dimensions, but got " + std::to_string(shape.size()) + ", shape " +
                                   to_string(shape));
     }
-    if (rows && *rows != shape[dim]) {
+    if (rows && *rows != shape[dim] && !as_one) {
       throw std::invalid_argument("Enqueued tensors must have equally many rows in dimension " + std::to_string(dim) +
                                   ", but got " + std::to_string(*rows) + " and " + std::to_string(shape[dim]) +
                                   ", shape " + to_string(shape));
@@ -127,6 +140,7 @@ int64_t RowQueue::count_rows(const ArrayNest& item) const {
     rows = shape[dim];
   });
   if (!rows) throw std::invalid_argument("Cannot enqueue empty vector of tensors: the nest has no leaf");
+  if (as_one) return 1;
   if (*rows == 0)
     throw std::invalid_argument("Cannot enqueue no rows: dimension " + std::to_string(dim) + " has size 0");
   if (!may_split_ && *rows > options_.maximum_batch_size) {
@@ -146,7 +160,8 @@ void RowQueue::check_joins(const ArrayNest& item) const {
   }
 }
 
-void RowQueue::put(ArrayNest item, int64_t rows, std::shared_ptr<Call> call, const Interrupt& interrupt) {
+void RowQueue::put(ArrayNest item, Counts counts, std::shared_ptr<Call> call, const Interrupt& interrupt) {
+  const int64_t rows = count_rows(item, counts);
   Waiter waiter(interrupt);
   std::unique_lock lock(mutex_);
   if (options_.maximum_queue_size) {
@@ -169,27 +184,28 @@ void RowQueue::put(ArrayNest item, int64_t rows, std::shared_ptr<Call> call, con
   }
   if (closed_) throw ClosedBatchingQueue("Enqueue to closed queue");
   check_joins(item);
-  parts_.push_back({std::move(item), 0, rows, Clock::now(), std::move(call)});
+  parts_.push_back({std::move(item), counts, 0, rows, Clock::now(), std::move(call)});
   num_rows_ += rows;
   // A consumer has to wake up when the minimum is reached, or to wait for the timeout that a first row starts.
   if (num_rows_ >= options_.minimum_batch_size || (options_.timeout && parts_.size() == 1)) rows_came_.notify_one();
 }
 
-bool RowQueue::ready(Clock::time_point now) const {
-  if (parts_.empty()) return false;
-  return num_rows_ >= options_.minimum_batch_size ||
-         (options_.timeout && now >= parts_.front().arrival + *options_.timeout);
+std::optional<RowQueue::Time> RowQueue::deadline(Time since) const {
+  if (!options_.timeout || parts_.empty()) return std::nullopt;
+  const Time arrival = parts_.front().arrival;
+  return (options_.as_torchbeast ? std::max(arrival, since) : arrival) + *options_.timeout;
 }
 
 std::vector<RowQueue::Part> RowQueue::take(const Interrupt& interrupt) {
   Waiter waiter(interrupt);
+  const Time since = Clock::now();
   std::unique_lock lock(mutex_);
   try {
-    while (!ready(Clock::now())) {
+    while (parts_.empty() || num_rows_ < options_.minimum_batch_size) {
       if (closed_) throw ClosedBatchingQueue("Dequeue from closed queue");
-      std::optional<Clock::time_point> deadline;
-      if (options_.timeout && !parts_.empty()) deadline = parts_.front().arrival + *options_.timeout;
-      waiter.wait(rows_came_, lock, deadline);
+      const std::optional<Time> end = deadline(since);
+      if (end && Clock::now() >= *end) break;
+      waiter.wait(rows_came_, lock, end);
     }
   } catch (...) {
     rows_came_.notify_one();  // this thread may have consumed a notification that another consumer needs
@@ -200,7 +216,7 @@ std::vector<RowQueue::Part> RowQueue::take(const Interrupt& interrupt) {
   int64_t room = options_.maximum_batch_size;
   while (!parts_.empty() && room > 0) {
     Part& front = parts_.front();
-    if (front.rows > room && !may_split_) break;  // never the first: count_rows() refuses items wider than a batch
+    if (front.rows > room && !may_split_) break;  // never the first: put() refuses items wider than a batch
     const int64_t rows = std::min(front.rows, room);
     room -= rows;
     num_rows_ -= rows;
@@ -256,13 +272,12 @@ void RowQueue::close() {
 
 BatchingQueue::BatchingQueue(const BatchingOptions& options) : rows_(options, /*may_split=*/true) {}
 
-void BatchingQueue::enqueue(ArrayNest item, const Interrupt& interrupt) {
-  const int64_t rows = rows_.count_rows(item);
-  rows_.put(std::move(item), rows, nullptr, interrupt);
+void BatchingQueue::enqueue(ArrayNest item, const Interrupt& interrupt, Counts counts) {
+  rows_.put(std::move(item), counts, nullptr, interrupt);
 }
 
 ArrayNest BatchingQueue::dequeue(const Interrupt& interrupt) {
-  return join(rows_.take(interrupt), rows_.options().batch_dim);
+  return join(rows_.take(interrupt), rows_.options());
 }
 
 // A compute() that waits for its answer. Only the first answer counts.
@@ -314,23 +329,27 @@ class Call {
   std::string message_;
 };
 
-Batch::Batch(std::vector<RowQueue::Part> parts, int64_t batch_dim, bool check_outputs)
-    : batch_dim_(batch_dim), check_outputs_(check_outputs) {
+Batch::Batch(std::vector<RowQueue::Part> parts, const BatchingOptions& options, bool check_outputs)
+    : batch_dim_(options.batch_dim), as_torchbeast_(options.as_torchbeast), check_outputs_(check_outputs) {
   for (const RowQueue::Part& part : parts) {
     callers_.push_back({part.call, part.rows});
     num_rows_ += part.rows;
   }
   try {
-    inputs_ = join(parts, batch_dim);
+    inputs_ = join(parts, options);
   } catch (const std::exception& error) {  // ~Batch() does not run if the constructor throws
-    set_error(error.what());
+    fail(error.what());
     throw;
   }
 }
 
-Batch::~Batch() { set_error("The batch was dropped unanswered: its consumer did not call set_outputs"); }
+Batch::~Batch() { fail("The batch was dropped unanswered: its consumer did not call set_outputs"); }
 
-void Batch::set_error(const std::string& message) {
+void Batch::refuse(const std::string& message) {
+  if (!as_torchbeast_) fail(message);
+}
+
+void Batch::fail(const std::string& message) {
   if (answered_.exchange(true)) return;
   for (const Caller& caller : callers_) caller.call->fail(message);
 }
@@ -341,7 +360,7 @@ void Batch::set_outputs(const ArrayNest& outputs) {
   try {
     parts = split(outputs);
   } catch (const std::exception& error) {
-    set_error(error.what());
+    refuse(error.what());
     throw;
   }
   if (answered_.exchange(true)) throw std::runtime_error("set_outputs called twice");
@@ -389,7 +408,7 @@ DynamicBatcher::DynamicBatcher(BatchingOptions options, bool check_outputs)
 DynamicBatcher::~DynamicBatcher() = default;
 
 ArrayNest DynamicBatcher::compute(ArrayNest inputs, const Interrupt& interrupt,
-                                  std::optional<std::chrono::milliseconds> timeout) {
+                                  std::optional<std::chrono::milliseconds> timeout, Counts counts) {
   const auto call = std::make_shared<Call>();
   // Lets close() find this call while it lasts, and takes its rows off the queue however it ends.
   struct Registration {
@@ -406,13 +425,12 @@ ArrayNest DynamicBatcher::compute(ArrayNest inputs, const Interrupt& interrupt,
     }
   } registration(*this, call);
 
-  const int64_t rows = rows_.count_rows(inputs);
-  rows_.put(std::move(inputs), rows, call, interrupt);
+  rows_.put(std::move(inputs), counts, call, interrupt);
   return call->wait(interrupt, timeout);
 }
 
 std::shared_ptr<Batch> DynamicBatcher::next(const Interrupt& interrupt) {
-  return std::make_shared<Batch>(rows_.take(interrupt), rows_.options().batch_dim, check_outputs_);
+  return std::make_shared<Batch>(rows_.take(interrupt), rows_.options(), check_outputs_);
 }
 
 void DynamicBatcher::close() {

@@ -47,15 +47,23 @@ struct BatchingOptions {
   std::optional<std::chrono::milliseconds> timeout;  // once the first row is this old, fewer rows make a batch, too
   bool check_inputs = true;
   std::optional<int64_t> maximum_queue_size;  // rows; enqueue() waits while this many are queued
+  // TorchBeast's rules, for compat/: the timeout begins when a consumer waits for a batch; a batch never shares memory
+  // with an item; after outputs that do not fit, others may be set.
+  bool as_torchbeast = false;
 };
+
+// What an item counts as: its rows, or one row, whatever its leaves have in dimension `batch_dim`. Such an item stays
+// whole, and is answered with one row.
+enum class Counts { kRows, kAsOne };
 
 class Call;  // one compute() of a DynamicBatcher
 
 // Items in order of arrival: the part that BatchingQueue and DynamicBatcher share.
 class RowQueue {
  public:
-  struct Part {  // rows [begin, begin + rows) of an item
+  struct Part {  // rows [begin, begin + rows) of an item, or all of one that counts as one row
     ArrayNest item;
+    Counts counts;
     int64_t begin;
     int64_t rows;
     std::chrono::steady_clock::time_point arrival;
@@ -64,8 +72,8 @@ class RowQueue {
 
   RowQueue(const BatchingOptions& options, bool may_split);
 
-  int64_t count_rows(const ArrayNest& item) const;  // throws std::invalid_argument if it cannot be queued
-  void put(ArrayNest item, int64_t rows, std::shared_ptr<Call> call, const Interrupt& interrupt);
+  // Adds an item. Throws std::invalid_argument if it cannot be queued.
+  void put(ArrayNest item, Counts counts, std::shared_ptr<Call> call, const Interrupt& interrupt);
   std::vector<Part> take(const Interrupt& interrupt);
   void remove(const Call* call);  // if its rows are still queued
   int64_t size() const;
@@ -75,7 +83,11 @@ class RowQueue {
   const BatchingOptions& options() const { return options_; }
 
  private:
-  bool ready(std::chrono::steady_clock::time_point now) const;
+  using Time = std::chrono::steady_clock::time_point;
+
+  int64_t count_rows(const ArrayNest& item, Counts counts) const;
+  // When fewer rows than the minimum make a batch, for a consumer that waits since `since`; none if never.
+  std::optional<Time> deadline(Time since) const;
   bool has_room() const { return num_rows_ < *options_.maximum_queue_size; }
   void wake_next_put();
   void check_joins(const ArrayNest& item) const;
@@ -97,11 +109,12 @@ class BatchingQueue {
   explicit BatchingQueue(const BatchingOptions& options);
 
   // Waits while `maximum_queue_size` rows are queued; calls proceed in order of arrival. Throws ClosedBatchingQueue.
-  void enqueue(ArrayNest item, const Interrupt& interrupt);
+  void enqueue(ArrayNest item, const Interrupt& interrupt, Counts counts = Counts::kRows);
   // The next batch, its leaves joined along batch_dim. Throws ClosedBatchingQueue.
   ArrayNest dequeue(const Interrupt& interrupt);
 
   int64_t size() const { return rows_.size(); }  // rows waiting
+  const BatchingOptions& options() const { return rows_.options(); }
   bool is_closed() const { return rows_.is_closed(); }
   void close() { rows_.close(); }  // drops what is queued and wakes every waiter; std::runtime_error the second time
 
@@ -113,17 +126,18 @@ class BatchingQueue {
 // AsyncError.
 class Batch {
  public:
-  Batch(std::vector<RowQueue::Part> parts, int64_t batch_dim, bool check_outputs);
+  Batch(std::vector<RowQueue::Part> parts, const BatchingOptions& options, bool check_outputs);
   ~Batch();
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
 
   const ArrayNest& inputs() const { return inputs_; }
-  // Gives each caller its rows. Throws std::invalid_argument if the outputs do not fit; the callers then throw
-  // AsyncError with the same message. Throws std::runtime_error if the batch was answered before.
+  // Gives each caller its rows. Throws std::invalid_argument if the outputs do not fit, and then the callers throw
+  // AsyncError with the same message (see refuse()). Throws std::runtime_error if the batch was answered before.
   void set_outputs(const ArrayNest& outputs);
-  // Makes the callers throw AsyncError with this message. Does nothing if the batch was answered before.
-  void set_error(const std::string& message);
+  // Outputs do not fit: makes the callers throw AsyncError with this message. They wait for others `as_torchbeast`.
+  // Does nothing if the batch was answered before.
+  void refuse(const std::string& message);
 
  private:
   struct Caller {
@@ -132,8 +146,10 @@ class Batch {
   };
 
   std::vector<ArrayNest> split(const ArrayNest& outputs) const;  // one part for each caller
+  void fail(const std::string& message);
 
   const int64_t batch_dim_;
+  const bool as_torchbeast_;
   const bool check_outputs_;
   std::vector<Caller> callers_;
   ArrayNest inputs_;
@@ -152,11 +168,13 @@ class DynamicBatcher {
   // Waits for the outputs of this item's rows. Throws ClosedBatchingQueue, AsyncError (the consumer failed),
   // TimeoutError, std::invalid_argument.
   ArrayNest compute(ArrayNest inputs, const Interrupt& interrupt,
-                    std::optional<std::chrono::milliseconds> timeout = std::chrono::minutes(10));
+                    std::optional<std::chrono::milliseconds> timeout = std::chrono::minutes(10),
+                    Counts counts = Counts::kRows);
   // The next batch. Throws ClosedBatchingQueue.
   std::shared_ptr<Batch> next(const Interrupt& interrupt);
 
   int64_t size() const { return rows_.size(); }  // rows waiting to be taken
+  const BatchingOptions& options() const { return rows_.options(); }
   bool is_closed() const { return rows_.is_closed(); }
   // Wakes every consumer and ends every compute(), the taken but unanswered ones too. std::runtime_error the second
   // time.

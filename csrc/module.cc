@@ -28,6 +28,9 @@ std::optional<std::chrono::milliseconds> duration(Milliseconds timeout_ms) {
   return std::chrono::milliseconds(std::min(*timeout_ms, kHundredYears));
 }
 
+// In TorchBeast an item is one row. The pool's items, which do not come this way, have a row for each environment.
+Counts counts_of(const BatchingOptions& options) { return options.as_torchbeast ? Counts::kAsOne : Counts::kRows; }
+
 void bind_errors(py::module_& module) {
   py::register_exception<ClosedBatchingQueue>(module, "ClosedBatchingQueue", PyExc_RuntimeError);
   py::register_exception<AsyncError>(module, "AsyncError", PyExc_RuntimeError);
@@ -42,13 +45,16 @@ void bind_errors(py::module_& module) {
 
 void bind_batching_queue(py::module_& module) {
   const auto make = [](int64_t batch_dim, int64_t minimum_batch_size, int64_t maximum_batch_size,
-                       Milliseconds timeout_ms, bool check_inputs, std::optional<int64_t> maximum_queue_size) {
-    return shared_here(new BatchingQueue(BatchingOptions{batch_dim, minimum_batch_size, maximum_batch_size,
-                                                         duration(timeout_ms), check_inputs, maximum_queue_size}));
+                       Milliseconds timeout_ms, bool check_inputs, std::optional<int64_t> maximum_queue_size,
+                       bool as_torchbeast) {
+    return shared_here(
+        new BatchingQueue(BatchingOptions{batch_dim, minimum_batch_size, maximum_batch_size, duration(timeout_ms),
+                                          check_inputs, maximum_queue_size, as_torchbeast}));
   };
   const auto enqueue = [](BatchingQueue& queue, py::handle inputs) {
     ArrayNest item = nest_from_python(inputs);
-    without_gil([&](const Interrupt& interrupt) { queue.enqueue(std::move(item), interrupt); });
+    without_gil(
+        [&](const Interrupt& interrupt) { queue.enqueue(std::move(item), interrupt, counts_of(queue.options())); });
   };
   const auto next = [](BatchingQueue& queue) {
     try {
@@ -60,7 +66,7 @@ void bind_batching_queue(py::module_& module) {
   py::class_<BatchingQueue, std::shared_ptr<BatchingQueue>>(module, "BatchingQueue")
       .def(py::init(make), py::arg("batch_dim") = 1, py::arg("minimum_batch_size") = 1,
            py::arg("maximum_batch_size") = 1024, py::arg("timeout_ms") = py::none(), py::arg("check_inputs") = true,
-           py::arg("maximum_queue_size") = py::none())
+           py::arg("maximum_queue_size") = py::none(), py::kw_only(), py::arg("as_torchbeast") = false)
       .def("enqueue", enqueue, py::arg("inputs"))
       .def("__iter__", [](py::object self) { return self; })
       .def("__next__", next)
@@ -74,8 +80,8 @@ void bind_dynamic_batcher(py::module_& module) {
     ArrayNest nest;
     try {
       nest = nest_from_python(outputs);
-    } catch (const std::exception& error) {  // the callers get the error, too
-      batch.set_error(error.what());
+    } catch (const std::exception& error) {
+      batch.refuse(error.what());
       throw;
     }
     without_gil([&](const Interrupt&) { batch.set_outputs(nest); });
@@ -85,19 +91,21 @@ void bind_dynamic_batcher(py::module_& module) {
       .def("set_outputs", set_outputs, py::arg("outputs"));
 
   const auto make = [](int64_t batch_dim, int64_t minimum_batch_size, int64_t maximum_batch_size,
-                       Milliseconds timeout_ms, bool check_outputs) {
+                       Milliseconds timeout_ms, bool check_outputs, bool as_torchbeast) {
     const BatchingOptions options{batch_dim,
                                   minimum_batch_size,
                                   maximum_batch_size,
                                   duration(timeout_ms),
                                   /*check_inputs=*/true,
-                                  /*maximum_queue_size=*/std::nullopt};
+                                  /*maximum_queue_size=*/std::nullopt,
+                                  as_torchbeast};
     return shared_here(new DynamicBatcher(options, check_outputs));
   };
   const auto compute = [](DynamicBatcher& batcher, py::handle inputs, Milliseconds timeout_ms) {
     ArrayNest nest = nest_from_python(inputs);
-    return nest_to_python(without_gil(
-        [&](const Interrupt& interrupt) { return batcher.compute(std::move(nest), interrupt, duration(timeout_ms)); }));
+    return nest_to_python(without_gil([&](const Interrupt& interrupt) {
+      return batcher.compute(std::move(nest), interrupt, duration(timeout_ms), counts_of(batcher.options()));
+    }));
   };
   const auto next = [](DynamicBatcher& batcher) {
     try {
@@ -108,7 +116,8 @@ void bind_dynamic_batcher(py::module_& module) {
   };
   py::class_<DynamicBatcher, std::shared_ptr<DynamicBatcher>>(module, "DynamicBatcher")
       .def(py::init(make), py::arg("batch_dim") = 1, py::arg("minimum_batch_size") = 1,
-           py::arg("maximum_batch_size") = 1024, py::arg("timeout_ms") = 100, py::arg("check_outputs") = true)
+           py::arg("maximum_batch_size") = 1024, py::arg("timeout_ms") = 100, py::arg("check_outputs") = true,
+           py::kw_only(), py::arg("as_torchbeast") = false)
       .def("compute", compute, py::arg("inputs"), py::kw_only(), py::arg("timeout_ms") = 10 * 60 * 1000)
       .def("__iter__", [](py::object self) { return self; })
       .def("__next__", next)

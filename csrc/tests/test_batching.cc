@@ -163,6 +163,55 @@ TEST(BatchingQueue, AnItemThatIsABatchIsNotCopied) {
   EXPECT_EQ(queue.dequeue(kNever).leaf().data(), item.data());
 }
 
+TEST(BatchingQueue, AsTorchBeastABatchHasItsOwnMemoryAndAnItemMayCountAsOne) {
+  BatchingOptions torchbeast = options(2, 2);
+  torchbeast.as_torchbeast = true;
+  BatchingQueue queue(torchbeast);
+  const Array pair = rows(0, 2);
+  queue.enqueue(pair, kNever);  // a pool's item: two rows are a batch
+  const ArrayNest batch = queue.dequeue(kNever);
+  EXPECT_EQ(values(batch), (std::vector<int64_t>{0, 1}));
+  EXPECT_NE(batch.leaf().data(), pair.data());
+
+  for (int64_t count : {3, 1}) queue.enqueue(rows(10 * count, count), kNever, Counts::kAsOne);
+  EXPECT_EQ(queue.size(), 2);
+  EXPECT_EQ(values(queue.dequeue(kNever)), (std::vector<int64_t>{30, 31, 32, 10}));
+}
+
+TEST(DynamicBatcher, AsTorchBeastManyCallersOfWholeItemsGetARowEach) {
+  BatchingOptions torchbeast = options(1, 4);
+  torchbeast.as_torchbeast = true;
+  DynamicBatcher batcher(torchbeast);
+  std::thread consumer([&] {
+    try {
+      for (;;) {
+        const auto batch = batcher.next(kNever);
+        EXPECT_THROW(batch->set_outputs(rows(0, 5)), std::invalid_argument);
+        std::vector<int64_t> firsts;  // an item is (first, first + 1, first + 2)
+        const std::vector<int64_t> inputs = values(batch->inputs());
+        for (size_t i = 0; i < inputs.size(); i += 3) firsts.push_back(inputs[i]);
+        Array outputs = Array::allocate(DType::kInt64, {static_cast<int64_t>(firsts.size()), 1});
+        for (size_t i = 0; i < firsts.size(); ++i) reinterpret_cast<int64_t*>(outputs.data())[i] = 3 * firsts[i];
+        batch->set_outputs(outputs);
+      }
+    } catch (const ClosedBatchingQueue&) {
+    }
+  });
+  std::vector<std::thread> callers;
+  for (int64_t caller = 0; caller < 6; ++caller) {
+    callers.emplace_back([&batcher, caller] {
+      for (int64_t number = 0; number < 100; ++number) {
+        const int64_t first = 1000 * caller + number;
+        const ArrayNest answer = batcher.compute(rows(first, 3), kNever, milliseconds(60'000), Counts::kAsOne);
+        ASSERT_EQ(values(answer), std::vector<int64_t>{3 * first});
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  batcher.close();
+  consumer.join();
+}
+
 TEST(DynamicBatcher, EveryCallerGetsItsOwnRows) {
   BatchingOptions quick = options(2, 8);
   quick.timeout = milliseconds(1);  // the last caller is alone below the minimum
