@@ -171,7 +171,8 @@ class ActorPool:
     There is one C++ thread per address, with a stream of K environments. An address may be listed several times.
 
     - Inference: the pool calls `compute((env_outputs, agent_state))`, leaves [1, K, ...]. The answer must be
-      `(agent_outputs, agent_state)`. The first leaf of `agent_outputs` is the action.
+      `(agent_outputs, agent_state)`. The first leaf of `agent_outputs` is the action. A server that accepts any action
+      gets all of the first entry, which may be a nest.
     - Items of the learner queue: `((env_outputs, agent_outputs), initial_agent_state)`, leaves [T+1, K, ...], with
       `env_outputs = (observation, reward, done, episode_step, episode_return, terminated, truncated, group, life)`.
       Row t of `agent_outputs` is the answer that led to row t; in the first row of a life it is zero. Row 0 repeats

@@ -113,13 +113,6 @@ Array filled(const Shape& shape, int32_t value) {
   return result;
 }
 
-// The rows of an answer keep the memory of its whole batch alive. A copy does not.
-Array copied(const Array& array) {
-  Array result = Array::allocate(array.dtype(), array.shape());
-  if (array.num_bytes()) std::memcpy(result.data(), array.data(), array.num_bytes());
-  return result;
-}
-
 // Where a rollout comes from.
 struct Origin {
   int32_t group;  // index of the stream in the pool's address list
@@ -258,16 +251,35 @@ void check_state(const ArrayNest& state, const ArrayNest& expected) {
   }
 }
 
-// The first leaf of the agent's outputs without its time dimension: [K, ...].
-Array action_of(const ArrayNest& agent_outputs, const StreamSpec& spec) {
+const ArrayNest& first_entry(const ArrayNest& nest) {
+  if (nest.is_tuple() && !nest.tuple().empty()) return nest.tuple()[0];
+  if (nest.is_dict() && !nest.dict().empty()) return nest.dict().begin()->second;
+  return nest;
+}
+
+Array without_time(const Array& output) {  // [1, K, ...] -> [K, ...]
+  return output.reshaped(Shape(output.shape().begin() + 1, output.shape().end()));
+}
+
+// The first of the agent's outputs without its time dimension. It may be a nest for servers that take any action: none
+// of it may be lost on the way.
+ArrayNest actions_of(const ArrayNest& agent_outputs, const StreamSpec& spec) {
+  if (spec.takes_any_action) {
+    const ArrayNest& first = first_entry(agent_outputs);
+    if (first.flatten().empty()) {
+      throw std::invalid_argument("the first of the agent outputs, the action, has no array: inference must answer "
+                                  "with ((action, ...), agent_state)");
+    }
+    return first.map(without_time);
+  }
   const Array& output = agent_outputs.front();
   Shape expected = {1, spec.num_envs};
   expected.insert(expected.end(), spec.action.shape.begin(), spec.action.shape.end());
-  if (!spec.takes_any_action && (output.dtype() != spec.action.dtype || output.shape() != expected)) {
+  if (output.dtype() != spec.action.dtype || output.shape() != expected) {
     throw std::invalid_argument("the first of the agent outputs, the action, is " + describe(output) + ", expected " +
                                 dtype_name(spec.action.dtype) + " " + to_string(expected));
   }
-  return output.reshaped(Shape(output.shape().begin() + 1, output.shape().end()));
+  return without_time(output);
 }
 
 }  // namespace
@@ -356,13 +368,14 @@ class ActorPool::Actor {
       }
     }
     for (;;) {
-      const ArrayNest state_before_row_0 = agent_state.map(copied);
+      // The rows of an answer keep the memory of its whole batch alive. A copy does not.
+      const ArrayNest state_before_row_0 = agent_state.map([](const Array& array) { return array.copied(); });
       for (int64_t row = 0; row < pool_.options_.unroll_length; ++row) {
         const ArrayNest agent_outputs = act(rollout.env_outputs(row, 1), agent_state, interrupt);
         check_state(agent_state, initial_agent_state);
         const Stopwatch stopwatch(pool_.environment_ns_);
         rollout.set_agent_outputs(row + 1, agent_outputs);
-        stream->write_actions(action_of(agent_outputs, spec));
+        stream->write_actions(actions_of(agent_outputs, spec));
         in_rollout_ = true;
         read_row(*stream, rollout, row + 1);
         pool_.steps_ += spec.num_envs;

@@ -45,7 +45,7 @@ struct ActorPoolCounters {
 // - agent_outputs: inference's answers. Row t has the answer that led to row t, so the first row of a life has zeros;
 // - row 0 repeats row T of the previous rollout; the state is the one before row 0.
 // Inference gets (env_outputs, agent_state), leaves [1, K, ...], and answers (agent_outputs, agent_state). The first
-// leaf of agent_outputs is the action.
+// leaf of agent_outputs is the action; for a server that takes any action, all of the first entry is.
 class ActorPool {
  public:
   using Connect = std::function<std::unique_ptr<EnvStream>(const std::string& address)>;

@@ -66,7 +66,7 @@ class EnvStream {
   virtual StreamSpec open(uint64_t seed) = 0;
   // Reads the next row: field i goes to destinations[i], which has room for it from all K environments.
   virtual void read_row(const std::vector<std::byte*>& destinations) = 0;
-  virtual void write_actions(const Array& actions) = 0;  // [K, *shape]
+  virtual void write_actions(const Nest<Array>& actions) = 0;  // [K, *shape]; a nest where any action is taken
   // May be called from any thread. Makes a blocked call, and all later calls, throw ConnectionError.
   virtual void cancel() = 0;
 };

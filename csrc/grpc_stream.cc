@@ -190,7 +190,7 @@ class GrpcStream : public EnvStream {
     });
   }
 
-  void write_actions(const Array& actions) override {
+  void write_actions(const Nest<Array>& actions) override {
     named([&] {
       if (call_->write(actions_message(actions), options_.env_timeout)) return;
       grpc::ByteBuffer message;  // the stream has ended, but the server's last message may be unread

@@ -154,6 +154,28 @@ StreamSpec check_hello(const rpc::ServerHello& hello) {
   throw ConnectionError("received a message that is not one of rpcenv.proto: is this an environment server?");
 }
 
+void fill(rpc::Array& message, const Array& array) {
+  message.set_dtype(dtype_name(array.dtype()));
+  message.mutable_shape()->Add(array.shape().begin(), array.shape().end());
+  message.set_data(array.data(), array.num_bytes());
+}
+
+// Adds the arrays of a nest to the message's parts, and returns how they are nested.
+rpc::Structure add_parts(const Nest<Array>& nest, rpc::Array& message) {
+  rpc::Structure structure;
+  if (nest.is_leaf()) {
+    structure.set_field(message.parts_size());
+    fill(*message.add_parts(), nest.leaf());
+  } else if (nest.is_tuple()) {
+    auto* parts = structure.mutable_tuple()->mutable_parts();
+    for (const Nest<Array>& part : nest.tuple()) *parts->Add() = add_parts(part, message);
+  } else {
+    auto* parts = structure.mutable_dict()->mutable_parts();
+    for (const auto& [name, part] : nest.dict()) (*parts)[name] = add_parts(part, message);
+  }
+  return structure;
+}
+
 // The number of bytes of the UTF-8 character that begins at `text`, or 0 if it is not valid.
 size_t utf8_length(const unsigned char* text, size_t available) {
   const unsigned char first = text[0];
@@ -182,12 +204,14 @@ std::string learner_hello(uint64_t seed, const std::string& env, bool only_hello
 
 std::string authorization(const std::string& token) { return "Bearer " + token; }
 
-std::string actions_message(const Array& actions) {
-  rpc::Array array;
-  array.set_dtype(dtype_name(actions.dtype()));
-  array.mutable_shape()->Add(actions.shape().begin(), actions.shape().end());
-  array.set_data(actions.data(), actions.num_bytes());
-  return array.SerializeAsString();
+std::string actions_message(const Nest<Array>& actions) {
+  rpc::Array message;
+  if (actions.is_leaf()) {
+    fill(message, actions.leaf());
+  } else {
+    *message.mutable_structure() = add_parts(actions, message);
+  }
+  return message.SerializeAsString();
 }
 
 StreamSpec read_hello(ZeroCopyInputStream* input, size_t length) {

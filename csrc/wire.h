@@ -10,6 +10,7 @@
 
 #include "array.h"
 #include "env_stream.h"
+#include "nest.h"
 
 namespace beast {
 
@@ -23,7 +24,7 @@ inline constexpr size_t kMaxErrorBytes = 64 << 10;  // of a message beside a row
 // The values of the headers of a call: `hello-bin` and `authorization`.
 std::string learner_hello(uint64_t seed, const std::string& env, bool only_hello);
 std::string authorization(const std::string& token);
-std::string actions_message(const Array& actions);
+std::string actions_message(const Nest<Array>& actions);
 
 // Reads the server's first message, which has `length` bytes, and checks everything that the memory layout depends on.
 // Throws HandshakeError if it cannot be used, EnvError if it is an environment's traceback.

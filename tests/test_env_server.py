@@ -211,6 +211,18 @@ def test_who_asks_for_the_hello_only_gets_no_row_and_keeps_no_place(tmp_path):
             assert stream.row()["done"].all()
 
 
+def test_a_nest_of_actions_is_for_servers_that_take_any_action(tmp_path):
+    with ServerProcess(tmp_path, "toy_envs:Dict-v0") as server, Stream(server.address) as stream:
+        actions = array_message(np.zeros(stream.hello.num_envs, np.int64))
+        parts = [wire.Structure(field=0), wire.Structure(field=0)]
+        structure = wire.Structure(tuple=wire.Structure.Tuple(parts=parts))
+        stream.send(wire.Array(parts=[actions], structure=structure))
+        stream.row()
+        code, text = stream.end()
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert text == "the learner sent a nest of 1 actions, the env server takes one array"
+
+
 class SlowToReset(env_server.VectorEnvGroup):
     def reset(self, seed, views):
         time.sleep(1)

@@ -57,7 +57,7 @@ class VectorEnvGroup(EnvGroup):
     - `num_envs`: environments of a stream, as the hello says; by default `env`'s own number
     - `observation_fields`: name -> (shape, dtype) of one environment
     - `structure`: a nest of these names
-    - `action`: (shape, dtype) of one environment's action, or None where any will do
+    - `action`: (shape, dtype) of one environment's action, or None where any will do, nests of arrays too
     - `observation_space`, `action_space`: as JSON, or ""
 
     An observation `name` is the field `obs/<name>`. Under SAME_STEP autoreset the final observation has the field
@@ -343,14 +343,19 @@ def _peer_of(context: grpc.ServicerContext) -> str:
     return wire.readable(urllib.parse.unquote(context.peer()))  # ipv6:%5B::1%5D:53080
 
 
-def _checked_actions(actions, group) -> np.ndarray:
-    """The actions [K, *shape] of a message, once they are what the hello said; else Refusal."""
-    shape, dtype = group.action or (actions.shape[1:], actions.dtype)
-    sent, expected = f"{actions.dtype} {list(actions.shape)}", f"{dtype} {[group.num_envs, *shape]}"
-    if sent != expected:
-        raise Refusal(f"the learner sent actions {sent}, the env server takes {expected}")
+def _checked_actions(actions, group):
+    """The actions [K, *shape] of a message, once they are what the hello said; else Refusal. Where any action will do,
+    they may be a nest of such arrays."""
+    is_nest = actions.HasField("structure")
+    for array in actions.parts if is_nest else (actions,):
+        shape, dtype = group.action or (array.shape[1:], array.dtype)
+        sent, expected = f"{array.dtype} {list(array.shape)}", f"{dtype} {[group.num_envs, *shape]}"
+        if sent != expected:
+            raise Refusal(f"the learner sent actions {sent}, the env server takes {expected}")
+    if is_nest and group.action:
+        raise Refusal(f"the learner sent a nest of {len(actions.parts)} actions, the env server takes one array")
     try:
-        return wire.array_from_message(actions)
+        return wire.nest_from_message(actions)
     except ValueError as error:
         raise Refusal(f"the learner's actions are malformed: {error}") from error
 

@@ -35,7 +35,7 @@ MESSAGES = {
     "Structure.Tuple": "repeated Structure parts",
     "Structure.Dict": "repeated Structure.Dict.PartsEntry parts",
     "Structure.Dict.PartsEntry": "string key, Structure value",  # what protoc makes of a map
-    "Array": "string dtype, repeated int64 shape, bytes data",
+    "Array": "string dtype, repeated int64 shape, bytes data, repeated Array parts, Structure structure",
 }
 ONEOFS = ("FromServer", "Structure")  # messages with one of their fields, a oneof `kind`
 
@@ -91,6 +91,26 @@ def array_from_message(message) -> np.ndarray:
     if any(size < 0 for size in shape) or len(message.data) != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{len(message.data)} bytes came for an array {message.dtype} {list(shape)}")
     return np.frombuffer(message.data, dtype).reshape(shape)
+
+
+def nest_from_message(message) -> object:
+    """What an Array message holds: a read-only array, or a nest of them in tuples and dicts. Raises ValueError where
+    the parts do not fit together."""
+    if not message.HasField("structure"):
+        return array_from_message(message)
+    return _nest(message.structure, [array_from_message(part) for part in message.parts])
+
+
+def _nest(structure, leaves: list[np.ndarray]) -> object:
+    kind = structure.WhichOneof("kind")
+    if kind == "tuple":
+        return tuple(_nest(part, leaves) for part in structure.tuple.parts)
+    if kind == "dict":
+        parts = structure.dict.parts
+        return {key: _nest(parts[key], leaves) for key in sorted(parts)}
+    if kind is None or structure.field >= len(leaves):
+        raise ValueError(f"a part of a nest is none of its {len(leaves)} arrays")
+    return leaves[structure.field]
 
 
 def readable(text: str, limit: int = MAX_TEXT) -> str:

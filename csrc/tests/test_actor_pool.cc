@@ -61,9 +61,10 @@ class CountingStream : public EnvStream {
     ++step_;
   }
 
-  void write_actions(const Array& actions) override {
-    EXPECT_EQ(actions.shape(), (Shape{num_envs_}));
-    EXPECT_EQ(reinterpret_cast<const int64_t*>(actions.data())[0], step_ - 1) << "the agent saw the row before";
+  void write_actions(const Nest<Array>& actions) override {
+    ASSERT_TRUE(actions.is_leaf());
+    EXPECT_EQ(actions.leaf().shape(), (Shape{num_envs_}));
+    EXPECT_EQ(reinterpret_cast<const int64_t*>(actions.leaf().data())[0], step_ - 1) << "the agent saw the row before";
   }
 
   void cancel() override {

@@ -128,6 +128,19 @@ TEST(Wire, ActionsAndHelloOfTheLearnerAreMessagesOfTheProto) {
   EXPECT_EQ(message.dtype(), "int64");
   EXPECT_EQ(message.shape_size(), 2);
   EXPECT_EQ(message.data(), std::string("\3\0\0\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff", 16));
+  EXPECT_FALSE(message.has_structure());
+
+  const Nest<Array> nest = Nest<Array>::Tuple{
+      Nest<Array>::Dict{{"b", actions}, {"a", Array::allocate(DType::kBool, {2})}}, Nest<Array>::Tuple{}};
+  ASSERT_TRUE(message.ParseFromString(actions_message(nest)));
+  ASSERT_EQ(message.parts_size(), 2);
+  EXPECT_EQ(message.parts(0).dtype(), "bool");
+  EXPECT_EQ(message.parts(1).data().size(), 16u);
+  const auto& parts = message.structure().tuple().parts();
+  ASSERT_EQ(parts.size(), 2);
+  EXPECT_EQ(parts[0].dict().parts().at("a").field(), 0u);
+  EXPECT_EQ(parts[0].dict().parts().at("b").field(), 1u);
+  EXPECT_TRUE(parts[1].has_tuple());
   rpc::LearnerHello hello;
   ASSERT_TRUE(hello.ParseFromString(learner_hello(7, "Pong", true)));
   EXPECT_EQ(hello.protocol(), kProtocol);
