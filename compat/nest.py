@@ -1,12 +1,11 @@
 """TorchBeast's `nest` module: functions on nests, which are tuples, lists and str-keyed dicts of nests, and leaves.
 
 Everything else is a leaf. Lists and named tuples come back as tuples, dicts in the order of their keys; leaves are
-visited in that order too.
+visited in that order too. Errors begin with TorchBeast's texts.
 """
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Callable
 
 
@@ -23,11 +22,10 @@ def map_many2(function: Callable, first, second):
 def map_many(function: Callable, *nests):
     """The nest of function([leaf of each nest]): one argument, a list. ValueError where structures differ."""
     if not nests:
-        raise ValueError("map_many() got a function and no nest: give one or more")
-    kinds = {_kind(nest) for nest in nests}
-    if len(kinds) > 1:
-        raise ValueError(f"nests differ in structure: {' against '.join(sorted(kinds))}")
+        raise ValueError("Expected at least one nest. map_many() got a function alone")
     first = nests[0]
+    for nest in nests[1:]:
+        _check_match(first, nest)
     if isinstance(first, dict):
         return {key: map_many(function, *(nest[key] for nest in nests)) for key in sorted(first)}
     if isinstance(first, (tuple, list)):
@@ -47,7 +45,8 @@ def pack_as(nest, leaves) -> object:
     leaves = list(leaves)
     places = len(flatten(nest))
     if places != len(leaves):
-        raise ValueError(f"the nest has {places} leaves, got {len(leaves)} to pack")
+        text = "Nest didn't exhaust sequence" if places < len(leaves) else "Too few elements in sequence"
+        raise ValueError(f"{text}: the nest has {places} leaves, got {len(leaves)} to pack")
     remaining = iter(leaves)
     return map(lambda _: next(remaining), nest)
 
@@ -60,9 +59,21 @@ def front(nest):
     return leaves[0]
 
 
+def _check_match(first, second) -> None:
+    """ValueError where two nests differ at their root."""
+    kind = _kind(first)
+    if kind != _kind(second):
+        raise ValueError(f"nests don't match: {kind} against {_kind(second)}")
+    if kind == "a leaf":
+        return
+    if len(first) != len(second):
+        what = "maps" if kind == "a dict" else "vectors"
+        raise ValueError(f"Expected {what} of same length but got {len(first)} vs {len(second)}")
+    if kind == "a dict":
+        for a, b in zip(sorted(first), sorted(second)):
+            if a != b:
+                raise ValueError(f"Expected maps to have same keys but found '{a}' vs '{b}'")
+
+
 def _kind(nest) -> str:
-    if isinstance(nest, dict):
-        return f"a dict with keys {', '.join(builtins.map(repr, sorted(nest)))}"
-    if isinstance(nest, (tuple, list)):
-        return f"a tuple or list of {len(nest)}"
-    return "a leaf"
+    return "a dict" if isinstance(nest, dict) else "a tuple or list" if isinstance(nest, (tuple, list)) else "a leaf"

@@ -1,15 +1,20 @@
-"""compat/: what was written for TorchBeast's `nest` and `libtorchbeast` modules, on ours."""
+"""compat/: what was written for TorchBeast's `nest`, `vtrace` and `libtorchbeast` modules, on ours."""
 
 import collections
 import contextlib
+import re
 import sys
 import threading
+import time
+import types
 from pathlib import Path
 
 import grpc
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from blocking import InThread, stays_blocked
 from env_hosts import ROOT, ServerProcess, Stream, array_message
 from waiting import PATIENCE, wait_until
 
@@ -17,6 +22,7 @@ from beast.envs.rows import ENV_FIELDS
 
 sys.path.insert(0, str(ROOT / "compat"))
 import nest  # noqa: E402
+import vtrace  # noqa: E402
 
 libtorchbeast = pytest.importorskip(
     "libtorchbeast", reason="libbeast is not built: pip install .", exc_type=ImportError
@@ -45,21 +51,31 @@ def test_map_many_passes_one_list_and_map_many2_two_arguments():
 
 
 @pytest.mark.parametrize(
-    "first, second",
+    "first, second, text",
     [
-        ((1, 2), (1,)),
-        ((1,), 1),
-        (1, (1,)),
-        ({"a": 1}, {"b": 1}),
-        ({"a": 1}, {"a": 1, "b": 2}),
-        ((), {}),
-        ({"a": 1}, (1,)),
+        ((1, 2), (1,), "^Expected vectors of same length but got 2 vs 1$"),
+        ((1, [1]), (1, []), "^Expected vectors of same length but got 1 vs 0$"),
+        ({"a": 1}, {"b": 1}, "^Expected maps to have same keys but found 'a' vs 'b'$"),
+        ({"a": 1}, {"a": 1, "b": 2}, "^Expected maps of same length but got 1 vs 2$"),
+        ((1,), 1, "^nests don't match: a tuple or list against a leaf$"),
+        (1, (1,), "^nests don't match: a leaf against a tuple or list$"),
+        ((), {}, "^nests don't match: a tuple or list against a dict$"),
+        ({"a": 1}, (1,), "^nests don't match: a dict against a tuple or list$"),
     ],
 )
-def test_nests_of_different_structure_are_refused(first, second):
-    for function in (lambda: nest.map_many(list, first, second), lambda: nest.map_many2(max, first, second)):
-        with pytest.raises(ValueError, match="differ in structure"):
+def test_nests_of_different_structure_are_refused_in_torchbeasts_words(first, second, text):
+    for function in (
+        lambda: nest.map_many(list, first, second),
+        lambda: nest.map_many(list, first, first, second),
+        lambda: nest.map_many2(max, first, second),
+    ):
+        with pytest.raises(ValueError, match=text):
             function()
+
+
+def test_a_map_of_no_nest_is_refused():
+    with pytest.raises(ValueError, match="^Expected at least one nest"):
+        nest.map_many(list)
 
 
 def test_flatten_and_pack_as_are_inverse():
@@ -67,8 +83,8 @@ def test_flatten_and_pack_as_are_inverse():
     assert nest.flatten(structure) == [0, 1, 2, 3]
     assert nest.pack_as(structure, "wxyz") == {"a": "w", "b": ("x", ("y", "z"))}
     assert nest.flatten(7) == [7] and nest.pack_as(7, [8]) == 8
-    for leaves in ("xyz", "vwxyz"):
-        with pytest.raises(ValueError, match=f"has 4 leaves, got {len(leaves)}"):
+    for leaves, text in (("xyz", "^Too few elements in sequence: "), ("vwxyz", "^Nest didn't exhaust sequence: ")):
+        with pytest.raises(ValueError, match=f"{text}the nest has 4 leaves, got {len(leaves)} to pack$"):
             nest.pack_as(structure, leaves)
 
 
@@ -82,6 +98,27 @@ def test_leaves_may_be_anything():
     tensor, array = torch.zeros(2), np.zeros(3)
     assert nest.flatten((tensor, [array, None, "text"]))[0] is tensor
     assert nest.front((array,)) is array
+
+
+# ----------------------------------------------------------------------------------------------- vtrace
+
+
+def test_shapes_that_do_not_fit_raise_the_classes_and_words_of_torch():
+    T, B = 3, 2
+    inputs = {name: torch.zeros(T, B, 4) for name in ("log_rhos", "discounts", "rewards", "values")}
+    assert vtrace.from_importance_weights(**inputs, bootstrap_value=torch.zeros(B, 4)).vs.shape == (T, B, 4)
+    with pytest.raises(
+        RuntimeError, match="^Tensors must have same number of dimensions: got 3 and 2: bootstrap_value"
+    ):
+        vtrace.from_importance_weights(**inputs, bootstrap_value=torch.zeros(B))
+    with pytest.raises(RuntimeError, match="^bootstrap_value has shape .3, 4., expected .2, 4."):
+        vtrace.from_importance_weights(**inputs, bootstrap_value=torch.zeros(3, 4))
+    with pytest.raises(RuntimeError, match="^policy logits have shape"):
+        vtrace.action_log_probs(torch.zeros(T, B, 6), torch.zeros(T, 3))
+    flat = {name: torch.zeros(T, B) for name in ("discounts", "rewards", "values")}
+    logits, actions = torch.zeros(T, B, 6), torch.zeros(T, B, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match="same number of dimensions: got 2 and 1"):
+        vtrace.from_logits(logits, logits, actions, **flat, bootstrap_value=torch.zeros(()))
 
 
 # ---------------------------------------------------------------------------------- servers of old environments
@@ -186,18 +223,128 @@ def test_an_old_environment_that_raises_tells_the_learner(tmp_path, capfd):
     assert "this old toy breaks on 13" in capfd.readouterr().err
 
 
+def first_and_next_row(env, action=0) -> tuple[dict, dict]:
+    """The rows of one environment before and after an action."""
+    served_env = libtorchbeast.ServedEnv(env)
+    fields = {**served_env.observation_fields, **{name: ((), dtype) for name, dtype in ENV_FIELDS.items()}}
+    rows = [{name: np.zeros((1, *shape), dtype) for name, (shape, dtype) in fields.items()} for _ in range(2)]
+    served_env.reset(0, rows[0])
+    served_env.step(nest.map(lambda x: np.asarray(x)[None], action), rows[1])
+    return rows[0], rows[1]
+
+
+class Returns(OldEnv):
+    """Observes 0 at a reset. A step returns `values`."""
+
+    def __init__(self, *values):
+        self.values = values
+
+    def reset(self):
+        return np.int32(0)
+
+    def step(self, action):
+        return self.values
+
+
+@pytest.mark.parametrize(
+    "more, done, truncated",
+    [
+        ((False,), False, False),
+        ((True,), True, False),
+        ((True, {}), True, False),
+        ((np.bool_(True), {}, "whatever", "follows"), True, False),
+        ((False, False, {}), False, False),
+        ((True, False, {}), True, False),
+        ((False, True, {}), True, True),
+        ((False, np.bool_(True), {}), True, True),
+        ((False, {}, "no info"), False, False),
+        ((False, 1.0, {}), False, False),
+        ((False, True, {}, "not gymnasium's"), False, False),
+    ],
+)
+def test_a_step_may_return_three_values_or_more_and_gymnasiums_five(more, done, truncated):
+    _, row = first_and_next_row(Returns(np.int32(7), 0.5, *more))
+    assert row["observation/0"] == (0 if done else 7) and row["reward"] == 0.5
+    assert [row[name][0] for name in ("done", "terminated", "truncated")] == [done, done and not truncated, truncated]
+
+
+@pytest.mark.parametrize(
+    "result, what", [((), "0 values"), ((np.int32(7), 0.5), "2 values"), (None, "a NoneType"), (0.5, "a float")]
+)
+def test_a_step_that_returns_too_little_is_told_what_is_expected(result, what):
+    env = Returns()
+    env.values = result
+    with pytest.raises(ValueError, match=f"returned {what}: return at least three, .observation, reward, done"):
+        first_and_next_row(env)
+
+
+class Modern(gymnasium.Env):
+    """Gymnasium's interface: observes the step, is truncated in the first."""
+
+    def reset(self, *, seed=None, options=None):
+        return np.int32(0), {"why": "it begins"}
+
+    def step(self, action):
+        return np.int32(7), 1.0, False, True, {"why": "time is up"}
+
+
+def test_an_environment_of_gymnasium_is_served_without_its_infos(monkeypatch):
+    plain = type("Plain", (), {name: getattr(Modern, name) for name in ("reset", "step")})
+    of_gym = type("OfGym", (plain,), {"__module__": "gym.envs.toy"})
+    monkeypatch.setitem(sys.modules, "gym", types.SimpleNamespace(__version__="0.26.2"))
+    for env in (Modern(), gymnasium.wrappers.TransformReward(Modern(), float), of_gym()):
+        first, row = first_and_next_row(env)
+        assert [first["observation/0"], row["observation/0"]] == [0, 0]
+        assert row["done"] and row["truncated"] and not row["terminated"]
+
+    plain.reset = lambda self: (np.int32(0), {})  # of no package; an observation of TorchBeast has no empty dict
+    assert first_and_next_row(plain())[0]["observation/0"] == 0
+    plain.reset = lambda self: (np.int32(0), {"part": np.int32(1)})
+    plain.step = lambda self, action: ((np.int32(2), {"part": np.int32(3)}), 0.0, False, {})
+    monkeypatch.setitem(sys.modules, "gym", types.SimpleNamespace(__version__="0.21.0"))
+    for env in (plain(), of_gym()):
+        assert first_and_next_row(env)[1]["observation/1"] == 3
+
+
+def test_an_action_is_an_array_that_its_environment_may_write_to():
+    class Writes(Returns):
+        def step(self, action):
+            assert isinstance(action, np.ndarray) and action.shape == self.values
+            action += 1
+            return np.int32(action.sum()), 0.0, False
+
+    assert first_and_next_row(Writes(), np.int64(5))[1]["observation/0"] == 6
+    assert first_and_next_row(Writes(2), np.array([5, 6]))[1]["observation/0"] == 13
+
+
+def test_a_nest_of_actions_that_is_malformed_is_refused(tmp_path):
+    address = f"unix:{tmp_path / 'old'}"
+    one = array_message(np.array([1]))
+    with served(OldEnv, address):
+        for message, text in [
+            (wire.Array(parts=[one], structure=wire.Structure(field=1)), "a part of a nest is none of its 1 arrays"),
+            (wire.Array(parts=[one], structure=wire.Structure()), "a part of a nest is none of its 1 arrays"),
+            (wire.Array(parts=[wire.Array()], structure=wire.Structure(field=0)), "actions  .., the env server takes"),
+            (
+                wire.Array(parts=[one, array_message(np.zeros(2, np.float32))], structure=wire.Structure(field=0)),
+                "float32 .2., the env server takes float32 .1.",
+            ),
+        ]:
+            with Stream(address) as stream:
+                stream.row()
+                stream.send(message)
+                code, said = stream.end()
+                assert code == grpc.StatusCode.INVALID_ARGUMENT and re.search(text, said), said
+
+
 @pytest.mark.parametrize("second", [np.zeros(1), np.zeros((3, 1)), np.zeros(3, np.float32), (np.zeros(3),)], ids=repr)
 def test_an_observation_that_changes_its_form_is_refused_rather_than_broadcast(second):
     class Changing(OldEnv):
         def _observation(self):
             return second if self.count else np.zeros(3)
 
-    env = libtorchbeast.FourValueEnv(Changing())
-    row = {name: np.zeros((1, *shape), dtype) for name, (shape, dtype) in env.observation_fields.items()}
-    row |= {name: np.zeros(1) for name in ENV_FIELDS}
-    env.reset(0, row)
-    with pytest.raises(ValueError, match="the first one was float64 .3.|differ in structure"):
-        env.step(np.zeros(1), row)
+    with pytest.raises(ValueError, match="the first one was float64 .3.|nests don't match"):
+        first_and_next_row(Changing())
 
 
 def test_a_server_runs_once_at_a_time_and_stops_only_when_it_runs(tmp_path):
@@ -268,12 +415,205 @@ def test_constructors_refuse_in_torchbeasts_words(name, options, text):
     assert str(refused.value) == text
 
 
-OLD_SCRIPT = """
+def test_sizes_of_a_queue_count_items_whatever_their_rows():
+    queue = libtorchbeast.BatchingQueue(batch_dim=0, minimum_batch_size=2, maximum_batch_size=2, maximum_queue_size=3)
+    for rows in (3, 0, 2):
+        queue.enqueue((torch.full((rows, 2), rows), torch.full((1,), rows)))
+    assert queue.size() == 3
+    waits = InThread(queue.enqueue, (torch.ones(1, 2, dtype=torch.int64), torch.ones(1, dtype=torch.int64)))
+    assert stays_blocked(waits)
+    first, second = next(queue)  # leaves of an item may differ in their rows
+    assert first.shape == (3, 2) and (first == 3).all() and second.tolist() == [3, 0]
+    waits.result()
+    assert queue.size() == 2
+    assert [leaf.shape[0] for leaf in next(queue)] == [3, 2]
+
+
+def test_a_compute_of_many_rows_is_one_item_and_is_answered_with_one_row():
+    batcher = libtorchbeast.DynamicBatcher(batch_dim=0, minimum_batch_size=2, maximum_batch_size=2, timeout_ms=None)
+    calls = []
+    for rows in (3, 5):
+        calls.append(InThread(batcher.compute, torch.full((rows, 2), rows)))
+        wait_until(lambda: batcher.size() == len(calls))
+    batch = next(batcher)
+    assert batch.get_inputs().tolist() == [[3, 3]] * 3 + [[5, 5]] * 5
+    with pytest.raises(ValueError, match="as the input batch size. Expected: 2. Observed: 8"):
+        batch.set_outputs(torch.zeros(8))
+    batch.set_outputs(torch.tensor([30, 50]))
+    assert [call.result().tolist() for call in calls] == [[30], [50]]
+
+
+def test_a_batch_never_shares_memory_with_an_item():
+    item = torch.ones(1, 2)
+    queue = libtorchbeast.BatchingQueue(batch_dim=0)
+    queue.enqueue(item)
+    next(queue).zero_()
+    assert item.tolist() == [[1, 1]]
+
+    batcher = libtorchbeast.DynamicBatcher(batch_dim=0)
+    call = InThread(batcher.compute, item)
+    batch = next(batcher)
+    batch.get_inputs().add_(1)
+    assert batch.get_inputs().tolist() == [[2, 2]] and item.tolist() == [[1, 1]]
+    batch.set_outputs(batch.get_inputs())
+    assert call.result().tolist() == [[2, 2]]
+
+
+def test_a_batch_can_be_answered_after_outputs_that_do_not_fit():
+    batcher = libtorchbeast.DynamicBatcher(batch_dim=1)
+    call = InThread(batcher.compute, torch.ones(1, 1))
+    batch = next(batcher)
+    with pytest.raises(ValueError, match="output shape must have at least 2 dimensions, but got .1."):
+        batch.set_outputs(torch.zeros(1))
+    with pytest.raises(ValueError, match="Output shape must have the same batch dimension as the input batch size"):
+        batch.set_outputs(torch.zeros(1, 2))
+    with pytest.raises(TypeError, match="cannot take a str in a nest"):
+        batch.set_outputs("text")
+    assert stays_blocked(call)
+    batch.set_outputs(torch.full((1, 1), 7))
+    assert call.result().tolist() == [[7]]
+    with pytest.raises(RuntimeError, match="^set_outputs called twice$"):
+        batch.set_outputs(torch.zeros(1))
+
+
+def test_a_batch_that_is_dropped_breaks_its_promise_in_torchbeasts_words():
+    batcher = libtorchbeast.DynamicBatcher(batch_dim=0)
+    words = "Broken promise. The associated promise has been destructed prior to the associated state becoming ready. "
+    for outputs in (None, torch.zeros(5)):
+        call = InThread(batcher.compute, torch.ones(1))
+        batch = next(batcher)
+        if outputs is not None:
+            with pytest.raises(ValueError, match="Observed: 5"):
+                batch.set_outputs(outputs)
+        del batch
+        with pytest.raises(libtorchbeast.AsyncError, match=f"{words}.*did not call set_outputs"):
+            call.result()
+
+
+def test_a_timeout_begins_when_a_consumer_waits():
+    batcher = libtorchbeast.DynamicBatcher(batch_dim=0, minimum_batch_size=2, maximum_batch_size=2, timeout_ms=200)
+    call = InThread(batcher.compute, torch.ones(1))
+    wait_until(lambda: batcher.size() == 1)
+    time.sleep(0.3)
+    began = time.monotonic()
+    batch = next(batcher)
+    assert time.monotonic() - began >= 0.2
+    batch.set_outputs(batch.get_inputs())
+    assert call.result().tolist() == [1]
+
+
+# ------------------------------------------------------------------------------------- a pool on one old environment
+
+IMPORT = """
 import os, sys, threading, time
 import numpy as np
 import libtorchbeast
+"""
 
-class Cue:
+SERVE = """
+address = sys.argv[1]
+server = libtorchbeast.Server(Env, server_address=address)
+def tell():
+    while not os.path.exists(address[5:]):
+        time.sleep(0.01)
+    print("serving old environments on", address, flush=True)
+threading.Thread(target=tell).start()
+server.run()
+"""
+
+ECHO = """
+class Env:
+    '''Observes its last action.'''
+    def reset(self):
+        return {"look": (np.zeros((2, 2), np.float32),), "move": np.int64(0)}
+    def step(self, action):
+        assert action["move"].flags.writeable and action["look"][0].flags.writeable
+        return {"look": action["look"], "move": action["move"]}, 1.0, False, {}
+"""
+
+
+def server_of(env: str, directory: Path) -> ServerProcess:
+    """A process that serves the class Env which `env` defines."""
+    return ServerProcess(directory, "", script=["-c", IMPORT + env + SERVE, f"unix:{directory / 'envs'}"])
+
+
+@contextlib.contextmanager
+def pool_on(directory: Path, env: str, answer, unroll_length=3):
+    """The learner queue and the run of a pool with one stream of the class Env that `env` defines. `answer` makes the
+    agent's outputs of env_outputs."""
+    learner_queue = libtorchbeast.BatchingQueue(batch_dim=1, maximum_batch_size=1)
+    batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=100)
+
+    def infer():
+        for batch in batcher:
+            env_outputs, agent_state = batch.get_inputs()
+            outputs = answer(env_outputs)
+            if outputs is not None:
+                batch.set_outputs((outputs, agent_state))
+            del batch
+
+    with server_of(env, directory) as server:
+        actors = libtorchbeast.ActorPool(unroll_length, learner_queue, batcher, [server.address], ())
+        threads = [InThread(actors.run), InThread(infer)]
+        yield learner_queue, threads[0]
+        with contextlib.suppress(RuntimeError):
+            batcher.close()
+            learner_queue.close()
+        threads[1].result()
+        threads[0].thread.join(PATIENCE)
+
+
+def test_all_of_a_nested_action_reaches_its_environment(tmp_path):
+    numbers = iter(range(1, 1000))
+
+    def answer(env_outputs):
+        move = torch.tensor([[next(numbers)]])
+        return {"move": move, "look": [torch.full((1, 1, 2, 2), move.item() / 2)]}, move * 10
+
+    with pool_on(tmp_path, ECHO, answer) as (learner_queue, run):
+        for first in (0, 3, 6):
+            ((observation, reward, done, _, _), (action, other)), _ = next(learner_queue)
+            assert observation["move"].flatten().tolist() == [first, first + 1, first + 2, first + 3]
+            assert torch.equal(observation["move"], action["move"])
+            assert torch.equal(observation["look"][0], action["look"][0])
+            assert torch.equal(other, action["move"] * 10)
+        assert not run.is_done()
+
+
+def test_an_action_without_an_array_is_refused(tmp_path):
+    with pool_on(tmp_path, ECHO, lambda env_outputs: ((), torch.zeros(1, 1))) as (_, run):
+        with pytest.raises(ValueError, match="the action, has no array: inference must answer with"):
+            run.result()
+
+
+def test_what_inference_writes_to_its_inputs_does_not_reach_the_learner(tmp_path):
+    def answer(env_outputs):
+        step = env_outputs[3].item()
+        for leaf in nest.flatten(env_outputs):
+            leaf.fill_(1)
+        return {"move": torch.tensor([[step + 1]]), "look": (torch.zeros(1, 1, 2, 2),)}, torch.zeros(1, 1)
+
+    with pool_on(tmp_path, ECHO, answer) as (learner_queue, _):
+        for first in (0, 3):
+            ((observation, reward, done, episode_step, episode_return), _), _ = next(learner_queue)
+            steps = [first, first + 1, first + 2, first + 3]
+            assert observation["move"].flatten().tolist() == episode_step.flatten().tolist() == steps
+            assert episode_return.flatten().tolist() == steps
+            assert reward.flatten().tolist() == [float(step > 0) for step in steps]
+            assert done.flatten().tolist() == [step == 0 for step in steps]
+            assert not observation["look"][0].any()
+
+
+def test_a_dropped_batch_of_a_pool_ends_its_run_in_torchbeasts_words(tmp_path):
+    with pool_on(tmp_path, ECHO, lambda env_outputs: None) as (_, run):
+        with pytest.raises(libtorchbeast.AsyncError, match="The associated promise has been destructed"):
+            run.result()
+
+
+# -------------------------------------------------------------------------------------------- an agent that learns
+
+CUE = """
+class Env:
     '''Shows one of two cues, one-hot; +1 for the action that is the cue, else -1; episodes of 5 steps.'''
     def __init__(self):
         self.random = np.random.default_rng(os.getpid())
@@ -284,15 +624,6 @@ class Cue:
         reward = 1 if action == self.cue else -1
         self.count, self.cue = self.count + 1, self.random.integers(2)
         return np.eye(2, dtype=np.float32)[self.cue], reward, self.count == 5, {}
-
-address = sys.argv[1]
-server = libtorchbeast.Server(Cue, server_address=address)
-def tell():
-    while not os.path.exists(address[5:]):
-        time.sleep(0.01)
-    print("serving old environments on", address, flush=True)
-threading.Thread(target=tell).start()
-server.run()
 """
 EnvOutput = collections.namedtuple("EnvOutput", "frame rewards done episode_step episode_return")
 AgentOutput = collections.namedtuple("AgentOutput", "action policy_logits baseline")
@@ -355,8 +686,7 @@ def test_a_learner_in_torchbeasts_style_learns_and_stops(tmp_path):
         for index in range(2):
             directory = tmp_path / str(index)
             directory.mkdir()
-            script = ["-c", OLD_SCRIPT, f"unix:{directory / 'envs'}"]
-            addresses.append(stack.enter_context(ServerProcess(directory, "", script=script)).address)
+            addresses.append(stack.enter_context(server_of(CUE, directory)).address)
         actors = libtorchbeast.ActorPool(
             unroll_length=UNROLL,
             learner_queue=learner_queue,
