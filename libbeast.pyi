@@ -16,6 +16,7 @@ Rows are the elements of dimension `batch_dim`. All leaves of a nest have the sa
 - A batch never shares memory with an item.
 - The timeout begins when a consumer waits, not when the first row arrives.
 - Outputs that do not fit raise in `set_outputs` alone. The batch can be answered again.
+- A full batch at the closing of a queue goes to a consumer that waits for it.
 
 A call that waits releases the GIL, is interrupted by Ctrl-C within 0.1 s, and ends when its queue is closed. Every
 method may be called from any thread.

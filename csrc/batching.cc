@@ -199,7 +199,15 @@ std::optional<RowQueue::Time> RowQueue::deadline(Time since) const {
 std::vector<RowQueue::Part> RowQueue::take(const Interrupt& interrupt) {
   Waiter waiter(interrupt);
   const Time since = Clock::now();
+  std::deque<Part> dropped;  // freed after the lock is released
   std::unique_lock lock(mutex_);
+  if (closed_) throw ClosedBatchingQueue("Dequeue from closed queue");
+  ++num_waiting_;
+  const auto leave = [&] {
+    if (--num_waiting_ || !closed_) return;
+    dropped.swap(parts_);
+    num_rows_ = 0;
+  };
   try {
     while (parts_.empty() || num_rows_ < options_.minimum_batch_size) {
       if (closed_) throw ClosedBatchingQueue("Dequeue from closed queue");
@@ -208,6 +216,8 @@ std::vector<RowQueue::Part> RowQueue::take(const Interrupt& interrupt) {
       waiter.wait(rows_came_, lock, end);
     }
   } catch (...) {
+    if (!lock.owns_lock()) lock.lock();
+    leave();
     rows_came_.notify_one();  // this thread may have consumed a notification that another consumer needs
     throw;
   }
@@ -230,6 +240,7 @@ std::vector<RowQueue::Part> RowQueue::take(const Interrupt& interrupt) {
       front.rows -= rows;
     }
   }
+  leave();
   if (!parts_.empty()) rows_came_.notify_one();
   wake_next_put();
   return taken;
@@ -264,8 +275,11 @@ void RowQueue::close() {
   std::lock_guard lock(mutex_);
   if (closed_) throw std::runtime_error("Queue was closed already");
   closed_ = true;
-  dropped.swap(parts_);
-  num_rows_ = 0;
+  // The consumers in take() have been woken for a full batch: it would depend on the scheduler who is the first.
+  if (!options_.as_torchbeast || num_waiting_ == 0 || num_rows_ < options_.minimum_batch_size) {
+    dropped.swap(parts_);
+    num_rows_ = 0;
+  }
   rows_came_.notify_all();
   for (std::condition_variable* turn : turns_) turn->notify_one();
 }
@@ -409,24 +423,34 @@ DynamicBatcher::~DynamicBatcher() = default;
 
 ArrayNest DynamicBatcher::compute(ArrayNest inputs, const Interrupt& interrupt,
                                   std::optional<std::chrono::milliseconds> timeout, Counts counts) {
-  const auto call = std::make_shared<Call>();
-  // Lets close() find this call while it lasts, and takes its rows off the queue however it ends.
-  struct Registration {
-    DynamicBatcher& batcher;
-    const std::shared_ptr<Call>& call;
-    Registration(DynamicBatcher& b, const std::shared_ptr<Call>& c) : batcher(b), call(c) {
-      std::lock_guard lock(batcher.mutex_);
-      batcher.calls_.insert(call);
-    }
-    ~Registration() {
-      batcher.rows_.remove(call.get());
-      std::lock_guard lock(batcher.mutex_);
-      batcher.calls_.erase(call);
-    }
-  } registration(*this, call);
+  return wait(*start(std::move(inputs), counts), interrupt, timeout);
+}
 
-  rows_.put(std::move(inputs), counts, call, interrupt);
-  return call->wait(interrupt, timeout);
+// Lets close() find a call while it lasts, and takes its rows off the queue however it ends.
+struct DynamicBatcher::Pending {
+  explicit Pending(DynamicBatcher& b) : batcher(b), call(std::make_shared<Call>()) {
+    std::lock_guard lock(batcher.mutex_);
+    batcher.calls_.insert(call);
+  }
+  ~Pending() {
+    batcher.rows_.remove(call.get());
+    std::lock_guard lock(batcher.mutex_);
+    batcher.calls_.erase(call);
+  }
+
+  DynamicBatcher& batcher;
+  const std::shared_ptr<Call> call;
+};
+
+std::shared_ptr<DynamicBatcher::Pending> DynamicBatcher::start(ArrayNest inputs, Counts counts) {
+  const auto pending = std::make_shared<Pending>(*this);
+  rows_.put(std::move(inputs), counts, pending->call, nullptr);  // which does not wait: the queue has no maximum
+  return pending;
+}
+
+ArrayNest DynamicBatcher::wait(const Pending& pending, const Interrupt& interrupt,
+                               std::optional<std::chrono::milliseconds> timeout) {
+  return pending.call->wait(interrupt, timeout);
 }
 
 std::shared_ptr<Batch> DynamicBatcher::next(const Interrupt& interrupt) {

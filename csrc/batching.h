@@ -48,7 +48,8 @@ struct BatchingOptions {
   bool check_inputs = true;
   std::optional<int64_t> maximum_queue_size;  // rows; enqueue() waits while this many are queued
   // TorchBeast's rules, for compat/: the timeout begins when a consumer waits for a batch; a batch never shares memory
-  // with an item; after outputs that do not fit, others may be set.
+  // with an item; after outputs that do not fit, others may be set; a full batch at the closing of the queue goes to a
+  // consumer that waits for it.
   bool as_torchbeast = false;
 };
 
@@ -98,6 +99,7 @@ class RowQueue {
   std::condition_variable rows_came_;
   std::deque<Part> parts_;
   int64_t num_rows_ = 0;
+  int64_t num_waiting_ = 0;  // consumers
   std::list<std::condition_variable*> turns_;  // of the calls of put() that wait for room, in order of arrival
   bool closed_ = false;
 };
@@ -170,6 +172,10 @@ class DynamicBatcher {
   ArrayNest compute(ArrayNest inputs, const Interrupt& interrupt,
                     std::optional<std::chrono::milliseconds> timeout = std::chrono::minutes(10),
                     Counts counts = Counts::kRows);
+  // The two steps of compute(): it queues the inputs without waiting, and waits for the outputs.
+  struct Pending;
+  std::shared_ptr<Pending> start(ArrayNest inputs, Counts counts);
+  ArrayNest wait(const Pending& pending, const Interrupt& interrupt, std::optional<std::chrono::milliseconds> timeout);
   // The next batch. Throws ClosedBatchingQueue.
   std::shared_ptr<Batch> next(const Interrupt& interrupt);
 

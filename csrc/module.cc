@@ -102,10 +102,10 @@ void bind_dynamic_batcher(py::module_& module) {
     return shared_here(new DynamicBatcher(options, check_outputs));
   };
   const auto compute = [](DynamicBatcher& batcher, py::handle inputs, Milliseconds timeout_ms) {
-    ArrayNest nest = nest_from_python(inputs);
-    return nest_to_python(without_gil([&](const Interrupt& interrupt) {
-      return batcher.compute(std::move(nest), interrupt, duration(timeout_ms), counts_of(batcher.options()));
-    }));
+    // Queued with the GIL, so that threads queue in the order in which Python runs them.
+    const auto pending = batcher.start(nest_from_python(inputs), counts_of(batcher.options()));
+    return nest_to_python(without_gil(
+        [&](const Interrupt& interrupt) { return batcher.wait(*pending, interrupt, duration(timeout_ms)); }));
   };
   const auto next = [](DynamicBatcher& batcher) {
     try {

@@ -16,7 +16,7 @@ import pytest
 import torch
 from blocking import InThread, stays_blocked
 from env_hosts import ROOT, ServerProcess, Stream, array_message
-from waiting import PATIENCE, wait_until
+from waiting import PATIENCE, wait_until, wait_until_asleep
 
 from beast.envs.rows import ENV_FIELDS
 
@@ -488,6 +488,45 @@ def test_a_batch_that_is_dropped_breaks_its_promise_in_torchbeasts_words():
         del batch
         with pytest.raises(libtorchbeast.AsyncError, match=f"{words}.*did not call set_outputs"):
             call.result()
+
+
+def test_a_full_batch_at_the_closing_reaches_a_consumer_that_waits():
+    for number in range(100):
+        queue = libtorchbeast.BatchingQueue(batch_dim=0)
+        consumer = InThread(next, queue)
+        wait_until_asleep(consumer.thread.native_id)
+        queue.enqueue(torch.tensor([number]))
+        queue.close()
+        assert consumer.result().tolist() == [number]
+        with pytest.raises(StopIteration):
+            next(queue)
+    queue = libtorchbeast.BatchingQueue(batch_dim=0, minimum_batch_size=2)
+    consumer = InThread(next, queue)
+    wait_until_asleep(consumer.thread.native_id)
+    queue.enqueue(torch.ones(1))
+    queue.close()
+    with pytest.raises(StopIteration):
+        consumer.result()
+    assert queue.size() == 0
+
+
+def test_calls_queue_in_the_order_in_which_python_runs_them():
+    batcher = libtorchbeast.DynamicBatcher(batch_dim=0)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # a thread runs until it waits
+    try:
+        calls, sizes = [], []
+        for number in range(50):
+            calls.append(InThread(batcher.compute, np.array([number])))
+            sizes.append(batcher.size())
+    finally:
+        sys.setswitchinterval(interval)
+    in_order = sum(size == number for number, size in enumerate(sizes, 1))
+    assert in_order > 25, sizes  # all but one of 1,500; when they queued without the GIL it was one of twenty
+    wait_until(lambda: batcher.size() == 50)
+    batch = next(batcher)
+    batch.set_outputs(batch.get_inputs())
+    assert [call.result().item() for call in calls] == list(range(50))
 
 
 def test_a_timeout_begins_when_a_consumer_waits():
