@@ -8,6 +8,16 @@
 
 #include "mt19937.h"
 
+// Whether calls at the end of a function become jumps: only then each instruction can call the next.
+#if defined(__CUDACC__) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#elif defined(__clang__)
+#define TAIL [[clang::musttail]]
+#define NO_IPA __attribute__((noinline))
+#elif defined(__GNUC__) && defined(__OPTIMIZE__)
+#define TAIL
+#define NO_IPA __attribute__((noipa))
+#endif
+
 namespace beast::atari {
 
 struct Cpu {
@@ -21,11 +31,40 @@ constexpr int kBne = 0xD0, kBpl = 0x10, kDex = 0xCA, kDey = 0x88;
 
 // Memory in which the CPU can execute instructions without fetching their bytes one by one.
 struct Code {
-  const uint8_t* begin;
   const uint8_t* end;     // instructions that begin before it lie in this memory with all their bytes; null: look anew
+  const uint8_t* begin;
   const uint8_t* origin;  // where address 0 would lie
   uint8_t fetched[3];     // the bytes of an instruction elsewhere
 };
+
+// What instructions need so rarely that it stays in memory while the CPU runs.
+struct Flags {
+  int32_t result;  // N is set if its bit 7 or 8 is, Z if its low byte is 0
+  uint8_t carry, overflow, decimal, interrupt;  // 0 or their bit of the status
+  uint8_t sp;
+  uint8_t seen;     // the last byte that the CPU read, kept where the next one may be fetched
+  uint8_t stopped;  // no instruction follows, and
+  uint8_t jammed;   // none ever will
+};
+
+// A write to the TIA that ends an instruction.
+struct Write {
+  uint8_t address, value;
+};
+
+// A byte, or an address, in a register of the processor.
+using Word = uint64_t;
+
+// What instructions need all the time.
+struct Registers {
+  const uint8_t* code;  // the next byte to execute
+  int64_t time;         // the cycle, times kCycle, and the number of instructions, from some number on
+  Word a, x, y;
+};
+constexpr int kCycleBits = 16;
+constexpr int64_t kCycle = 1 << kCycleBits;
+// The number of instructions at which the CPU stops. From bit 15 on it looks at the number before each instruction.
+constexpr int kLastInstruction = 0x8000 + 5000;
 
 // Bytes that an instruction fetches before it does anything else.
 struct Lengths {
@@ -84,143 +123,234 @@ HD inline Sum rotate_decimal(int t, int rotated) {
   return {static_cast<uint8_t>(result), carry, ((t ^ rotated) & 0x40) != 0};
 }
 
-// Runs up to `left` instructions. The bus ends it earlier: its write_tia returns ~cycle instead of the next cycle once
-// the frame is over. Returns false at a JAM opcode.
-//
-// A bus has: ram(), read_cart(address), write_cart(address, value), read_riot(address, cycle), write_riot(address,
-// value, cycle), read_tia(address, cycle, undriven), write_tia(address, value, cycle), and fetch(pc, undriven), which
-// reads any of them for the CPU. Besides:
-// - code: where instructions lie;
+HD inline int status(const Flags& flags) {
+  return kAlwaysSet | (flags.result & 0x180 ? kNegative : 0) | (flags.result & 0xFF ? 0 : kZero) | flags.carry |
+         flags.overflow | flags.decimal | flags.interrupt;
+}
+HD inline void set_status(Flags& flags, int status) {
+  flags.result = (status & kNegative) << 1 | (~status & kZero);
+  flags.carry = status & kCarry;
+  flags.overflow = status & kOverflow;
+  flags.decimal = status & kDecimal;
+  flags.interrupt = status & kInterrupt;
+}
+
+// A bus has, for the CPU:
+// - code, flags, write, and left: where the CPU is while it does not run;
+// - zero_page, 256 bytes of which the upper half is the RAM;
+// - has_code(address), read_code(address): what of the cartridge can be read without more ado;
+// - read_cart(address), write_cart(address, value), read_riot(address, cycle), write_riot(address, value, cycle),
+//   read_tia(address, cycle, undriven), and fetch(pc, undriven), which reads any of them for the CPU;
+// - passes(time): whether `write` changes nothing but the time; write_register() does any write in left.time, and stops
+//   the CPU once the frame is over;
 // - find_code(pc): makes `code` the memory around pc, and returns where pc's byte lies;
 // - until_timer_is(value, most, cycle): if INTIM is in (value, most] in that cycle, where value is 0 or -1, at most the
 //   cycles until it is `value`; else 0 or less.
-template <class Bus>
-HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
-  // The registers live in locals: a byte written to RAM could alias any of them in memory.
-  uint8_t* const ram = bus.ram();
-  int a = cpu.a, x = cpu.x, y = cpu.y, sp = cpu.sp;
-  int result = 0;  // N is set if its bit 7 or 8 is, Z if its low byte is 0
-  int carry = 0, overflow = 0, decimal = 0, interrupt = 0;
-  int cycle = cpu.cycle;
-  const uint8_t* code = bus.find_code(cpu.pc);  // the next byte to execute
-  int seen = 0;  // the last byte that the CPU read, kept where the next one may be fetched
-  bool running = true;
 
-// What leads to calls is called unlikely, so that the compiler keeps the registers in those of the processor.
+// How an instruction has ended: it is done; it is done but for bus.write; it has done nothing, because it is not as
+// usual, and has to be done with kUsual = false.
+enum Outcome { kDone, kWrites, kUnusual };
+
 #define IS_LIKELY(condition) __builtin_expect((condition) != 0, 1)
+
+// Writes bus.write, and moves `time` to where the CPU goes on.
+template <class Bus>
+HD NOINLINE void write_now(Bus& bus, int64_t& time) {
+  if (bus.passes(time)) return;
+  bus.left.time = time;
+  bus.write_register();
+  time = bus.left.time;
+}
+
+// One instruction. What needs no calls is usual: without calls the compiler has all registers of the processor.
+template <int kOpcode, bool kUsual, class Bus>
+HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
+  const uint8_t*& code = registers.code;
+  int64_t& time = registers.time;
+  Word &a = registers.a, &x = registers.x, &y = registers.y;
+  uint8_t* const zero_page = bus.zero_page;
+  Flags& flags = bus.flags;
+  uint8_t &carry = flags.carry, &overflow = flags.overflow, &decimal = flags.decimal, &interrupt = flags.interrupt;
+  uint8_t &sp = flags.sp, &seen = flags.seen;
+  [[maybe_unused]] Word address, high;  // of the operand
+  [[maybe_unused]] Word m;              // the operand
+
+// What is not as usual. It comes before anything that the instruction changes but its registers.
+#define REQUIRE(condition)                                \
+  do {                                                    \
+    if (kUsual && !IS_LIKELY(condition)) return kUnusual; \
+  } while (0)
+#define NOT_USUAL REQUIRE(false)
+#define CYCLE static_cast<int>(time >> kCycleBits)
 // `undriven`: the byte that the CPU read before. It shows where a read drives too few bits.
-#define FETCH() (*code++)
-#define PC() (static_cast<int>(code - bus.code.origin) & 0xFFFF)
-#define READ_ZERO_PAGE(where, undriven) \
-  (IS_LIKELY((where) & 0x80) ? ram[(where) - 0x80] : bus.read_tia((where), cycle, static_cast<uint8_t>(undriven)))
-#define READ(where, undriven)                                                                  \
-  (IS_LIKELY((where) & 0x1000)                     ? bus.read_cart(where)                      \
-   : IS_LIKELY(((where) & 0x280) == 0x80)          ? ram[(where) & 0x7F]                       \
-   : (where) & 0x80                                ? bus.read_riot((where), cycle)             \
-                                                   : bus.read_tia((where), cycle, static_cast<uint8_t>(undriven)))
-#define WRITE_TIA(where, value)                                            \
-  do {                                                                     \
-    cycle = bus.write_tia((where), static_cast<uint8_t>(value), cycle);    \
-    if (cycle < 0) cycle = ~cycle, left = 0;                               \
+#define FETCH() code[length++]
+#define PC() (static_cast<int>(code + length - bus.code.origin) & 0xFFFF)
+#define READ_ZERO_PAGE(value, where, undriven)                              \
+  do {                                                                      \
+    REQUIRE((where) & 0x80);                                                \
+    if (kUsual || ((where) & 0x80)) {                                       \
+      value = zero_page[where];                                             \
+    } else {                                                                \
+      value = bus.read_tia((where), CYCLE, static_cast<uint8_t>(undriven)); \
+    }                                                                       \
   } while (0)
-#define WRITE(where, value)                                                  \
-  do {                                                                       \
-    if (IS_LIKELY(((where) & 0x1280) == 0x80)) {                             \
-      ram[(where) & 0x7F] = static_cast<uint8_t>(value);                     \
-    } else if ((where) & 0x1000) {                                           \
-      bus.write_cart((where), static_cast<uint8_t>(value));                  \
-    } else if ((where) & 0x80) {                                             \
-      bus.write_riot((where), static_cast<uint8_t>(value), cycle);           \
-    } else {                                                                 \
-      WRITE_TIA(where, value);                                               \
-    }                                                                        \
+#define READ(value, where, undriven)                                                           \
+  do {                                                                                         \
+    if (IS_LIKELY(bus.has_code(where))) {                                                      \
+      value = bus.read_code(where);                                                            \
+    } else if (IS_LIKELY(((where) & 0x1280) == 0x80)) {                                        \
+      value = zero_page[((where) & 0x7F) | 0x80];                                              \
+    } else {                                                                                   \
+      NOT_USUAL;                                                                               \
+      value = (where) & 0x1000 ? bus.read_cart(where)                                          \
+              : (where) & 0x80 ? bus.read_riot((where), CYCLE)                                 \
+                               : bus.read_tia((where), CYCLE, static_cast<uint8_t>(undriven)); \
+    }                                                                                          \
   } while (0)
-#define WRITE_ZERO_PAGE(where, value)                          \
-  do {                                                         \
-    if (IS_LIKELY((where) & 0x80)) {                           \
-      ram[(where) - 0x80] = static_cast<uint8_t>(value);       \
-    } else {                                                   \
-      WRITE_TIA(where, value);                                 \
-    }                                                          \
+#define DONE(outcome)         \
+  do {                        \
+    code += length;           \
+    if (kUsual) time += cost; \
+    return outcome;           \
+  } while (0)
+#define WRITE_TIA(where, value)                                             \
+  do {                                                                      \
+    bus.write = {static_cast<uint8_t>(where), static_cast<uint8_t>(value)}; \
+    DONE(kWrites);                                                          \
+  } while (0)
+#define WRITE_ZERO_PAGE(where, value)               \
+  do {                                              \
+    if (!((where) & 0x80)) WRITE_TIA(where, value); \
+    zero_page[where] = static_cast<uint8_t>(value); \
+  } while (0)
+#define WRITE(where, value)                                             \
+  do {                                                                  \
+    if (IS_LIKELY(((where) & 0x1280) == 0x80)) {                        \
+      zero_page[((where) & 0x7F) | 0x80] = static_cast<uint8_t>(value); \
+    } else if ((where) & 0x1000) {                                      \
+      NOT_USUAL;                                                        \
+      bus.write_cart((where), static_cast<uint8_t>(value));             \
+    } else if ((where) & 0x80) {                                        \
+      NOT_USUAL;                                                        \
+      bus.write_riot((where), static_cast<uint8_t>(value), CYCLE);      \
+    } else {                                                            \
+      WRITE_TIA(where, value);                                          \
+    }                                                                   \
   } while (0)
 // The stack: $100-$17F is the TIA, $180-$1FF is RAM. ALE ignores a WSYNC that is written right behind another write.
-#define PUSH(value)                       \
-  do {                                    \
-    WRITE_ZERO_PAGE(sp, value);           \
-    sp = (sp - 1) & 0xFF;                 \
+// Usually all that an instruction needs of it is RAM: from SP + first to SP + last.
+#define REQUIRE_STACK(first, last) REQUIRE((sp + (first)) & (sp + (last)) & 0x80)
+#define PUSH(value)                                  \
+  do {                                               \
+    if (kUsual || (sp & 0x80)) {                     \
+      zero_page[sp] = static_cast<uint8_t>(value);   \
+    } else {                                         \
+      bus.write = {sp, static_cast<uint8_t>(value)}; \
+      write_now(bus, time);                          \
+    }                                                \
+    --sp;                                            \
   } while (0)
-#define PUSH_AGAIN(value)                                                        \
-  do {                                                                           \
-    if ((sp & 0xBF) != 0x02) WRITE_ZERO_PAGE(sp, value);                         \
-    sp = (sp - 1) & 0xFF;                                                        \
+#define PUSH_AGAIN(value)      \
+  do {                         \
+    if ((sp & 0xBF) != 0x02) { \
+      PUSH(value);             \
+    } else {                   \
+      --sp;                    \
+    }                          \
   } while (0)
-#define PULL(undriven) (sp = (sp + 1) & 0xFF, seen = READ_ZERO_PAGE(sp, undriven))
+#define PULL(value, undriven)              \
+  do {                                     \
+    ++sp;                                  \
+    if (kUsual) {                          \
+      value = zero_page[sp];               \
+    } else {                               \
+      READ_ZERO_PAGE(value, sp, undriven); \
+    }                                      \
+    seen = static_cast<uint8_t>(value);    \
+  } while (0)
 // PLA and PLP first read where the stack pointer is. It shows where they then read the TIA, from SP = FF.
-#define PULL_ONE() (seen = READ_ZERO_PAGE(sp, code[-1]), PULL(seen))
+#define PULL_ONE(value)                          \
+  do {                                           \
+    REQUIRE_STACK(0, 1);                         \
+    READ_ZERO_PAGE(value, sp, code[length - 1]); \
+    PULL(value, value);                          \
+  } while (0)
 
 // Addressing modes set `address`, and `high` to its high byte before indexing. Indexed reads take a cycle more where
 // they cross a page.
-#define ZP (address = FETCH())
-#define ZPX (address = (FETCH() + x) & 0xFF)
-#define ZPY (address = (FETCH() + y) & 0xFF)
-#define ABS (address = FETCH(), high = FETCH(), address |= high << 8)
-#define INDEXED(index) (ABS, address = (address + (index)) & 0xFFFF)
-#define CROSSED (cycle += (address >> 8) != high)
+#define ZP address = FETCH()
+#define ZPX address = (FETCH() + x) & 0xFF
+#define ZPY address = (FETCH() + y) & 0xFF
+#define ABS               \
+  do {                    \
+    address = FETCH();    \
+    high = FETCH();       \
+    address |= high << 8; \
+  } while (0)
+#define INDEXED(index) \
+  ABS;                 \
+  address = (address + (index)) & 0xFFFF
+#define CROSSED time += (address >> 8) != high ? kCycle : 0
 #define ABX INDEXED(x)
 #define ABY INDEXED(y)
-#define ABX_READ (ABX, CROSSED)
-#define ABY_READ (ABY, CROSSED)
-#define POINTER(where)                                            \
-  do {                                                            \
-    const int pointer = (where), next = (pointer + 1) & 0xFF;     \
-    address = READ_ZERO_PAGE(pointer, code[-1]);                  \
-    high = seen = READ_ZERO_PAGE(next, address);                  \
-    address |= high << 8;                                         \
+#define ABX_READ \
+  ABX;           \
+  CROSSED
+#define ABY_READ \
+  ABY;           \
+  CROSSED
+#define POINTER(where)                                    \
+  do {                                                    \
+    const Word pointer = (where);                         \
+    REQUIRE(pointer - 0x80 < 0x7F);                       \
+    if (kUsual) {                                         \
+      address = zero_page[pointer];                       \
+      high = zero_page[pointer + 1];                      \
+    } else {                                              \
+      READ_ZERO_PAGE(address, pointer, code[length - 1]); \
+      const Word next = (pointer + 1) & 0xFF;             \
+      READ_ZERO_PAGE(high, next, address);                \
+      seen = static_cast<uint8_t>(high);                  \
+    }                                                     \
+    address |= high << 8;                                 \
   } while (0)
 #define IZX POINTER((FETCH() + x) & 0xFF)
-#define IZY                                \
-  POINTER(FETCH());                        \
+#define IZY         \
+  POINTER(FETCH()); \
   address = (address + y) & 0xFFFF
 #define IZY_READ \
   IZY;           \
   CROSSED
 
-#define FLAGS(value) (result = (value))
-#define NEGATIVE (result & 0x180)
-#define NOT_ZERO (result & 0xFF)
-#define STATUS                                                                                                  \
-  (kAlwaysSet | (NEGATIVE ? kNegative : 0) | (NOT_ZERO ? 0 : kZero) | carry | overflow | decimal | interrupt)
-#define SET_STATUS(value)                                           \
-  do {                                                              \
-    const int status = (value);                                     \
-    result = (status & kNegative) << 1 | (~status & kZero);         \
-    carry = status & kCarry;                                        \
-    overflow = status & kOverflow;                                  \
-    decimal = status & kDecimal;                                    \
-    interrupt = status & kInterrupt;                                \
-  } while (0)
-#define TEST_BITS (result = (a & m) | (m & kNegative) << 1, overflow = m & kOverflow)
+#define FLAGS(value) (flags.result = (value))
+#define NEGATIVE (flags.result & 0x180)
+#define NOT_ZERO (flags.result & 0xFF)
+#define STATUS status(flags)
+#define TEST_BITS (FLAGS((a & m) | (m & kNegative) << 1), overflow = m & kOverflow)
 
 // `last`: the byte of which the CPU knows where to go on.
-#define GO_TO(where, last)                               \
-  do {                                                   \
-    code = (where);                                      \
-    seen = (last);                                       \
-    if (code < bus.code.begin) bus.code.end = nullptr;   \
+#define GO_TO(where, last)                                                                          \
+  do {                                                                                              \
+    code = (where);                                                                                 \
+    length = 0;                                                                                     \
+    seen = static_cast<uint8_t>(last);                                                              \
+    if (!IS_LIKELY(code >= bus.code.begin) || !IS_LIKELY(!(time & 0x8000))) bus.code.end = nullptr; \
   } while (0)
 #define JUMP(address, last) GO_TO(bus.code.origin + (address), last)
 
 // One opcode: its cycles, its addressing mode, what it does with the operand `m`.
-#define OPCODE(opcode, cycles, ...) \
-  case opcode: {                    \
-    cycle += cycles;                \
-    __VA_ARGS__;                    \
-    break;                          \
+#define OPCODE(opcode, cycles, ...)                 \
+  if constexpr (kOpcode == (opcode)) {              \
+    constexpr int64_t cost = (cycles) * kCycle + 1; \
+    int length = 1;                                 \
+    if (!kUsual) time += cost;                      \
+    __VA_ARGS__;                                    \
+    DONE(kDone);                                    \
   }
 #define READ_IMM(opcode, cycles, OPERATION) OPCODE(opcode, cycles, m = FETCH(); OPERATION)
 #define READ_ZP(opcode, cycles, MODE, OPERATION) \
-  OPCODE(opcode, cycles, MODE; m = READ_ZERO_PAGE(address, code[-1]); OPERATION)
-#define READ_ANY(opcode, cycles, MODE, OPERATION) OPCODE(opcode, cycles, MODE; m = READ(address, high); OPERATION)
+  OPCODE(opcode, cycles, MODE; READ_ZERO_PAGE(m, address, code[length - 1]); OPERATION)
+#define READ_ANY(opcode, cycles, MODE, OPERATION) OPCODE(opcode, cycles, MODE; READ(m, address, high); OPERATION)
 #define READ_8(base, OPERATION)                 \
   READ_ANY(base + 0x01, 6, IZX, OPERATION)      \
   READ_ZP(base + 0x05, 3, ZP, OPERATION)        \
@@ -234,13 +364,13 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
 #define STORE_ANY(opcode, cycles, MODE, value) OPCODE(opcode, cycles, MODE; WRITE(address, value))
 // Read, modify, write: OPERATION changes m.
 #define MODIFY_ZP(opcode, cycles, MODE, OPERATION) \
-  OPCODE(opcode, cycles, MODE; m = READ_ZERO_PAGE(address, code[-1]); OPERATION; WRITE_ZERO_PAGE(address, m))
+  OPCODE(opcode, cycles, MODE; READ_ZERO_PAGE(m, address, code[length - 1]); OPERATION; WRITE_ZERO_PAGE(address, m))
 #define MODIFY_ANY(opcode, cycles, MODE, OPERATION) \
-  OPCODE(opcode, cycles, MODE; m = READ(address, high); OPERATION; WRITE(address, m))
-#define MODIFY_4(base, OPERATION)           \
-  MODIFY_ZP(base + 0x06, 5, ZP, OPERATION)  \
+  OPCODE(opcode, cycles, MODE; REQUIRE((address & 0x1280) == 0x80); READ(m, address, high); OPERATION; WRITE(address, m))
+#define MODIFY_4(base, OPERATION)            \
+  MODIFY_ZP(base + 0x06, 5, ZP, OPERATION)   \
   MODIFY_ANY(base + 0x0E, 6, ABS, OPERATION) \
-  MODIFY_ZP(base + 0x16, 6, ZPX, OPERATION) \
+  MODIFY_ZP(base + 0x16, 6, ZPX, OPERATION)  \
   MODIFY_ANY(base + 0x1E, 7, ABX, OPERATION)
 #define MODIFY_7(base, OPERATION)            \
   MODIFY_ANY(base + 0x03, 8, IZX, OPERATION) \
@@ -250,292 +380,247 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
   MODIFY_ZP(base + 0x17, 6, ZPX, OPERATION)  \
   MODIFY_ANY(base + 0x1B, 7, ABY, OPERATION) \
   MODIFY_ANY(base + 0x1F, 7, ABX, OPERATION)
-#define BRANCH(opcode, condition)                                              \
-  OPCODE(                                                                      \
-      opcode, 2, const int offset = static_cast<int8_t>(FETCH());              \
-      if (condition) {                                                         \
-        const int took = 3 + (((PC() & 0xFF) + offset) >> 8 != 0);             \
-        cycle += took - 2;                                                     \
-        GO_TO(code + offset, offset);                                          \
-        if (opcode == kBne) WAIT(1, 256, offset, took);                        \
-        if (opcode == kBpl) WAIT(0, 128, offset, took);                        \
+// A branch may end a round of a loop that waits.
+#define BRANCH(opcode, condition)                                                            \
+  OPCODE(                                                                                    \
+      opcode, 2, const int64_t offset = static_cast<int8_t>(FETCH());                        \
+      if (condition) {                                                                       \
+        constexpr bool kMayWait = (opcode) == kBne || (opcode) == kBpl;                      \
+        if (kMayWait) REQUIRE(offset != -3 && offset != -5);                                 \
+        const int64_t from = kUsual ? reinterpret_cast<intptr_t>(code + length) : PC();      \
+        const int64_t took = kCycle + (((from + offset) ^ from) & 0x100) * (kCycle / 0x100); \
+        time += took;                                                                        \
+        if (kMayWait && !kUsual) WAIT((opcode) == kBne, offset, 2 + took / kCycle);          \
+        GO_TO(code + length + offset, offset);                                               \
       })
 
-#define SUM(in_decimal, in_binary)                           \
-  do {                                                       \
-    const Sum sum = decimal ? in_decimal : in_binary;        \
-    a = sum.result;                                          \
-    carry = sum.carry;                                       \
-    overflow = sum.overflow ? kOverflow : 0;                 \
-    FLAGS(a);                                                \
+#define SUM(in_decimal, in_binary)                               \
+  do {                                                           \
+    REQUIRE(!decimal);                                           \
+    const Sum sum = !kUsual && decimal ? in_decimal : in_binary; \
+    a = sum.result;                                              \
+    carry = sum.carry;                                           \
+    overflow = sum.overflow ? kOverflow : 0;                     \
+    FLAGS(a);                                                    \
   } while (0)
 #define ADC SUM(add_decimal(a, m, carry), add(a, m, carry))
 #define SBC SUM(subtract_decimal(a, m, carry), add(a, m ^ 0xFF, carry))
 #define COMPARE(with) (carry = (with) >= m, FLAGS(((with) - m) & 0xFF))
-#define ASL (carry = m >> 7, m = (m << 1) & 0xFF)
+#define ASL (carry = static_cast<uint8_t>(m >> 7), m = (m << 1) & 0xFF)
 #define LSR (carry = m & 1, m >>= 1)
-#define ROL (m = m << 1 | carry, carry = m >> 8, m &= 0xFF)
+#define ROL (m = m << 1 | carry, carry = static_cast<uint8_t>(m >> 8), m &= 0xFF)
 #define ROR (m |= carry << 8, carry = m & 1, m >>= 1)
 
-// Programs wait in loops of two instructions until a register or the timer is 0 (BNE), or less than 0 (BPL). Behind the
-// branch that ends a round, having taken `took` cycles, this passes the rounds that are certain to follow. `least` is
-// what the last of them has, `most` what the first may have.
-#define WAIT(least, most, offset, took)                                                                      \
-  do {                                                                                                       \
-    int rounds = 0, cycles = 2 + (took);                                                                     \
-    if (((offset) != -3 && (offset) != -5) || code < bus.code.begin) break;                                  \
-    if ((offset) == -3) {                                                                                    \
-      if (*code == kDex && x > (least) && x <= (most) && 2 * x + 1 < left) rounds = x - (least), x = (least); \
-      if (*code == kDey && y > (least) && y <= (most) && 2 * y + 1 < left) rounds = y - (least), y = (least); \
-    } else if ((*code == 0xAD || *code == 0xAE || *code == 0xAC) && code[1] == 0x84 && code[2] == 0x02) {    \
-      cycles = 4 + (took); /* a load of INTIM */                                                             \
-      rounds = bus.until_timer_is((least) - 1, (most) - 1, cycle + 4) / cycles;                              \
-      if (2 * rounds + 1 >= left) rounds = 0;                                                                \
-    }                                                                                                        \
-    if (rounds > 0) cycle += rounds * cycles, left -= 2 * rounds;                                            \
+// Programs wait in loops of two instructions until a register or the timer is 0 (BNE), or less than 0 (BPL). At the
+// branch that ends a round, which takes `took` cycles, this passes the rounds that are certain to follow. `least` is what
+// the last of them has.
+#define WAIT(least, offset, took)                                                                        \
+  do {                                                                                                   \
+    constexpr int most = (least) ? 256 : 128;                                                            \
+    const int left = kLastInstruction - static_cast<int>(time & (kCycle - 1));                           \
+    const uint8_t* const body = code + length + (offset);                                                \
+    int rounds = 0, cycles = 2 + static_cast<int>(took);                                                 \
+    if (((offset) != -3 && (offset) != -5) || body < bus.code.begin) break;                              \
+    if ((offset) == -3 && (*body == kDex || *body == kDey)) {                                            \
+      Word& counter = *body == kDex ? x : y;                                                             \
+      const int count = static_cast<int>(counter);                                                       \
+      if (count <= (least) || count > most || 2 * count + 1 >= left) break;                              \
+      rounds = count - (least), counter = (least);                                                       \
+    } else if ((offset) == -5 && (*body == 0xAD || *body == 0xAE || *body == 0xAC) && body[1] == 0x84 && \
+               body[2] == 0x02) { /* a load of INTIM */                                                  \
+      cycles += 2;                                                                                       \
+      rounds = bus.until_timer_is((least) - 1, most - 1, CYCLE + 4) / cycles;                            \
+      if (2 * rounds + 1 >= left) break;                                                                 \
+    }                                                                                                    \
+    if (rounds > 0) time += rounds * (cycles * kCycle + 2);                                              \
   } while (0)
 
-  SET_STATUS(cpu.status);
-  for (; left > 0; --left) {
-    int address, high;  // of the operand
-    int m;              // the operand
-    if (!IS_LIKELY(code < bus.code.end)) {
-      const int pc = PC();
-      code = bus.find_code(pc);
-      if (code >= bus.code.end) {
-        uint8_t* const fetched = bus.code.fetched;
-        fetched[0] = bus.fetch(pc, seen);
-        const int length = kLengths.of[fetched[0]];
-        for (int i = 1; i < length; ++i) fetched[i] = bus.fetch(pc + i, fetched[i - 1]);
-        seen = fetched[length - 1];
-        code = fetched;
-        bus.code.begin = fetched + 3, bus.code.end = nullptr, bus.code.origin = fetched - pc;
-      }
-    }
-    switch (FETCH()) {
-      READ_8(0x00, a |= m; FLAGS(a))
-      READ_8(0x20, a &= m; FLAGS(a))
-      READ_8(0x40, a ^= m; FLAGS(a))
-      READ_8(0x60, ADC)
-      READ_8(0xA0, a = m; FLAGS(a))
-      READ_8(0xC0, COMPARE(a))
-      READ_8(0xE0, SBC)
-      READ_IMM(0xEB, 2, SBC)
+  READ_8(0x00, a |= m; FLAGS(a))
+  READ_8(0x20, a &= m; FLAGS(a))
+  READ_8(0x40, a ^= m; FLAGS(a))
+  READ_8(0x60, ADC)
+  READ_8(0xA0, a = m; FLAGS(a))
+  READ_8(0xC0, COMPARE(a))
+  READ_8(0xE0, SBC)
+  READ_IMM(0xEB, 2, SBC)
 
-      READ_IMM(0xA2, 2, x = m; FLAGS(x))
-      READ_ZP(0xA6, 3, ZP, x = m; FLAGS(x))
-      READ_ZP(0xB6, 4, ZPY, x = m; FLAGS(x))
-      READ_ANY(0xAE, 4, ABS, x = m; FLAGS(x))
-      READ_ANY(0xBE, 4, ABY_READ, x = m; FLAGS(x))
-      READ_IMM(0xA0, 2, y = m; FLAGS(y))
-      READ_ZP(0xA4, 3, ZP, y = m; FLAGS(y))
-      READ_ZP(0xB4, 4, ZPX, y = m; FLAGS(y))
-      READ_ANY(0xAC, 4, ABS, y = m; FLAGS(y))
-      READ_ANY(0xBC, 4, ABX_READ, y = m; FLAGS(y))
-      READ_IMM(0xE0, 2, COMPARE(x))
-      READ_ZP(0xE4, 3, ZP, COMPARE(x))
-      READ_ANY(0xEC, 4, ABS, COMPARE(x))
-      READ_IMM(0xC0, 2, COMPARE(y))
-      READ_ZP(0xC4, 3, ZP, COMPARE(y))
-      READ_ANY(0xCC, 4, ABS, COMPARE(y))
-      READ_ZP(0x24, 3, ZP, TEST_BITS)
-      READ_ANY(0x2C, 4, ABS, TEST_BITS)
+  READ_IMM(0xA2, 2, x = m; FLAGS(x))
+  READ_ZP(0xA6, 3, ZP, x = m; FLAGS(x))
+  READ_ZP(0xB6, 4, ZPY, x = m; FLAGS(x))
+  READ_ANY(0xAE, 4, ABS, x = m; FLAGS(x))
+  READ_ANY(0xBE, 4, ABY_READ, x = m; FLAGS(x))
+  READ_IMM(0xA0, 2, y = m; FLAGS(y))
+  READ_ZP(0xA4, 3, ZP, y = m; FLAGS(y))
+  READ_ZP(0xB4, 4, ZPX, y = m; FLAGS(y))
+  READ_ANY(0xAC, 4, ABS, y = m; FLAGS(y))
+  READ_ANY(0xBC, 4, ABX_READ, y = m; FLAGS(y))
+  READ_IMM(0xE0, 2, COMPARE(x))
+  READ_ZP(0xE4, 3, ZP, COMPARE(x))
+  READ_ANY(0xEC, 4, ABS, COMPARE(x))
+  READ_IMM(0xC0, 2, COMPARE(y))
+  READ_ZP(0xC4, 3, ZP, COMPARE(y))
+  READ_ANY(0xCC, 4, ABS, COMPARE(y))
+  READ_ZP(0x24, 3, ZP, TEST_BITS)
+  READ_ANY(0x2C, 4, ABS, TEST_BITS)
 
-      STORE_ANY(0x81, 6, IZX, a)
-      STORE_ZP(0x85, 3, ZP, a)
-      STORE_ANY(0x8D, 4, ABS, a)
-      STORE_ANY(0x91, 6, IZY, a)
-      STORE_ZP(0x95, 4, ZPX, a)
-      STORE_ANY(0x99, 5, ABY, a)
-      STORE_ANY(0x9D, 5, ABX, a)
-      STORE_ZP(0x86, 3, ZP, x)
-      STORE_ZP(0x96, 4, ZPY, x)
-      STORE_ANY(0x8E, 4, ABS, x)
-      STORE_ZP(0x84, 3, ZP, y)
-      STORE_ZP(0x94, 4, ZPX, y)
-      STORE_ANY(0x8C, 4, ABS, y)
+  STORE_ANY(0x81, 6, IZX, a)
+  STORE_ZP(0x85, 3, ZP, a)
+  STORE_ANY(0x8D, 4, ABS, a)
+  STORE_ANY(0x91, 6, IZY, a)
+  STORE_ZP(0x95, 4, ZPX, a)
+  STORE_ANY(0x99, 5, ABY, a)
+  STORE_ANY(0x9D, 5, ABX, a)
+  STORE_ZP(0x86, 3, ZP, x)
+  STORE_ZP(0x96, 4, ZPY, x)
+  STORE_ANY(0x8E, 4, ABS, x)
+  STORE_ZP(0x84, 3, ZP, y)
+  STORE_ZP(0x94, 4, ZPX, y)
+  STORE_ANY(0x8C, 4, ABS, y)
 
-      MODIFY_4(0x00, ASL; FLAGS(m))
-      MODIFY_4(0x20, ROL; FLAGS(m))
-      MODIFY_4(0x40, LSR; FLAGS(m))
-      MODIFY_4(0x60, ROR; FLAGS(m))
-      MODIFY_4(0xC0, m = (m - 1) & 0xFF; FLAGS(m))
-      MODIFY_4(0xE0, m = (m + 1) & 0xFF; FLAGS(m))
-      OPCODE(0x0A, 2, m = a; ASL; FLAGS(a = m))
-      OPCODE(0x2A, 2, m = a; ROL; FLAGS(a = m))
-      OPCODE(0x4A, 2, m = a; LSR; FLAGS(a = m))
-      OPCODE(0x6A, 2, m = a; ROR; FLAGS(a = m))
+  MODIFY_4(0x00, ASL; FLAGS(m))
+  MODIFY_4(0x20, ROL; FLAGS(m))
+  MODIFY_4(0x40, LSR; FLAGS(m))
+  MODIFY_4(0x60, ROR; FLAGS(m))
+  MODIFY_4(0xC0, m = (m - 1) & 0xFF; FLAGS(m))
+  MODIFY_4(0xE0, m = (m + 1) & 0xFF; FLAGS(m))
+  OPCODE(0x0A, 2, m = a; ASL; FLAGS(a = m))
+  OPCODE(0x2A, 2, m = a; ROL; FLAGS(a = m))
+  OPCODE(0x4A, 2, m = a; LSR; FLAGS(a = m))
+  OPCODE(0x6A, 2, m = a; ROR; FLAGS(a = m))
 
-      OPCODE(0x88, 2, FLAGS(y = (y - 1) & 0xFF))
-      OPCODE(0xC8, 2, FLAGS(y = (y + 1) & 0xFF))
-      OPCODE(0xCA, 2, FLAGS(x = (x - 1) & 0xFF))
-      OPCODE(0xE8, 2, FLAGS(x = (x + 1) & 0xFF))
-      OPCODE(0xAA, 2, FLAGS(x = a))
-      OPCODE(0xA8, 2, FLAGS(y = a))
-      OPCODE(0x8A, 2, FLAGS(a = x))
-      OPCODE(0x98, 2, FLAGS(a = y))
-      OPCODE(0xBA, 2, FLAGS(x = sp))
-      OPCODE(0x9A, 2, sp = x)
-      OPCODE(0x18, 2, carry = 0)
-      OPCODE(0x38, 2, carry = kCarry)
-      OPCODE(0x58, 2, interrupt = 0)
-      OPCODE(0x78, 2, interrupt = kInterrupt)
-      OPCODE(0xB8, 2, overflow = 0)
-      OPCODE(0xD8, 2, decimal = 0)
-      OPCODE(0xF8, 2, decimal = kDecimal)
+  OPCODE(0x88, 2, FLAGS(y = (y - 1) & 0xFF))
+  OPCODE(0xC8, 2, FLAGS(y = (y + 1) & 0xFF))
+  OPCODE(0xCA, 2, FLAGS(x = (x - 1) & 0xFF))
+  OPCODE(0xE8, 2, FLAGS(x = (x + 1) & 0xFF))
+  OPCODE(0xAA, 2, FLAGS(x = a))
+  OPCODE(0xA8, 2, FLAGS(y = a))
+  OPCODE(0x8A, 2, FLAGS(a = x))
+  OPCODE(0x98, 2, FLAGS(a = y))
+  OPCODE(0xBA, 2, FLAGS(x = sp))
+  OPCODE(0x9A, 2, sp = static_cast<uint8_t>(x))
+  OPCODE(0x18, 2, carry = 0)
+  OPCODE(0x38, 2, carry = kCarry)
+  OPCODE(0x58, 2, interrupt = 0)
+  OPCODE(0x78, 2, interrupt = kInterrupt)
+  OPCODE(0xB8, 2, overflow = 0)
+  OPCODE(0xD8, 2, decimal = 0)
+  OPCODE(0xF8, 2, decimal = kDecimal)
 
-      BRANCH(0x10, !NEGATIVE)
-      BRANCH(0x30, NEGATIVE)
-      BRANCH(0x50, !overflow)
-      BRANCH(0x70, overflow)
-      BRANCH(0x90, !carry)
-      BRANCH(0xB0, carry)
-      BRANCH(0xD0, NOT_ZERO)
-      BRANCH(0xF0, !NOT_ZERO)
+  BRANCH(0x10, !NEGATIVE)
+  BRANCH(0x30, NEGATIVE)
+  BRANCH(0x50, !overflow)
+  BRANCH(0x70, overflow)
+  BRANCH(0x90, !carry)
+  BRANCH(0xB0, carry)
+  BRANCH(0xD0, NOT_ZERO)
+  BRANCH(0xF0, !NOT_ZERO)
 
-      OPCODE(0x4C, 3, ABS; JUMP(address, high))
-      OPCODE(
-          0x6C, 5, ABS; m = READ(address, high); address = (address & 0xFF00) | ((address + 1) & 0xFF);
-          high = READ(address, m); JUMP(m | high << 8, high))
-      OPCODE(
-          0x20, 6, m = FETCH(); const int pc = PC(); PUSH(pc >> 8); PUSH_AGAIN(pc); high = bus.fetch(pc, m);
-          JUMP(m | high << 8, high))
-      OPCODE(0x60, 6, m = PULL(code[-1]); high = PULL(m); JUMP(((m | high << 8) + 1) & 0xFFFF, high))
-      OPCODE(
-          0x00, 7, const int pc = PC() + 1; PUSH(pc >> 8); PUSH_AGAIN(pc); PUSH_AGAIN(STATUS); interrupt = kInterrupt;
-          m = READ(0xFFFE, 0); JUMP(m | READ(0xFFFF, 0) << 8, 0))
-      OPCODE(0x40, 6, SET_STATUS(PULL(code[-1])); m = PULL(seen); high = PULL(m); JUMP(m | high << 8, high))
-      OPCODE(0x48, 3, PUSH(a))
-      OPCODE(0x08, 3, PUSH(STATUS))
-      OPCODE(0x68, 4, FLAGS(a = PULL_ONE()))
-      OPCODE(0x28, 4, SET_STATUS(PULL_ONE()))
+  OPCODE(0x4C, 3, ABS; JUMP(address, high))
+  OPCODE(
+      0x6C, 5, ABS; READ(m, address, high); address = (address & 0xFF00) | ((address + 1) & 0xFF);
+      READ(high, address, m); JUMP(m | high << 8, high))
+  OPCODE(
+      0x20, 6, REQUIRE_STACK(0, -1); m = FETCH(); const int pc = PC(); PUSH(pc >> 8);
+      PUSH_AGAIN(pc); high = kUsual ? code[2] : bus.fetch(pc, m); JUMP(m | high << 8, high))
+  OPCODE(0x60, 6, REQUIRE_STACK(1, 2); PULL(m, code[length - 1]); PULL(high, m); JUMP(((m | high << 8) + 1) & 0xFFFF, high))
+  OPCODE(
+      0x00, 7, NOT_USUAL; const int pc = PC() + 1; PUSH(pc >> 8); PUSH_AGAIN(pc); PUSH_AGAIN(STATUS);
+      interrupt = kInterrupt; READ(m, 0xFFFE, 0); READ(high, 0xFFFF, 0); JUMP(m | high << 8, 0))
+  OPCODE(
+      0x40, 6, NOT_USUAL; PULL(m, code[length - 1]); set_status(flags, m); PULL(m, seen); PULL(high, m);
+      JUMP(m | high << 8, high))
+  OPCODE(0x48, 3, const int where = sp--; WRITE_ZERO_PAGE(where, a))
+  OPCODE(0x08, 3, const int where = sp--; WRITE_ZERO_PAGE(where, STATUS))
+  OPCODE(0x68, 4, PULL_ONE(a); FLAGS(a))
+  OPCODE(0x28, 4, PULL_ONE(m); set_status(flags, m))
 
-      // What the data sheet does not name.
-      MODIFY_7(0x00, ASL; FLAGS(a |= m))
-      MODIFY_7(0x20, ROL; FLAGS(a &= m))
-      MODIFY_7(0x40, LSR; FLAGS(a ^= m))
-      MODIFY_7(0x60, ROR; ADC)
-      MODIFY_7(0xC0, m = (m - 1) & 0xFF; COMPARE(a))
-      MODIFY_7(0xE0, m = (m + 1) & 0xFF; SBC)
-      READ_ANY(0xA3, 6, IZX, FLAGS(a = x = m))
-      READ_ZP(0xA7, 4, ZP, FLAGS(a = x = m))  // 3 cycles on hardware
-      READ_ANY(0xAF, 4, ABS, FLAGS(a = x = m))
-      READ_ANY(0xB3, 5, IZY_READ, FLAGS(a = x = m))
-      READ_ZP(0xB7, 4, ZPY, FLAGS(a = x = m))
-      READ_ANY(0xBF, 4, ABY_READ, FLAGS(a = x = m))
-      STORE_ANY(0x83, 6, IZX, a & x)
-      STORE_ZP(0x87, 3, ZP, a & x)
-      STORE_ANY(0x8F, 4, ABS, a & x)
-      STORE_ZP(0x97, 4, ZPY, a & x)
-      READ_IMM(0x0B, 2, FLAGS(a &= m); carry = a >> 7)
-      READ_IMM(0x2B, 2, FLAGS(a &= m); carry = a >> 7)
-      READ_IMM(0x4B, 2, m &= a; LSR; FLAGS(a = m))
-      READ_IMM(0x8B, 2, FLAGS(a = (a | 0xEE) & x & m))
-      READ_IMM(0xAB, 2, FLAGS(a = x = (a | 0xEE) & m))
-      READ_IMM(0xCB, 2, const int both = a & x; carry = both >= m; FLAGS(x = (both - m) & 0xFF))
-      READ_ANY(0xBB, 4, ABY_READ, FLAGS(a = x = sp = m & sp))
-      OPCODE(0x93, 6, IZY; WRITE(address, a& x&(high + 1)))
-      OPCODE(0x9F, 5, ABY; WRITE(address, a& x&(high + 1)))
-      OPCODE(0x9E, 5, ABY; WRITE(address, x&(high + 1)))
-      OPCODE(0x9C, 5, ABX; WRITE(address, y&(high + 1)))
-      OPCODE(0x9B, 5, ABY; sp = a & x; WRITE(address, sp&(high + 1)))
-      case 0x6B: {  // ARR
-        cycle += 2;
-        const int t = a & FETCH();
-        const int rotated = t >> 1 | carry << 7;
-        if (decimal) {
-          const Sum sum = rotate_decimal(t, rotated);
-          FLAGS(rotated);
-          carry = sum.carry;
-          overflow = sum.overflow ? kOverflow : 0;
-          a = sum.result;
-        } else {
-          FLAGS(a = rotated);
-          carry = rotated >> 6 & 1;
-          overflow = ((rotated >> 6) ^ (rotated >> 5)) & 1 ? kOverflow : 0;
-        }
-        break;
-      }
-      case 0xEA:
-      case 0x1A:
-      case 0x3A:
-      case 0x5A:
-      case 0x7A:
-      case 0xDA:
-      case 0xFA: {
-        cycle += 2;
-        break;
-      }
-      case 0x80:
-      case 0x82:
-      case 0x89:
-      case 0xC2:
-      case 0xE2: {
-        cycle += 2;
-        (void)FETCH();
-        break;
-      }
-      case 0x04:
-      case 0x44:
-      case 0x64: {
-        cycle += 3;
-        ZP;
-        (void)READ_ZERO_PAGE(address, code[-1]);
-        break;
-      }
-      case 0x14:
-      case 0x34:
-      case 0x54:
-      case 0x74:
-      case 0xD4:
-      case 0xF4: {
-        cycle += 4;
-        ZPX;
-        (void)READ_ZERO_PAGE(address, code[-1]);
-        break;
-      }
-      case 0x0C: {
-        cycle += 4;
-        ABS;
-        (void)READ(address, high);
-        break;
-      }
-      case 0x1C:
-      case 0x3C:
-      case 0x5C:
-      case 0x7C:
-      case 0xDC:
-      case 0xFC: {
-        cycle += 4;
-        ABX_READ;
-        (void)READ(address, high);
-        break;
-      }
-      default:  // x2: JAM
-        --code;
-        left = 0;
-        running = false;
-        break;
-    }
-  }
+  // What the data sheet does not name.
+  MODIFY_7(0x00, ASL; FLAGS(a |= m))
+  MODIFY_7(0x20, ROL; FLAGS(a &= m))
+  MODIFY_7(0x40, LSR; FLAGS(a ^= m))
+  MODIFY_7(0x60, REQUIRE(!decimal); ROR; ADC)
+  MODIFY_7(0xC0, m = (m - 1) & 0xFF; COMPARE(a))
+  MODIFY_7(0xE0, m = (m + 1) & 0xFF; SBC)
+  READ_ANY(0xA3, 6, IZX, FLAGS(a = x = m))
+  READ_ZP(0xA7, 4, ZP, FLAGS(a = x = m))  // 3 cycles on hardware
+  READ_ANY(0xAF, 4, ABS, FLAGS(a = x = m))
+  READ_ANY(0xB3, 5, IZY_READ, FLAGS(a = x = m))
+  READ_ZP(0xB7, 4, ZPY, FLAGS(a = x = m))
+  READ_ANY(0xBF, 4, ABY_READ, FLAGS(a = x = m))
+  STORE_ANY(0x83, 6, IZX, a & x)
+  STORE_ZP(0x87, 3, ZP, a & x)
+  STORE_ANY(0x8F, 4, ABS, a & x)
+  STORE_ZP(0x97, 4, ZPY, a & x)
+  READ_IMM(0x0B, 2, FLAGS(a &= m); carry = a >> 7)
+  READ_IMM(0x2B, 2, FLAGS(a &= m); carry = a >> 7)
+  READ_IMM(0x4B, 2, m &= a; LSR; FLAGS(a = m))
+  READ_IMM(0x8B, 2, FLAGS(a = (a | 0xEE) & x & m))
+  READ_IMM(0xAB, 2, FLAGS(a = x = (a | 0xEE) & m))
+  READ_IMM(0xCB, 2, const Word both = a & x; carry = both >= m; FLAGS(x = (both - m) & 0xFF))
+  READ_ANY(0xBB, 4, ABY_READ, FLAGS(a = x = sp = static_cast<uint8_t>(m & sp)))
+  OPCODE(0x93, 6, IZY; WRITE(address, a& x&(high + 1)))
+  OPCODE(0x9F, 5, ABY; WRITE(address, a& x&(high + 1)))
+  OPCODE(0x9E, 5, ABY; WRITE(address, x&(high + 1)))
+  OPCODE(0x9C, 5, ABX; WRITE(address, y&(high + 1)))
+  OPCODE(0x9B, 5, NOT_USUAL; ABY; sp = static_cast<uint8_t>(a & x); WRITE(address, sp&(high + 1)))
+  OPCODE(
+      0x6B, 2, m = a & FETCH(); high = m >> 1 | carry << 7; FLAGS(high);  // ARR
+      if (decimal) {
+        const Sum sum = rotate_decimal(m, high);
+        carry = sum.carry;
+        overflow = sum.overflow ? kOverflow : 0;
+        a = sum.result;
+      } else {
+        a = high;
+        carry = high >> 6 & 1;
+        overflow = ((high >> 6) ^ (high >> 5)) & 1 ? kOverflow : 0;
+      })
+  OPCODE(0xEA, 2, )
+  OPCODE(0x1A, 2, )
+  OPCODE(0x3A, 2, )
+  OPCODE(0x5A, 2, )
+  OPCODE(0x7A, 2, )
+  OPCODE(0xDA, 2, )
+  OPCODE(0xFA, 2, )
+  READ_IMM(0x80, 2, )
+  READ_IMM(0x82, 2, )
+  READ_IMM(0x89, 2, )
+  READ_IMM(0xC2, 2, )
+  READ_IMM(0xE2, 2, )
+  READ_ZP(0x04, 3, ZP, )
+  READ_ZP(0x44, 3, ZP, )
+  READ_ZP(0x64, 3, ZP, )
+  READ_ZP(0x14, 4, ZPX, )
+  READ_ZP(0x34, 4, ZPX, )
+  READ_ZP(0x54, 4, ZPX, )
+  READ_ZP(0x74, 4, ZPX, )
+  READ_ZP(0xD4, 4, ZPX, )
+  READ_ZP(0xF4, 4, ZPX, )
+  READ_ANY(0x0C, 4, ABS, )
+  READ_ANY(0x1C, 4, ABX_READ, )
+  READ_ANY(0x3C, 4, ABX_READ, )
+  READ_ANY(0x5C, 4, ABX_READ, )
+  READ_ANY(0x7C, 4, ABX_READ, )
+  READ_ANY(0xDC, 4, ABX_READ, )
+  READ_ANY(0xFC, 4, ABX_READ, )
 
-  cpu.pc = static_cast<uint16_t>(PC());
-  cpu.a = static_cast<uint8_t>(a);
-  cpu.x = static_cast<uint8_t>(x);
-  cpu.y = static_cast<uint8_t>(y);
-  cpu.sp = static_cast<uint8_t>(sp);
-  cpu.status = static_cast<uint8_t>(STATUS);
-  cpu.cycle = cycle;
-  return running;
+  // x2: JAM
+  flags.stopped = flags.jammed = 1;
+  bus.code.end = nullptr;
+  return kDone;
 
-#undef IS_LIKELY
+#undef REQUIRE
+#undef NOT_USUAL
+#undef CYCLE
 #undef FETCH
 #undef PC
 #undef READ_ZERO_PAGE
 #undef READ
+#undef DONE
 #undef WRITE_TIA
-#undef WRITE
 #undef WRITE_ZERO_PAGE
+#undef WRITE
+#undef REQUIRE_STACK
 #undef PUSH
 #undef PUSH_AGAIN
 #undef PULL
@@ -558,7 +643,6 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
 #undef NEGATIVE
 #undef NOT_ZERO
 #undef STATUS
-#undef SET_STATUS
 #undef TEST_BITS
 #undef GO_TO
 #undef JUMP
@@ -583,6 +667,146 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int left) {
 #undef ROL
 #undef ROR
 #undef WAIT
+}
+
+// Where the instructions go on that do not lie in bus.code. Returns whether there is one.
+template <class Bus>
+HD NOINLINE bool find_instruction(Bus& bus, Registers& registers) {
+  if (bus.flags.stopped || (registers.time & (kCycle - 1)) >= kLastInstruction) return false;
+  const int pc = static_cast<int>(registers.code - bus.code.origin) & 0xFFFF;
+  registers.code = bus.find_code(pc);
+  if (registers.code >= bus.code.end) {
+    uint8_t* const fetched = bus.code.fetched;
+    fetched[0] = bus.fetch(pc, bus.flags.seen);
+    const int length = kLengths.of[fetched[0]];
+    for (int i = 1; i < length; ++i) fetched[i] = bus.fetch(pc + i, fetched[i - 1]);
+    bus.flags.seen = fetched[length - 1];
+    registers.code = fetched;
+    bus.code.begin = fetched + 3, bus.code.end = nullptr, bus.code.origin = fetched - pc;
+  }
+  if (registers.time & 0x8000) bus.code.end = nullptr;
+  return true;
+}
+
+// Sixteen and 256 times ONE(opcode).
+#define SIXTEEN(ONE, base)                                                                                    \
+  ONE(base) ONE(base + 1) ONE(base + 2) ONE(base + 3) ONE(base + 4) ONE(base + 5) ONE(base + 6) ONE(base + 7) \
+  ONE(base + 8) ONE(base + 9) ONE(base + 10) ONE(base + 11) ONE(base + 12) ONE(base + 13) ONE(base + 14) ONE(base + 15)
+#define ALL_OPCODES(ONE)                                                                                            \
+  SIXTEEN(ONE, 0x00) SIXTEEN(ONE, 0x10) SIXTEEN(ONE, 0x20) SIXTEEN(ONE, 0x30) SIXTEEN(ONE, 0x40) SIXTEEN(ONE, 0x50) \
+  SIXTEEN(ONE, 0x60) SIXTEEN(ONE, 0x70) SIXTEEN(ONE, 0x80) SIXTEEN(ONE, 0x90) SIXTEEN(ONE, 0xA0) SIXTEEN(ONE, 0xB0) \
+  SIXTEEN(ONE, 0xC0) SIXTEEN(ONE, 0xD0) SIXTEEN(ONE, 0xE0) SIXTEEN(ONE, 0xF0)
+
+#ifdef TAIL
+
+// A function for each opcode. All have the registers as arguments, and end with a jump to the next one's.
+template <class Bus>
+struct Interpreter {
+#define ARGUMENTS Bus &bus, const uint8_t *code, int64_t time, Word a, Word x, Word y
+#define REGISTERS bus, registers.code, registers.time, registers.a, registers.x, registers.y
+#define GO_ON                                                                 \
+  if (!IS_LIKELY(registers.code < bus.code.end)) TAIL return find(REGISTERS); \
+  TAIL return kSteps[*registers.code](REGISTERS)
+  using Step = void (*)(ARGUMENTS);
+  static const Step kSteps[256], kUnusualSteps[256];
+
+  template <int kOpcode>
+  static void step(ARGUMENTS) {
+    Registers registers = {code, time, a, x, y};
+    const Outcome outcome = execute<kOpcode, true>(bus, registers);
+    if (outcome == kUnusual) TAIL return unusual<kOpcode>(bus, code, time, a, x, y);
+    if (outcome == kWrites) TAIL return write(REGISTERS);
+    GO_ON;
+  }
+  template <int kOpcode>
+  NO_IPA static void unusual(ARGUMENTS) {
+    Registers registers = {code, time, a, x, y};
+    if (execute<kOpcode, false>(bus, registers) == kWrites) TAIL return write(REGISTERS);
+    GO_ON;
+  }
+  NO_IPA static void write(ARGUMENTS) {
+    Registers registers = {code, time, a, x, y};
+    if (!bus.passes(registers.time)) TAIL return write_register(bus, code, time, a, x, y);
+    GO_ON;
+  }
+  NO_IPA static void write_register(ARGUMENTS) {
+    bus.left = {code, time, a, x, y};
+    bus.write_register();
+    const Registers registers = bus.left;
+    GO_ON;
+  }
+  // Where there is no code, nothing is as usual.
+  NO_IPA static void find(ARGUMENTS) {
+    Registers registers = {code, time, a, x, y};
+    if (!find_instruction(bus, registers)) {
+      bus.left = registers;
+      return;
+    }
+    TAIL return (bus.code.end ? kSteps : kUnusualSteps)[*registers.code](REGISTERS);
+  }
+
+  static void run(Bus& bus, Registers& registers) {
+    find(REGISTERS);
+    registers = bus.left;
+  }
+};
+#define STEP(opcode) step<opcode>,
+template <class Bus>
+const typename Interpreter<Bus>::Step Interpreter<Bus>::kSteps[256] = {ALL_OPCODES(STEP)};
+#undef STEP
+#define STEP(opcode) unusual<opcode>,
+template <class Bus>
+const typename Interpreter<Bus>::Step Interpreter<Bus>::kUnusualSteps[256] = {ALL_OPCODES(STEP)};
+#undef STEP
+#undef GO_ON
+#undef REGISTERS
+#undef ARGUMENTS
+
+#else
+
+template <class Bus>
+struct Interpreter {
+  HD static void run(Bus& bus, Registers& registers) {
+    for (;;) {
+      if (!IS_LIKELY(registers.code < bus.code.end) && !find_instruction(bus, registers)) return;
+      Outcome outcome = kDone;
+      switch (*registers.code) {
+#define STEP(opcode)                                    \
+  case opcode:                                          \
+    outcome = execute<(opcode), false>(bus, registers); \
+    break;
+        ALL_OPCODES(STEP)
+#undef STEP
+      }
+      if (outcome == kDone) continue;
+      write_now(bus, registers.time);
+    }
+  }
+};
+
+#endif
+
+#undef ALL_OPCODES
+#undef SIXTEEN
+#undef IS_LIKELY
+
+// Runs up to `count` instructions, or until the bus stops. Returns false at a JAM opcode.
+template <class Bus>
+HD bool run_cpu(Cpu& cpu, Bus& bus, int count) {
+  Flags& flags = bus.flags;
+  flags = Flags{};
+  flags.sp = cpu.sp;
+  set_status(flags, cpu.status);
+  Registers registers = {bus.find_code(cpu.pc), cpu.cycle * kCycle + kLastInstruction - count, cpu.a, cpu.x, cpu.y};
+  Interpreter<Bus>::run(bus, registers);
+  cpu.pc = static_cast<uint16_t>(registers.code - bus.code.origin);
+  cpu.a = static_cast<uint8_t>(registers.a);
+  cpu.x = static_cast<uint8_t>(registers.x);
+  cpu.y = static_cast<uint8_t>(registers.y);
+  cpu.sp = flags.sp;
+  cpu.status = static_cast<uint8_t>(status(flags));
+  cpu.cycle = static_cast<int32_t>(registers.time >> kCycleBits);
+  return !flags.jammed;
 }
 
 }  // namespace beast::atari

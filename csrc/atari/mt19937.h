@@ -20,8 +20,10 @@
 // For what the interpreter calls from a hundred places: compiling copies of it takes minutes and gains nothing.
 #ifdef __CUDACC__
 #define NOINLINE __noinline__
+#define ALWAYS_INLINE __forceinline__
 #else
 #define NOINLINE __attribute__((noinline))
+#define ALWAYS_INLINE inline __attribute__((always_inline))
 #endif
 
 namespace beast::atari {

@@ -80,62 +80,79 @@ struct GrayOutput {
   HD Canvas canvas() const { return {screen.pixels, screen.height, true}; }
 };
 
-template <bool kFlat>
+// What the CPU sees of a cartridge: all of it; one bank of 4 KB at a time, but for the hotspots at its end; or slices of
+// 1 KB, some of them RAM.
+enum Wiring { kFlat, kBanked, kSliced };
+HD inline Wiring wiring_of(Cart cart) {
+  return is_flat(cart) ? kFlat : cart == kCartF8 || cart == kCartF6 ? kBanked : kSliced;
+}
+
+template <Wiring kWiring>
 struct Bus {
+  // What each instruction needs comes first, and near.
+  Code code;
+  Flags flags;
+  const uint8_t* bank;
+  int64_t frame_end;  // from here on a write to the TIA may end the frame
+  Write write;
+  Registers left;         // where the CPU is while it does not run
+  uint8_t zero_page[256];  // the upper half: RAM
   const Rom& rom;
   Vcs& vcs;
   const Canvas canvas;
   TiaSettings settings;
-  Code code;
   // By bits 10 to 13 of the address: 1 KB of the cartridge, and how much of it can be read without more ado.
-  const uint8_t* pages[16];
+  const uint8_t* slices[16];
   uint16_t sizes[16];
 
   HD Bus(const Rom& rom, Vcs& vcs, const Canvas& canvas, const TiaSettings& settings)
       : rom(rom), vcs(vcs), canvas(canvas), settings(settings) {
-    find_pages();
+    memcpy(zero_page + 0x80, vcs.ram, sizeof(vcs.ram));
+    frame_end = kLineCycles * settings.line_limit * kCycle;
+    find_slices();
   }
-  HD void find_pages() {
-    for (int i = 0; !kFlat && i < 16; ++i) {
+  HD void find_slices() {
+    bank = rom.bytes + 1024 * (kWiring == kBanked ? vcs.cart.quarters[0] & 12 : 0);
+    for (int i = 0; kWiring == kSliced && i < 16; ++i) {
       const bool is_plain = (i & 4) && !(has_cart_ram(rom.cart) && (i & 3) == 0);
-      pages[i] = rom.bytes + 1024 * (vcs.cart.quarters[(i & 3) | (i >> 1 & 4)] & 15);
+      slices[i] = rom.bytes + 1024 * (vcs.cart.quarters[(i & 3) | (i >> 1 & 4)] & 15);
       sizes[i] = static_cast<uint16_t>(!is_plain ? 0 : (i & 3) == 3 ? kHotspots & 0x3FF : 0x400);
     }
     code.end = nullptr;
   }
 
-  HD uint8_t* ram() { return vcs.ram; }
   HD const uint8_t* find_code(int pc) {
-    const int i = pc >> 10 & 15, offset = pc & (kFlat ? 0xFFF : 0x3FF);
-    const int size = !kFlat ? sizes[i] : pc & 0x1000 ? 0x1000 : 0;
-    code.begin = kFlat ? rom.bytes : pages[i];
+    const int i = pc >> 10 & 15, offset = pc & (kWiring == kSliced ? 0x3FF : 0xFFF);
+    const int size = kWiring == kSliced ? sizes[i] : !(pc & 0x1000) ? 0 : kWiring == kBanked ? kHotspots : 0x1000;
+    code.begin = kWiring == kSliced ? slices[i] : bank;
     // What runs on behind the window has to be fetched.
     code.end = size ? code.begin + size - 3 : nullptr;
     code.origin = code.begin + offset - pc;
     return code.begin + offset;
   }
 
-  HD int fetch(int pc, int seen) {
+  HD uint8_t fetch(int pc, uint8_t seen) {
     if (pc & 0x1000) return read_cart(pc);
-    if (!(pc & 0x80)) return read_tia(pc, vcs.cpu.cycle, static_cast<uint8_t>(seen));
-    return pc & 0x200 ? read_riot(pc, vcs.cpu.cycle) : vcs.ram[pc & 0x7F];
+    if (!(pc & 0x80)) return read_tia(pc, vcs.cpu.cycle, seen);
+    return pc & 0x200 ? read_riot(pc, vcs.cpu.cycle) : zero_page[(pc & 0x7F) | 0x80];
   }
-  HD uint8_t read_cart(int address) {
-    if (kFlat) return rom.bytes[address & 0xFFF];
-    const int i = address >> 10 & 15, offset = address & 0x3FF;
-    return offset < sizes[i] ? pages[i][offset] : read_special(address);
+  HD bool has_code(Word address) const {
+    if (kWiring == kSliced) return (address & 0x3FF) < sizes[address >> 10 & 15];
+    return (address & 0x1FFF) - 0x1000 < (kWiring == kFlat ? 0x1000 : kHotspots);
   }
+  HD uint8_t read_code(Word address) const {
+    return kWiring == kSliced ? slices[address >> 10 & 15][address & 0x3FF] : bank[(address & 0x1FFF) - 0x1000];
+  }
+  HD uint8_t read_cart(int address) { return has_code(address) ? read_code(address) : read_special(address); }
   HD NOINLINE uint8_t read_special(int address) {
     const uint8_t value = atari::read_cart(rom, vcs.cart, address);
-    find_pages();
+    find_slices();
     return value;
   }
-  HD void write_cart(int address, uint8_t value) {
-    if (!kFlat) write_special(address, value);
-  }
-  HD NOINLINE void write_special(int address, uint8_t value) {
+  HD NOINLINE void write_cart(int address, uint8_t value) {
+    if (kWiring == kFlat) return;
     atari::write_cart(rom, vcs.cart, address, value);
-    find_pages();
+    find_slices();
   }
   HD int until_timer_is(int value, int most, int cycle) {
     const int passed = cycle - vcs.riot.set_cycle - 1;
@@ -147,26 +164,28 @@ struct Bus {
   HD NOINLINE uint8_t read_tia(int address, int cycle, uint8_t undriven) {
     return atari::read_tia(vcs.tia, settings, canvas, address, cycle, undriven);
   }
-  HD NOINLINE int write_tia(int address, uint8_t value, int cycle) {
-    if (cycle < kLineCycles * settings.line_limit) {  // the frame goes on
-      if ((address & 0x3F) == kWsync) return (cycle + kLineCycles - 1) / kLineCycles * kLineCycles;
-      if (is_repeated(vcs.tia, address, value)) return cycle;
-    }
-    return write_register(address, value, cycle);
+  HD bool passes(int64_t& time) {
+    if (time >= frame_end) return false;
+    if ((write.address & 0x3F) != kWsync) return is_repeated(vcs.tia, write.address, write.value);
+    const uint32_t cycle = static_cast<uint32_t>(time >> kCycleBits);
+    time += ((cycle + kLineCycles - 1) / kLineCycles * kLineCycles - cycle) * kCycle;
+    return true;
   }
-  HD NOINLINE int write_register(int address, uint8_t value, int cycle) {
-    const int next = atari::write_tia(vcs.tia, settings, canvas, address, value, cycle);
-    return vcs.tia.frame_over ? ~next : next;
+  HD NOINLINE void write_register() {
+    const int cycle = static_cast<int>(left.time >> kCycleBits);
+    left.time += (atari::write_tia(vcs.tia, settings, canvas, write.address, write.value, cycle) - cycle) * kCycle;
+    if (vcs.tia.frame_over) flags.stopped = 1, code.end = nullptr;
   }
 };
 
-template <bool kFlat>
+template <Wiring kWiring>
 HD NOINLINE void run_instructions(const Rom& rom, Vcs& vcs, const Canvas& canvas) {
   const Game& game = rom.game;
-  Bus<kFlat> bus(
+  Bus<kWiring> bus(
       rom, vcs, canvas, {game.first_line, game.height, static_cast<int16_t>(game.has(kPal) ? 342 : 290), !game.has(kNoHmoveBlank)});
   vcs.tia.news = kNewMasks;  // the canvas is another
   if (!run_cpu(vcs.cpu, bus, kMaxInstructions)) vcs.error = kJam;
+  memcpy(vcs.ram, bus.zero_page + 0x80, sizeof(vcs.ram));
   draw_to(vcs.tia, bus.settings, canvas, 3 * vcs.cpu.cycle);
   forget_line(vcs.tia);
 }
@@ -174,10 +193,10 @@ HD NOINLINE void run_instructions(const Rom& rom, Vcs& vcs, const Canvas& canvas
 // One frame of the machine, with the inputs as they stand.
 HD NOINLINE inline void run_frame(const Rom& rom, Vcs& vcs, const Canvas& canvas) {
   if (vcs.error) return;
-  if (is_flat(rom.cart)) {
-    run_instructions<true>(rom, vcs, canvas);
-  } else {
-    run_instructions<false>(rom, vcs, canvas);
+  switch (wiring_of(rom.cart)) {
+    case kFlat: run_instructions<kFlat>(rom, vcs, canvas); break;
+    case kBanked: run_instructions<kBanked>(rom, vcs, canvas); break;
+    case kSliced: run_instructions<kSliced>(rom, vcs, canvas); break;
   }
   // A program that never writes to the TIA stays in its frame for ever: keep its time small, far below the window.
   constexpr int kFarDown = 4096;
