@@ -142,7 +142,7 @@ HD inline void set_status(Flags& flags, int status) {
 // - read_cart(address), write_cart(address, value), read_riot(address, cycle), write_riot(address, value, cycle),
 //   read_tia(address, cycle, undriven), and fetch(pc, undriven), which reads any of them for the CPU;
 // - passes(time): whether `write` changes nothing but the time; write_register() does any write in left.time, and stops
-//   the CPU once the frame is over;
+//   the CPU once the frame is over; writes_motion(time) does some that need no more than a few instructions;
 // - find_code(pc): makes `code` the memory around pc, and returns where pc's byte lies;
 // - until_timer_is(value, most, cycle): if INTIM is in (value, most] in that cycle, where value is 0 or -1, at most the
 //   cycles until it is `value`; else 0 or less.
@@ -730,6 +730,10 @@ struct Interpreter {
     GO_ON;
   }
   NO_IPA static void write_register(ARGUMENTS) {
+    if (bus.writes_motion(time)) {
+      const Registers registers = {code, time, a, x, y};
+      GO_ON;
+    }
     bus.left = {code, time, a, x, y};
     bus.write_register();
     const Registers registers = bus.left;

@@ -418,6 +418,12 @@ HD inline void forget_line(Tia& tia) {
   for (int i = 0; i < kNumObjects; ++i) tia.kept[i] = Mask{}, tia.since[i] = 0;
 }
 
+// Whether anything of the lines up to `clock` is not known yet: nothing is while a line is blank.
+HD inline bool has_news(const Tia& tia, int clock) {
+  const int pixel = clock - tia.line * kLineClocks - kBlankClocks;
+  return pixel > tia.drawn || tia.pixel > tia.drawn || pixel >= kWidth;
+}
+
 // Goes on to `clock` and keeps what an object has shown in this line, before its mask changes.
 HD NOINLINE inline void keep(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int object, int clock) {
   go_on(tia, settings, canvas, clock);
@@ -490,13 +496,28 @@ HD inline bool is_repeated(const Tia& tia, int address, uint8_t value) {
   return true;
 }
 
+// Does a write that only concerns what the next HMOVE does; returns whether it was one.
+HD inline bool write_motion(Tia& tia, int address, uint8_t value) {
+  const int which = address & 0x3F;
+  if (which == 0x2B) {
+    for (int i = 0; i < 5; ++i) tia.motion[i] = tia.written[0x20 + i] = 0;
+    return true;
+  }
+  if (which < 0x20 || which > 0x24 || which == 0x22) return false;  // HMM0 may begin to shake missile 0
+  tia.written[which] = value;
+  tia.motion[which - 0x20] = value & 0xF0;
+  return true;
+}
+
 // A write of `value` at the end of `cycle`. Returns the cycle in which the CPU goes on.
 HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int address, uint8_t value, int cycle) {
-  const int column = cycle % kLineCycles;  // cycle of the line, 0..75
-  const int clock = 3 * cycle, pixel = 3 * column - kBlankClocks;
+  const auto column_of = [](int cycle) { return static_cast<int>(static_cast<uint32_t>(cycle) % kLineCycles); };  // 0..75
+  const int clock = 3 * cycle;
   // A write changes what is seen `delay` clocks later. How: all of it, or one object's mask.
   const auto finish = [&](int delay) { draw_to(tia, settings, canvas, clock + delay); };
-  const auto change = [&](int object, int delay) { keep(tia, settings, canvas, object, clock + delay); };
+  const auto change = [&](int object, int delay) {
+    if (has_news(tia, clock + delay)) keep(tia, settings, canvas, object, clock + delay);
+  };
   int next_cycle = cycle;
   if ((address & 0x3F) < kNumRegisters) tia.written[address & 0x3F] = value;
   switch (address & 0x3F) {
@@ -517,7 +538,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       tia.vblank = value;
       break;
     case kWsync:
-      if (column) next_cycle += kLineCycles - column;
+      next_cycle += (kLineCycles - column_of(cycle)) % kLineCycles;
       break;
     case 0x04:
     case 0x05: {  // NUSIZ
@@ -554,7 +575,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       tia.control = value;
       tia.news = kNewMasks;
       if (tia.mirrored != (value & 1)) {
-        if (pixel < 79) {
+        if (3 * column_of(cycle) - kBlankClocks < 79) {
           tia.mirrored = value & 1;
           place_playfield(tia);
         } else {
@@ -577,6 +598,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
     case 0x0F: {  // PF0 PF1 PF2: from the next cell of 4 pixels on
       const int i = (address & 0x3F) - 0x0D;
       if (tia.playfield[i] == value) break;
+      const int pixel = 3 * column_of(cycle) - kBlankClocks;
       change(kPF, ((pixel + 5) & ~3) - pixel);
       tia.playfield[i] = value;
       place_playfield(tia);
@@ -585,7 +607,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
     case 0x10:
     case 0x11: {  // RESP0 RESP1
       const int i = address & 1;
-      const int hpos = 3 * column;
+      const int column = column_of(cycle), hpos = 3 * column;
       const int position = hpos < kBlankClocks ? 3 : (hpos - 63) % kWidth;
       const int mode = tia.size[i] & 7;
       const int width = mode == 5 ? 16 : mode == 7 ? 32 : 8;
@@ -612,7 +634,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       const int object = kM0 + (address & 0x3F) - 0x12;
       change(object, object == kBL ? 0 : 8);
       tia.position[object] =
-          static_cast<uint8_t>(strobe_position(object, 3 * column, 3 * (cycle - tia.hmove_cycle)));
+          static_cast<uint8_t>(strobe_position(object, 3 * column_of(cycle), 3 * (cycle - tia.hmove_cycle)));
       if (object == kBL) {
         place_ball(tia);
       } else {
@@ -695,6 +717,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       break;
     }
     case 0x2A: {  // HMOVE
+      const int column = column_of(cycle);
       go_on(tia, settings, canvas, clock);
       tia.hmove_cycle = cycle;
       if (settings.hmove_blanks && (column <= 20 || column == 75)) {

@@ -138,10 +138,10 @@ struct Bus {
   }
   HD bool has_code(Word address) const {
     if (kWiring == kSliced) return (address & 0x3FF) < sizes[address >> 10 & 15];
-    return (address & 0x1FFF) - 0x1000 < (kWiring == kFlat ? 0x1000 : kHotspots);
+    return (address & 0x1000) && (kWiring == kFlat || (address & 0xFFF) < kHotspots);
   }
   HD uint8_t read_code(Word address) const {
-    return kWiring == kSliced ? slices[address >> 10 & 15][address & 0x3FF] : bank[(address & 0x1FFF) - 0x1000];
+    return kWiring == kSliced ? slices[address >> 10 & 15][address & 0x3FF] : bank[address & 0xFFF];
   }
   HD uint8_t read_cart(int address) { return has_code(address) ? read_code(address) : read_special(address); }
   HD NOINLINE uint8_t read_special(int address) {
@@ -171,6 +171,7 @@ struct Bus {
     time += ((cycle + kLineCycles - 1) / kLineCycles * kLineCycles - cycle) * kCycle;
     return true;
   }
+  HD bool writes_motion(int64_t time) { return time < frame_end && write_motion(vcs.tia, write.address, write.value); }
   HD NOINLINE void write_register() {
     const int cycle = static_cast<int>(left.time >> kCycleBits);
     left.time += (atari::write_tia(vcs.tia, settings, canvas, write.address, write.value, cycle) - cycle) * kCycle;
