@@ -17,18 +17,21 @@ enum GameFlags : uint8_t {
   kHardUntilFirstAction = 4,  // both difficulty switches at A until the first action after the ROM was loaded
   kNoHmoveBlank = 8,
   kPal = 16,
-  kNoFire = 32,  // ALE takes actions with FIRE for NOOP
+  kNoFire = 32,  // ALE takes actions with FIRE for NOOP, but for those of a reset
 };
 
 // Which rules give reward, lives and game over. kNoRules: emulated, but always reward 0 and never over.
 enum GameRules : uint8_t {
-  kNoRules, kAdventure, kAirRaid, kAlien, kAmidar, kAssault, kAsterix, kAsteroids, kAtlantis, kBankHeist,
-  kBattleZone, kBeamRider, kBerzerk, kBowling, kBoxing, kBreakout, kCarnival, kCentipede, kChopperCommand,
-  kCrazyClimber, kDefender, kDemonAttack, kDoubleDunk, kElevatorAction, kEnduro, kFishingDerby, kFreeway, kFrostbite,
-  kGopher, kGravitar, kHero, kIceHockey, kJamesbond, kJourneyEscape, kKaboom, kKangaroo, kKrull, kKungFuMaster,
-  kMontezumaRevenge, kMsPacman, kNameThisGame, kPhoenix, kPitfall, kPong, kPooyan, kPrivateEye, kQbert, kRiverraid,
-  kRoadRunner, kRobotank, kSeaquest, kSkiing, kSolaris, kSpaceInvaders, kStarGunner, kSurround, kTennis, kTimePilot,
-  kTutankham, kUpNDown, kVenture, kVideoPinball, kWizardOfWor, kYarsRevenge, kZaxxon,
+  kNoRules, kAdventure, kAirRaid, kAlien, kAmidar, kAssault, kAsterix, kAsteroids, kAtlantis, kAtlantis2, kBankHeist,
+  kBasicMath, kBattleZone, kBeamRider, kBerzerk, kBlackjack, kBowling, kBoxing, kBreakout, kCarnival, kCasino,
+  kCentipede, kChopperCommand, kCrazyClimber, kDarkchambers, kDefender, kDemonAttack, kDonkeyKong, kDoubleDunk,
+  kEarthworld, kElevatorAction, kEnduro, kEntombed, kEt, kFishingDerby, kFlagCapture, kFreeway, kFrogger, kFrostbite,
+  kGalaxian, kGopher, kGravitar, kHangman, kHauntedHouse, kHero, kIceHockey, kJamesbond, kJourneyEscape, kKaboom,
+  kKangaroo, kKeystoneKapers, kKingKong, kKoolaid, kKrull, kKungFuMaster, kLaserGates, kLostLuggage, kMarioBros,
+  kMiniatureGolf, kMontezumaRevenge, kMrDo, kMsPacman, kNameThisGame, kOthello, kPhoenix, kPitfall, kPong, kPooyan,
+  kPrivateEye, kQbert, kRiverraid, kRoadRunner, kRobotank, kSeaquest, kSirLancelot, kSkiing, kSolaris,
+  kSpaceInvaders, kSpaceWar, kStarGunner, kSuperman, kSurround, kTennis, kTimePilot, kTrondead, kTurmoil, kTutankham,
+  kUpNDown, kVenture, kVideoPinball, kWizardOfWor, kWordZapper, kYarsRevenge, kZaxxon,
 };
 
 // While RAM[address] != value, hold SELECT for `frames` frames and release it for one. `once` > 0: first once for that
@@ -40,9 +43,12 @@ struct ModeScript {
   uint8_t once;
 };
 
+// What a reset does last: nothing for `wait` frames, then the action, then nothing for `rest` frames.
 struct StartAction {
   uint8_t action;
   uint8_t frames;
+  uint16_t wait = 0;
+  uint8_t rest = 0;
 };
 
 struct Game {
@@ -54,7 +60,7 @@ struct Game {
   uint8_t height;      // rows
   uint8_t flags;
   uint32_t actions;      // bit i: action i is in the minimal set
-  uint8_t reset_frames;  // how long a reset holds RESET in all, but for Double Dunk's menu: 8, or more with a script
+  uint8_t reset_frames;  // how long a reset holds RESET in all, but for Double Dunk's menu: 8, or 12 with modes
   ModeScript script;
   StartAction start;
   uint8_t lives;  // right after a reset
@@ -72,44 +78,44 @@ constexpr Game kGames[] = {
     {"asterix", "89a68746eff7f266bbf08de2483abe55", kAsterix, kCartF8, 34, 210, 0, 0x003FD, 8, {}, {1, 1}, 3},
     {"asteroids", "ccbd36746ed4525821a8083b0d6d2c2c", kAsteroids, kCartF8, 34, 210, kNoHmoveBlank, 0x0FCFF, 12, {}, {0, 0}, 4},
     {"atlantis", "9ad36e699ef6f45d9eb6c4cf90475c9f", kAtlantis, kCart4K, 34, 210, 0, 0x01803, 12, {2, 0x8D, 0x00, 0}, {0, 0}, 6},
-    {"atlantis2", "826481f6fc53ea47c9f272f7050eedf7", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
-    {"backgammon", "8556b42aa05f94bc29ff39c39b11bff4", kNoRules, kCart4K, 34, 210, kPaddles, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"atlantis2", "826481f6fc53ea47c9f272f7050eedf7", kAtlantis2, kCart4K, 34, 210, 0, 0x01803, 8, {}, {0, 0}, 6},
+    {"backgammon", "8556b42aa05f94bc29ff39c39b11bff4", kNoRules, kCart4K, 34, 210, kPaddles, 0x0001A, 12, {1, 0xDC, 0x03, 0}, {0, 0}, 1},
     {"bank_heist", "00ce0bdd43aed84a983bef38fe7f5ee3", kBankHeist, kCart4K, 34, 210, 0, 0x3FFFF, 12, {2, 0x80, 0x00, 0}, {0, 0}, 4},
-    {"basic_math", "819aeeb9a2e11deb54e6de334f843894", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"basic_math", "819aeeb9a2e11deb54e6de334f843894", kBasicMath, kCart2K, 34, 210, 0, 0x0003F, 12, {2, 0xC5, 0x05, 0}, {0, 0}, 1},
     {"battle_zone", "41f252a66c6301f1e8ab3612c19bc5d4", kBattleZone, kCartF8, 34, 210, kNoHmoveBlank, 0x3FFFF, 12, {2, 0xA1, 0x01, 0}, {0, 0}, 5},
     {"beam_rider", "79ab4123a83dc11d468fb2108ea09e2e", kBeamRider, kCartF8, 34, 210, 0, 0x018DF, 8, {}, {3, 1}, 3},
     {"berzerk", "136f75c4dd02c29283752b7e5799f978", kBerzerk, kCart4K, 34, 210, 0, 0x3FFFF, 12, {2, 0x80, 0x01, 0}, {0, 0}, 3},
-    {"blackjack", "0a981c03204ac2b278ba392674682560", kNoRules, kCart2K, 34, 210, kPaddles, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"blackjack", "0a981c03204ac2b278ba392674682560", kBlackjack, kCart2K, 34, 210, kPaddles, 0x00027, 8, {}, {0, 0}, 1},
     {"bowling", "c9b7afad3bfd922e006a6bfc1d4f3fe7", kBowling, kCart2K, 34, 210, 0, 0x02427, 12, {}, {0, 0}, 0},
     {"boxing", "c3ef5c4653212088eda54dc91d787870", kBoxing, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
     {"breakout", "f34f08e5eb96e500e851a80be3277a56", kBreakout, kCart2K, 34, 210, kPaddles, 0x0001B, 12, {1, 0xB2, 0x00, 0}, {0, 0}, 5},
     {"carnival", "028024fb8e5e5f18ea586652f9799c96", kCarnival, kCart4K, 26, 214, 0, 0x0181B, 8, {}, {0, 0}, 0},
-    {"casino", "b816296311019ab69a21cb9e9e235d12", kNoRules, kCart4K, 34, 210, kPaddles, 0x3FFFF, 12, {}, {0, 0}, 0},
+    {"casino", "b816296311019ab69a21cb9e9e235d12", kCasino, kCart4K, 34, 210, kPaddles, 0x00027, 12, {2, 0xD4, 0x00, 0}, {1, 2, 60, 0}, 1},
     {"centipede", "91c2098e88a6b13f977af8c003e0bca5", kCentipede, kCartF8, 34, 210, 0, 0x3FFFF, 12, {2, 0xA7, 0x16, 0}, {0, 0}, 3},
     {"chopper_command", "c1cb228470a87beb5f36e90ac745da26", kChopperCommand, kCart4K, 34, 210, 0, 0x3FFFF, 12, {2, 0xE0, 0x00, 0}, {0, 0}, 3},
     {"combat", "0ef64cdbecccb7049752a3de0b7ade14", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
     {"crazy_climber", "55ef7b65066428367844342ed59f956c", kCrazyClimber, kCartF8, 34, 210, 0, 0x003FD, 12, {}, {0, 0}, 5},
     {"crossbow", "8cd26dcf249456fe4aeb8db42d49df74", kNoRules, kCartF6, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
-    {"darkchambers", "106855474c69d08c8ffa308d47337269", kNoRules, kCartF6SC, 34, 210, kNoHmoveBlank, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"darkchambers", "106855474c69d08c8ffa308d47337269", kDarkchambers, kCartF6SC, 34, 210, kNoHmoveBlank, 0x3FFFF, 8, {}, {0, 0, 486, 0}, 1},
     {"defender", "0f643c34e40e3f1daafd9c524d3ffe64", kDefender, kCart4K, 34, 210, 0, 0x3FFFF, 12, {2, 0x9B, 0x01, 0}, {0, 0}, 3},
     {"demon_attack", "f0e0addc07971561ab80d9abe1b8d333", kDemonAttack, kCart4K, 34, 210, 0, 0x0181B, 12, {1, 0xEA, 0x01, 0}, {0, 0}, 1},
-    {"donkey_kong", "36b20c427975760cb9cf4a47e41369e4", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"donkey_kong", "36b20c427975760cb9cf4a47e41369e4", kDonkeyKong, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 2},
     {"double_dunk", "368d88a6c071caba60b4f778615aae94", kDoubleDunk, kCartF6, 34, 210, 0, 0x3FFFF, 8, {0, 0, 0, 1}, {10, 1}, 0},
-    {"earthworld", "5aea9974b975a6a844e6df10d2b861c4", kNoRules, kCartF8, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"earthworld", "5aea9974b975a6a844e6df10d2b861c4", kEarthworld, kCartF8, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 1},
     {"elevator_action", "71f8bacfbdca019113f3f0801849057e", kElevatorAction, kCartF8SC, 34, 210, 0, 0x3FFFF, 8, {}, {1, 16}, 4},
     {"enduro", "94b92a882f6dbaa6993a46e2dcc58402", kEnduro, kCart4K, 34, 210, 0, 0x01B3B, 8, {}, {1, 1}, 0},
-    {"entombed", "6b683be69f92958abe0e2a9945157ad5", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
-    {"et", "615a3bf251a38eb6638cdc7ffbde5480", kNoRules, kCartF8, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"entombed", "6b683be69f92958abe0e2a9945157ad5", kEntombed, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {1, 1, 0, 5}, 1},
+    {"et", "615a3bf251a38eb6638cdc7ffbde5480", kEt, kCartF8, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 3},
     {"fishing_derby", "b8865f05676e64f3bec72b9defdacfa7", kFishingDerby, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
-    {"flag_capture", "30512e0e83903fc05541d2f6a6a62654", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"flag_capture", "30512e0e83903fc05541d2f6a6a62654", kFlagCapture, kCart2K, 34, 210, 0, 0x3FFFF, 12, {2, 0xD6, 0x08, 0}, {0, 0}, 1},
     {"freeway", "8e0ab801b1705a740b476b7f588c6d16", kFreeway, kCart2K, 34, 210, 0, 0x00025, 12, {2, 0x80, 0x00, 0}, {0, 0}, 0},
-    {"frogger", "081e2c114c9c20b61acf25fc95c71bf4", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"frogger", "081e2c114c9c20b61acf25fc95c71bf4", kFrogger, kCart4K, 34, 210, 0, 0x0003D, 12, {2, 0xDD, 0x01, 0}, {0, 0}, 4},
     {"frostbite", "4ca73eb959299471788f0b685c3ba0b5", kFrostbite, kCart4K, 34, 210, 0, 0x3FFFF, 12, {2, 0x80, 0x00, 0}, {0, 0}, 4},
-    {"galaxian", "211774f4c5739042618be8ff67351177", kNoRules, kCartF8, 34, 210, 0, 0x3FFFF, 12, {1, 0xB3, 0x01, 0}, {0, 0}, 0},
+    {"galaxian", "211774f4c5739042618be8ff67351177", kGalaxian, kCartF8, 34, 210, 0, 0x0181B, 12, {1, 0xB3, 0x01, 0}, {0, 0}, 4},
     {"gopher", "c16c79aad6272baffb8aae9a7fff0864", kGopher, kCart4K, 34, 210, 0, 0x01C1F, 16, {5, 0xD3, 0x00, 0}, {1, 1}, 3},
     {"gravitar", "8ac18076d01a6b63acf6e2cab4968940", kGravitar, kCartF8, 34, 210, 0, 0x3FFFF, 12, {}, {1, 16}, 6},
-    {"hangman", "f16c709df0a6c52f47ff52b9d95b7d8d", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
-    {"haunted_house", "f0a6e99f5875891246c3dbecbf2d2cea", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
+    {"hangman", "f16c709df0a6c52f47ff52b9d95b7d8d", kHangman, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 1},
+    {"haunted_house", "f0a6e99f5875891246c3dbecbf2d2cea", kHauntedHouse, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 9},
     {"hero", "fca4a5be1251927027f2c24774a02160", kHero, kCartF8, 34, 210, 0, 0x3FFFF, 12, {2, 0x80, 0x00, 0}, {0, 0}, 4},
     {"human_cannonball", "7972e5101fa548b952d852db24ad6060", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
     {"ice_hockey", "a4c08c4994eb9d24fb78be1793e82e26", kIceHockey, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
@@ -118,22 +124,22 @@ constexpr Game kGames[] = {
     {"joust", "3276c777cbe97cdd2b4a63ffc16b7151", kNoRules, kCartF8, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
     {"kaboom", "5428cdfada281c569c74c7308c7f2c26", kKaboom, kCart2K, 34, 210, kPaddles, 0x0001B, 8, {}, {1, 1}, 1},
     {"kangaroo", "4326edb70ff20d0ee5ba58fa5cb09d60", kKangaroo, kCartF8, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 3},
-    {"keystone_kapers", "6c1f3f2e359dbf55df462ccbcdd2f6bf", kNoRules, kCart4K, 34, 250, kPal, 0x3FFFF, 8, {}, {0, 0}, 0},
-    {"king_kong", "0dd4c69b5f9a7ae96a7a08329496779a", kNoRules, kCart4K, 34, 250, kPal, 0x3FFFF, 12, {}, {0, 0}, 0},
+    {"keystone_kapers", "6c1f3f2e359dbf55df462ccbcdd2f6bf", kKeystoneKapers, kCart4K, 34, 250, kPal, 0x03FFF, 8, {}, {0, 0}, 3},
+    {"king_kong", "0dd4c69b5f9a7ae96a7a08329496779a", kKingKong, kCart4K, 34, 250, kPal, 0x0003F, 12, {}, {0, 0}, 3},
     {"klax", "eed9eaf1a0b6a2b9bc4c8032cb43e3fb", kNoRules, kCartF6SC, 34, 250, kPal, 0x3FFFF, 8, {}, {0, 0}, 0},
-    {"koolaid", "534e23210dd1993c828d944c6ac4d9fb", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"koolaid", "534e23210dd1993c828d944c6ac4d9fb", kKoolaid, kCart4K, 34, 210, 0, 0x003FD, 8, {}, {0, 0}, 0},
     {"krull", "4baada22435320d185c95b7dd2bcdb24", kKrull, kCartF8, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 3},
     {"kung_fu_master", "5b92a93b23523ff16e2789b820e2a4c5", kKungFuMaster, kCartF8, 34, 210, 0, 0x3FB3D, 8, {}, {0, 0}, 4},
-    {"laser_gates", "8e4cd60d93fcde8065c1a2b972a26377", kNoRules, kCart4K, 34, 250, kPal, 0x3FFFF, 8, {}, {0, 0}, 0},
-    {"lost_luggage", "2d76c5d1aad506442b9e9fb67765e051", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
-    {"mario_bros", "e908611d99890733be31733a979c62d8", kNoRules, kCartF8, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"laser_gates", "8e4cd60d93fcde8065c1a2b972a26377", kLaserGates, kCart4K, 34, 250, kPal, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"lost_luggage", "2d76c5d1aad506442b9e9fb67765e051", kLostLuggage, kCart4K, 34, 210, kNoFire, 0x003FD, 12, {2, 0x94, 0x01, 0}, {1, 1}, 3},
+    {"mario_bros", "e908611d99890733be31733a979c62d8", kMarioBros, kCartF8, 34, 210, 0, 0x3FFFF, 12, {}, {1, 7, 10, 0}, 5},
     {"maze_craze", "ed2218b3075d15eaa34e3356025ccca3", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
-    {"miniature_golf", "df62a658496ac98a3aa4a6ee5719c251", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"miniature_golf", "df62a658496ac98a3aa4a6ee5719c251", kMiniatureGolf, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 1},
     {"montezuma_revenge", "3347a6dd59049b15a38394aa2dafa585", kMontezumaRevenge, kCartE0, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 6},
-    {"mr_do", "aa7bb54d2c189a31bb1fa20099e42859", kNoRules, kCartF8, 34, 250, kPal, 0x3FFFF, 12, {}, {1, 1}, 0},
+    {"mr_do", "aa7bb54d2c189a31bb1fa20099e42859", kMrDo, kCartF8, 34, 250, kPal, 0x03C3F, 12, {}, {1, 1}, 4},
     {"ms_pacman", "87e79cd41ce136fd4f72cc6e2c161bee", kMsPacman, kCartF8, 34, 210, kNoHmoveBlank, 0x003FD, 12, {}, {0, 0}, 3},
     {"name_this_game", "36306070f0c90a72461551a7a4f3a209", kNameThisGame, kCart4K, 34, 210, 0, 0x0181B, 12, {2, 0xDE, 0x08, 0}, {0, 0}, 3},
-    {"othello", "113cd09c9771ac278544b7e90efe7df2", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"othello", "113cd09c9771ac278544b7e90efe7df2", kOthello, kCart2K, 34, 210, 0, 0x003FF, 12, {2, 0xDE, 0x01, 0}, {0, 0}, 1},
     {"pacman", "fc2233fc116faef0d3c31541717ca2db", kNoRules, kCart4K, 34, 250, kPal, 0x3FFFF, 8, {}, {0, 0}, 0},
     {"phoenix", "7e52a95074a66640fcfde124fffd491a", kPhoenix, kCartF8, 34, 210, 0, 0x0383B, 8, {}, {0, 0}, 5},
     {"pitfall", "3e90cf23106f2e08b2781e41299de556", kPitfall, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {2, 1}, 3},
@@ -145,20 +151,20 @@ constexpr Game kGames[] = {
     {"road_runner", "ce5cc62608be2cd3ed8abd844efb8919", kRoadRunner, kCartF6, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 3},
     {"robotank", "4f618c2429138e0280969193ed6c107e", kRobotank, kCartFE, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 4},
     {"seaquest", "240bfbac5163af4df5ae713985386f92", kSeaquest, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 4},
-    {"sir_lancelot", "dd0cbe5351551a538414fb9e37fc56e8", kNoRules, kCartF8, 34, 250, kPal, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"sir_lancelot", "dd0cbe5351551a538414fb9e37fc56e8", kSirLancelot, kCartF8, 34, 250, kPal, 0x0181B, 9, {}, {4, 1}, 3},
     {"skiing", "b76fbadc8ffb1f83e2ca08b6fb4d6c9f", kSkiing, kCart2K, 34, 210, kNoFire, 0x00019, 8, {}, {5, 16}, 0},
     {"solaris", "e72eb8d4410152bdcb69e7fba327b420", kSolaris, kCartF6, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 3},
     {"space_invaders", "72ffbef6504b75e69ee1045af9075f66", kSpaceInvaders, kCart4K, 34, 210, 0, 0x0181B, 12, {2, 0xDC, 0x00, 0}, {0, 0}, 3},
-    {"space_war", "b702641d698c60bcdc922dbd8c9dd49c", kNoRules, kCart2K, 34, 250, kPal, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"space_war", "b702641d698c60bcdc922dbd8c9dd49c", kSpaceWar, kCart2K, 34, 250, kPal, 0x3FFFF, 12, {2, 0xA7, 0x06, 0}, {0, 0}, 1},
     {"star_gunner", "a3c1c70024d7aabb41381adbfb6d3b25", kStarGunner, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 5},
-    {"superman", "a9531c763077464307086ec9a1fd057d", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"superman", "a9531c763077464307086ec9a1fd057d", kSuperman, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 1},
     {"surround", "4d7517ae69f95cfbc053be01312b7dba", kSurround, kCart2K, 34, 210, kSwappedPorts, 0x0003D, 12, {2, 0xF9, 0x01, 0}, {0, 0}, 1},
     {"tennis", "42cdd6a9e42a3639e190722b8ea3fc51", kTennis, kCart2K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
     {"tetris", "b0e1ee07fbc73493eac5651a52f90f00", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
     {"tic_tac_toe_3d", "0db4f4150fecf77e4ce72ca4d04c052f", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
     {"time_pilot", "fc2104dd2dadf9a6176c1c1c8f87ced9", kTimePilot, kCartF8, 34, 210, 0, 0x03C3F, 8, {}, {0, 0}, 5},
-    {"trondead", "fb27afe896e7c928089307b32e5642ee", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
-    {"turmoil", "7a5463545dfb2dcfdafa6074b2f2c15e", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {1, 1}, 0},
+    {"trondead", "fb27afe896e7c928089307b32e5642ee", kTrondead, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 5},
+    {"turmoil", "7a5463545dfb2dcfdafa6074b2f2c15e", kTurmoil, kCart4K, 34, 210, 0, 0x01BFF, 12, {}, {1, 1}, 4},
     {"tutankham", "085322bae40d904f53bdcc56df0593fc", kTutankham, kCartE0, 34, 210, 0, 0x01C3D, 12, {2, 0xAB, 0x00, 0}, {0, 0}, 3},
     {"up_n_down", "a499d720e7ee35c62424de882a3351b6", kUpNDown, kCartF8, 30, 210, 0, 0x02427, 8, {}, {1, 1}, 5},
     {"venture", "3e899eba0ca8cd2972da1ae5479b4f0d", kVenture, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 4},
@@ -168,7 +174,7 @@ constexpr Game kGames[] = {
     {"video_pinball", "107cc025334211e6d29da0b6be46aec7", kVideoPinball, kCart4K, 34, 210, 0, 0x01C3F, 12, {2, 0xC1, 0x00, 0}, {0, 0}, 3},
     {"warlords", "cbe5a166550a8129a5e6d374901dffad", kNoRules, kCart4K, 34, 210, kPaddles, 0x3FFFF, 8, {}, {0, 0}, 0},
     {"wizard_of_wor", "7e8aa18bc9502eb57daaf5e7c1e94da7", kWizardOfWor, kCart4K, 34, 210, kSwappedPorts, 0x03C3F, 8, {}, {0, 0}, 3},
-    {"word_zapper", "ec3beb6d8b5689e867bafb5d5f507491", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"word_zapper", "ec3beb6d8b5689e867bafb5d5f507491", kWordZapper, kCart4K, 34, 210, 0, 0x3FFFF, 12, {2, 0xDB, 0x00, 0}, {1, 1, 486, 2}, 1},
     {"yars_revenge", "c5930d0e8cdae3e037349bfa08e871be", kYarsRevenge, kCart4K, 34, 210, 0, 0x3FFFF, 12, {1, 0xE3, 0x00, 2}, {1, 1}, 4},
     {"zaxxon", "eea0da9b987d661264cce69a7c13c3bd", kZaxxon, kCartF8, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 5},
 };
@@ -263,10 +269,19 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       lives = at(0xF1);
       over = lives == 0xFF;
       break;
+    case kAtlantis2:
+      score = bcd3(0xA3, 0xA2, 0xA1);
+      lives = at(0xF1);
+      over = lives == 0xFF;
+      break;
     case kBankHeist:
       score = bcd3(0xD8, 0xD9, 0xDA);
       lives = at(0xD5);
       over = lives == 0 && at(0xCE) == 1;
+      break;
+    case kBasicMath:
+      score = bcd(at(0x84));
+      over = at(0x86) != 0;
       break;
     case kBattleZone:
       score = (10 * digit_or_blank(at(0x9E) >> 4) + digit_or_blank(at(0x9E))) * 10000 +
@@ -284,6 +299,10 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       score = bcd3(0xDD, 0xDE, 0xDF);
       lives = at(0xDA) + 1;
       over = at(0xDA) == 0xFF;
+      break;
+    case kBlackjack:
+      score = bcd2(0x86, 0x89);
+      over = score >= 1000;
       break;
     case kBowling:
       score = bcd2(0xA6, 0xA1);
@@ -303,6 +322,10 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       score = bcd(at(0xAD)) * 1000 + bcd(at(0xAE)) * 10;
       over = at(0x83) == 0;
       break;
+    case kCasino:
+      score = bcd2(0x8C, 0x95);
+      over = at(0xD4) != 3 && (score == 0 || (at(0x9E) != 0 && at(0xD3) & 0x80));
+      break;
     case kCentipede:
       score = bcd3(0xF4, 0xF5, 0xF6);
       lives = (at(0xED) >> 4 & 7) + 1;
@@ -318,6 +341,10 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       lives = at(0xAA);
       over = lives == 0;
       break;
+    case kDarkchambers:
+      score = bcd2(0xCF, 0xCC) * 10;
+      over = (at(0xCA) & 0x1F) == 0 || at(0xD5) < 3;
+      break;
     case kDefender:
       for (int i = 5; i >= 0; --i) score = score * 10 + digit_or_blank(at(0x9C + i));
       lives = at(0xC2);
@@ -329,9 +356,18 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       lives = at(0xF2) + 1;
       over = at(0xF2) == 0 && at(0xF1) == 0xBD;
       break;
+    case kDonkeyKong:
+      score = bcd2(0x87, 0x88) * 100;
+      lives = at(0xA3);
+      over = lives == 0 && at(0x8B) == 0x1F && at(0x8F) == 3;
+      break;
     case kDoubleDunk:
       score = bcd(at(0xF6)) - bcd(at(0xF7));
       over = (bcd(at(0xF6)) >= 24 || bcd(at(0xF7)) >= 24) && at(0xFE) == 0xE7;
+      break;
+    case kEarthworld:
+      score = bcd(at(0xA7));
+      over = score == 10;
       break;
     case kElevatorAction:
       score = bcd3(0x87, 0x88, 0x89);
@@ -342,18 +378,41 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       if (at(0xAD) != 0) score = 200 + 300 * (at(0xAD) - 1) - bcd2(0xAC, 0xAB);
       over = at(0xAF) == 0xFF;
       break;
+    case kEntombed:
+      score = at(0xE3);
+      over = (at(0xC7) & 3) == 0;
+      break;
+    case kEt:
+      score = bcd3(0xDF, 0xE0, 0xE1);
+      lives = at(0xE5) + 1;
+      over = at(0xE5) == 0xFF && at(0x80) == 8;
+      break;
     case kFishingDerby:
       score = bcd(at(0xBD)) - bcd(at(0xBE));
       over = at(0xBD) == 0x99 || at(0xBE) == 0x99;
+      break;
+    case kFlagCapture:
+      score = bcd(at(0xEA));
+      over = at(0xEB) == 0;
       break;
     case kFreeway:
       score = bcd(at(0xE7));
       over = at(0x96) == 1;
       break;
+    case kFrogger:
+      score = bcd2(0xCC, 0xCE);
+      lives = at(0xD0);
+      over = lives == 0xFF;
+      break;
     case kFrostbite:
       score = bcd3(0xC8, 0xC9, 0xCA);
       lives = (at(0xCC) & 15) + 1;
       over = (at(0xCC) & 15) == 0 && at(0xF1) & 0x80;
+      break;
+    case kGalaxian:
+      score = bcd3(0xAC, 0xAD, 0xAE);
+      lives = at(0xB9) + 1;
+      over = at(0xBF) & 0x80;
       break;
     case kGopher:
       score = bcd3(0xB0, 0xB1, 0xB2);
@@ -364,6 +423,16 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       score = bcd3(0x87, 0x88, 0x89);
       lives = at(0x84) + 1;
       over = at(0x81) == 1;
+      break;
+    case kHangman:
+      score = bcd(at(0xEB)) - bcd(at(0xEC));
+      over = score != 0 || (at(0xF1) == 0 && tally.previous == 0xFF);
+      tally.previous = at(0xF1);
+      break;
+    case kHauntedHouse:
+      score = at(0x99) == 0x44 ? 100 : 0;  // it has been won
+      lives = at(0x96);
+      over = lives == 0 || score != 0;
       break;
     case kHero:
       score = bcd3(0xB7, 0xB8, 0xB9);
@@ -393,6 +462,20 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       lives = (at(0xAD) & 7) + 1;
       over = at(0xAD) == 0xFF;
       break;
+    case kKeystoneKapers:
+      score = bcd2(0x9B, 0x9C);
+      lives = at(0x96);
+      over = lives == 0 && at(0x88) == 0;
+      break;
+    case kKingKong:
+      score = bcd2(0x82, 0x83);
+      lives = at(0xEE);
+      over = lives == 0;
+      break;
+    case kKoolaid:
+      score = bcd2(0x80, 0x81) * 100;
+      over = at(0xD1) == 0x80;
+      break;
     case kKrull:
       score = bcd3(0x9C, 0x9D, 0x9E);
       lives = (at(0x9F) & 7) + 1;
@@ -403,10 +486,32 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       lives = (at(0x9D) & 7) + 1;
       over = at(0x9D) == 0xFF;
       break;
+    case kLaserGates:
+      score = bcd3(0x80, 0x81, 0x82);
+      over = at(0x83) == 0;
+      break;
+    case kLostLuggage:
+      score = bcd3(0x94, 0x95, 0x96);
+      lives = at(0xCA);
+      over = lives == 0 && at(0xC8) == 0x0A;
+      break;
+    case kMarioBros:
+      score = bcd2(0x89, 0x8A) * 100;
+      lives = at(0x87);
+      over = lives == 0;
+      break;
+    case kMiniatureGolf:
+      over = at(0xAF) == 0;
+      break;
     case kMontezumaRevenge:
       score = bcd3(0x93, 0x94, 0x95);
       lives = (at(0xBA) & 7) + 1;
       over = at(0xBA) == 0 && at(0xFE) == 0x60;
+      break;
+    case kMrDo:
+      score = bcd2(0x83, 0x82) * 10;
+      lives = at(0xDB);
+      over = at(0xDA) == 0x40;
       break;
     case kMsPacman:
       score = bcd3(0xFA, 0xF9, 0xF8);
@@ -417,6 +522,9 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       score = bcd3(0xC4, 0xC5, 0xC6);
       lives = at(0xC7) & 7;
       over = lives == 0;
+      break;
+    case kOthello:
+      score = bcd(at(0xCE)) - bcd(at(0xD0));
       break;
     case kPhoenix:
       score = bcd2(0xC9, 0xC8) * 100 + (at(0xC7) >> 4) * 10;
@@ -471,6 +579,11 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       lives = at(0xBB) + 1;
       over = at(0xA3) != 0;
       break;
+    case kSirLancelot:
+      score = bcd3(0x9E, 0x9F, 0xA0);
+      lives = at(0xA9);
+      over = lives == 0 && at(0xA7) == 0xA0;
+      break;
     case kSkiing:
       score = -(at(0xE8) * 6000 + bcd2(0xE9, 0xEA));
       over = at(0x91) == 0xFF;
@@ -485,12 +598,20 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       lives = at(0xC9);
       over = lives == 0 || at(0x98) & 0x80;
       break;
+    case kSpaceWar:
+      score = bcd(at(0xA7));
+      over = score == 10 || at(0x80) == 0;
+      break;
     case kStarGunner:
       for (int i = 0x86; i >= 0x83; --i) score = score * 10 + digit_or_blank(at(i));
       score *= 100;
       lives = at(0x87) < 5 ? at(0x87) : 5;
       tally.started |= lives == 5;
       over = lives == 0 && tally.started;
+      break;
+    case kSuperman:
+      over = at(0x80) == 0xAC && at(0x81) == 0xF2 && at(0x9F) & 0x40;  // it has been won
+      if (over) score = 5999 - bcd(at(0xE3)) * 60 - bcd(at(0xE2));
       break;
     case kSurround:
       score = bcd(at(0xF7)) - bcd(at(0xF6));
@@ -507,6 +628,16 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       score = bcd2(0x8F, 0x8D) * 100;
       if ((at(0x80) & 15) == 2) lives = (at(0x8B) & 7) + 1;
       over = at(0xA0) != 0;
+      break;
+    case kTrondead:
+      score = bcd3(0xBD, 0xBE, 0xBF);
+      lives = 5 - at(0xC8);
+      over = lives == 0;
+      break;
+    case kTurmoil:
+      score = (bcd2(0x8A, 0x89) + at(0xD3)) * 10;
+      lives = at(0xB9);
+      over = lives == 0 && at(0xC5) == 1;
       break;
     case kTutankham:
       score = bcd2(0x9A, 0x9C);
@@ -533,6 +664,10 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       if ((at(0xD7) & 1) == 0) lives = at(0x8D) & 15;
       over = (at(0x8D) & 15) == 0 && at(0xF4) == 0xF8;
       break;
+    case kWordZapper:
+      score = -static_cast<int8_t>(at(0xDC));
+      over = at(0xCF) != 0 && (at(0xDC) == 0xFF || at(0xDE) == 0);
+      break;
     case kYarsRevenge:
       score = bcd3(0xE0, 0xE1, 0xE2);
       lives = at(0x9E) >> 4;
@@ -551,7 +686,11 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
   if (rules == kJourneyEscape && reward == 50000) reward = 0;
   if (rules == kFreeway) reward = reward < 0 ? 0 : reward > 1 ? 1 : reward;
   if (rules == kIceHockey && reward > 1) reward = 1;
-  if ((rules == kAtlantis || rules == kQbert) && over) reward = 0;
+  if ((rules == kAtlantis || rules == kAtlantis2 || rules == kQbert) && over) reward = 0;
+  if (rules == kHauntedHouse) {
+    reward -= at(0x82) != tally.previous;
+    tally.previous = at(0x82);
+  }
   if (rules == kTennis) {
     const int points = at(0xC5) - at(0xC6);
     if (reward == 0) reward = points - tally.points;

@@ -29,7 +29,7 @@ constexpr int kMaxScreenHeight = 250;
 constexpr int kNumActions = 18;
 constexpr int kMaxInstructions = 25000;  // a call of ALE's emulator returns after so many, whether the frame is over or not
 constexpr uint32_t kSystemSeed = 4753849;
-constexpr int kPaddleLeast = 27450, kPaddleMost = 790196, kPaddleStep = 23000;  // ohms, per frame
+constexpr int kPaddleLeast = 27450, kPaddleMostOfAll = 795000, kPaddleStep = 23000;  // ohms, per frame
 
 // Why a console has stopped; once set, `act` does nothing until the next reset.
 enum Error : uint8_t { kNoError, kJam, kEndlessReset };
@@ -86,6 +86,10 @@ enum Wiring { kFlat, kBanked, kSliced };
 HD inline Wiring wiring_of(Cart cart) {
   return is_flat(cart) ? kFlat : cart == kCartF8 || cart == kCartF6 ? kBanked : kSliced;
 }
+
+// The most ohms of a game's paddles.
+HD constexpr int paddle_most(const Game& game) { return game.rules == kBlackjack ? kPaddleMostOfAll : 790196; }
+HD constexpr int paddle_middle(const Game& game) { return (kPaddleLeast + paddle_most(game)) / 2; }
 
 template <Wiring kWiring>
 struct Bus {
@@ -220,7 +224,6 @@ enum Switches : uint8_t { kNoSwitch = 0, kResetSwitch = 1, kSelectSwitch = 2 };
 
 HD inline void set_inputs(const Rom& rom, Vcs& vcs, int action, Switches pressed) {
   const Game& game = rom.game;
-  if (has_fire(action) && game.has(kNoFire)) action = 0;
   const int directions = kDirections[action];
   const bool fire = has_fire(action);
   const bool swapped = game.has(kSwappedPorts);
@@ -233,11 +236,11 @@ HD inline void set_inputs(const Rom& rom, Vcs& vcs, int action, Switches pressed
     if (directions & 8) vcs.paddle -= kPaddleStep;
     if (directions & 4) vcs.paddle += kPaddleStep;
     if (vcs.paddle < kPaddleLeast) vcs.paddle = kPaddleLeast;
-    if (vcs.paddle > kPaddleMost) vcs.paddle = kPaddleMost;
+    if (vcs.paddle > paddle_most(game)) vcs.paddle = paddle_most(game);
     // floor(1.6 * ohms * 1e-8 farads * 1.19e6 cycles a second)
     const int own = swapped ? 1 : 0;
     tia.paddle_cycles[own] = static_cast<int32_t>(static_cast<int64_t>(vcs.paddle) * 119 / 6250);
-    tia.paddle_cycles[1 - own] = (kPaddleLeast + kPaddleMost) / 2 * 119 / 6250;
+    tia.paddle_cycles[1 - own] = paddle_middle(game) * 119 / 6250;
     if (game.rules == kPong) tia.paddle_cycles[2] = tia.paddle_cycles[3] = 0;  // has paddles at the other port, too
     vcs.riot.joysticks = fire ? 0xFF & ~(0x80 >> own) : 0xFF;
   } else {
@@ -265,7 +268,8 @@ HD void act_frame(const Rom& rom, Vcs& vcs, Generators& generators, int action, 
   if (draw >= sticky) vcs.last_action = static_cast<uint8_t>(action);
   ++vcs.frame_number;
   ++vcs.episode_frame_number;
-  set_inputs(rom, vcs, vcs.last_action, kNoSwitch);
+  const bool is_void = has_fire(vcs.last_action) && rom.game.has(kNoFire);
+  set_inputs(rom, vcs, is_void ? 0 : vcs.last_action, kNoSwitch);
   run_frame(rom, vcs, output.canvas());
   apply_rules(rom.game.rules, vcs.ram, vcs.tally);
 }
@@ -321,12 +325,16 @@ HD void reset_game(const Rom& rom, Vcs& vcs, Generators& generators, const Outpu
   };
   vcs.last_action = 0;
   vcs.episode_frame_number = 0;
-  vcs.paddle = (kPaddleLeast + kPaddleMost) / 2;
+  vcs.paddle = paddle_middle(game);
   reset_system(rom, vcs, generators);
   frames(60, kNoSwitch);
   frames(4, kResetSwitch);
   vcs.tally = start_tally(game);
-  if (game.rules == kGopher) frames(4, kResetSwitch);
+  int resets = game.reset_frames - 4;  // after the script
+  if (game.rules == kGopher) {
+    frames(4, kResetSwitch);
+    resets -= 4;
+  }
   if (game.rules == kBerzerk) {
     for (int i = 0; i < 20; ++i) act_frame(rom, vcs, generators, 0, sticky, output);
   }
@@ -342,8 +350,10 @@ HD void reset_game(const Rom& rom, Vcs& vcs, Generators& generators, const Outpu
     if (++rounds == 1000) vcs.error = kEndlessReset;
   }
   if (game.rules == kDoubleDunk) walk_menu(rom, vcs, generators, sticky, output);
-  frames(game.reset_frames > 8 ? 8 : 4, kResetSwitch);
+  frames(resets, kResetSwitch);
+  frames(game.start.wait, kNoSwitch);
   for (int i = 0; i < game.start.frames; ++i) reset_frame(rom, vcs, game.start.action, kNoSwitch, output);
+  frames(game.start.rest, kNoSwitch);
 }
 inline void reset_game(const Rom& rom, Vcs& vcs, Generators& generators) {
   reset_game(rom, vcs, generators, NoOutput{});
@@ -390,7 +400,7 @@ HD inline bool is_valid(const Vcs& vcs) {
                within(tia.hmove_cycle, kLongAgo, kMostCycles) && within(tia.vsync_cycle, kLongAgo, kMostCycles) &&
                within(tia.discharged_cycle, -(1 << 28), kMostCycles) &&
                within(vcs.riot.set_cycle, -(1 << 29), kMostCycles) && within(vcs.riot.late, 0, 1 << 30) &&
-               vcs.riot.shift <= 10 && within(vcs.paddle, kPaddleLeast, kPaddleMost) &&
+               vcs.riot.shift <= 10 && within(vcs.paddle, kPaddleLeast, kPaddleMostOfAll) &&
                within(vcs.tally.score, -(1 << 28), 1 << 28) && within(vcs.tally.reward, -(1 << 28), 1 << 28) && within(vcs.tally.points, -255, 255) &&
                vcs.last_action < kNumActions && vcs.error <= kEndlessReset;
   valid = valid && tia.drawn == tia.pixel && tia.changed == 0 && tia.frame_over == 0;
