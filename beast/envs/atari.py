@@ -420,11 +420,13 @@ def read_palette() -> np.ndarray:
 # Equal to ale-py's vector env over 400 random steps in each protocol. tests/test_atari_env.py plays all of them.
 EXACT_GAMES = frozenset(
     """
-    alien amidar assault asterix asteroids atlantis bank_heist battle_zone beam_rider berzerk bowling boxing
-    breakout carnival centipede chopper_command crazy_climber defender demon_attack double_dunk enduro fishing_derby
-    freeway frostbite gopher gravitar hero ice_hockey jamesbond kaboom kangaroo krull kung_fu_master
-    montezuma_revenge ms_pacman name_this_game phoenix pitfall pong pooyan private_eye qbert riverraid road_runner
-    robotank seaquest skiing solaris space_invaders star_gunner surround tennis time_pilot tutankham up_n_down
-    venture video_pinball wizard_of_wor yars_revenge zaxxon
+    alien amidar assault asterix asteroids atlantis atlantis2 bank_heist basic_math battle_zone beam_rider berzerk
+    blackjack bowling boxing breakout carnival casino centipede chopper_command crazy_climber darkchambers defender
+    demon_attack donkey_kong double_dunk earthworld enduro entombed et fishing_derby flag_capture freeway frogger
+    frostbite galaxian gopher gravitar hangman haunted_house hero ice_hockey jamesbond kaboom kangaroo koolaid krull
+    kung_fu_master lost_luggage mario_bros miniature_golf montezuma_revenge ms_pacman name_this_game othello phoenix
+    pitfall pong pooyan private_eye qbert riverraid road_runner robotank seaquest skiing solaris space_invaders
+    star_gunner superman surround tennis time_pilot trondead turmoil tutankham up_n_down venture video_pinball
+    wizard_of_wor word_zapper yars_revenge zaxxon
     """.split()
 )

@@ -29,9 +29,9 @@ enum GameRules : uint8_t {
   kGalaxian, kGopher, kGravitar, kHangman, kHauntedHouse, kHero, kIceHockey, kJamesbond, kJourneyEscape, kKaboom,
   kKangaroo, kKeystoneKapers, kKingKong, kKoolaid, kKrull, kKungFuMaster, kLaserGates, kLostLuggage, kMarioBros,
   kMiniatureGolf, kMontezumaRevenge, kMrDo, kMsPacman, kNameThisGame, kOthello, kPhoenix, kPitfall, kPong, kPooyan,
-  kPrivateEye, kQbert, kRiverraid, kRoadRunner, kRobotank, kSeaquest, kSirLancelot, kSkiing, kSolaris,
-  kSpaceInvaders, kSpaceWar, kStarGunner, kSuperman, kSurround, kTennis, kTimePilot, kTrondead, kTurmoil, kTutankham,
-  kUpNDown, kVenture, kVideoPinball, kWizardOfWor, kWordZapper, kYarsRevenge, kZaxxon,
+  kPrivateEye, kQbert, kRiverraid, kRoadRunner, kRobotank, kSeaquest, kSkiing, kSolaris, kSpaceInvaders, kStarGunner,
+  kSuperman, kSurround, kTennis, kTimePilot, kTrondead, kTurmoil, kTutankham, kUpNDown, kVenture, kVideoPinball,
+  kWizardOfWor, kWordZapper, kYarsRevenge, kZaxxon,
 };
 
 // While RAM[address] != value, hold SELECT for `frames` frames and release it for one. `once` > 0: first once for that
@@ -95,7 +95,7 @@ constexpr Game kGames[] = {
     {"chopper_command", "c1cb228470a87beb5f36e90ac745da26", kChopperCommand, kCart4K, 34, 210, 0, 0x3FFFF, 12, {2, 0xE0, 0x00, 0}, {0, 0}, 3},
     {"combat", "0ef64cdbecccb7049752a3de0b7ade14", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
     {"crazy_climber", "55ef7b65066428367844342ed59f956c", kCrazyClimber, kCartF8, 34, 210, 0, 0x003FD, 12, {}, {0, 0}, 5},
-    {"crossbow", "8cd26dcf249456fe4aeb8db42d49df74", kNoRules, kCartF6, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"crossbow", "8cd26dcf249456fe4aeb8db42d49df74", kNoRules, kCartF6, 34, 210, 0, 0x3FFFF, 12, {2, 0x8D, 0x01, 0}, {0, 0}, 0},
     {"darkchambers", "106855474c69d08c8ffa308d47337269", kDarkchambers, kCartF6SC, 34, 210, kNoHmoveBlank, 0x3FFFF, 8, {}, {0, 0, 486, 0}, 1},
     {"defender", "0f643c34e40e3f1daafd9c524d3ffe64", kDefender, kCart4K, 34, 210, 0, 0x3FFFF, 12, {2, 0x9B, 0x01, 0}, {0, 0}, 3},
     {"demon_attack", "f0e0addc07971561ab80d9abe1b8d333", kDemonAttack, kCart4K, 34, 210, 0, 0x0181B, 12, {1, 0xEA, 0x01, 0}, {0, 0}, 1},
@@ -151,11 +151,11 @@ constexpr Game kGames[] = {
     {"road_runner", "ce5cc62608be2cd3ed8abd844efb8919", kRoadRunner, kCartF6, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 3},
     {"robotank", "4f618c2429138e0280969193ed6c107e", kRobotank, kCartFE, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 4},
     {"seaquest", "240bfbac5163af4df5ae713985386f92", kSeaquest, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 4},
-    {"sir_lancelot", "dd0cbe5351551a538414fb9e37fc56e8", kSirLancelot, kCartF8, 34, 250, kPal, 0x0181B, 9, {}, {4, 1}, 3},
+    {"sir_lancelot", "dd0cbe5351551a538414fb9e37fc56e8", kNoRules, kCartF8, 34, 250, kPal, 0x0181B, 9, {}, {4, 1}, 3},
     {"skiing", "b76fbadc8ffb1f83e2ca08b6fb4d6c9f", kSkiing, kCart2K, 34, 210, kNoFire, 0x00019, 8, {}, {5, 16}, 0},
     {"solaris", "e72eb8d4410152bdcb69e7fba327b420", kSolaris, kCartF6, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 3},
     {"space_invaders", "72ffbef6504b75e69ee1045af9075f66", kSpaceInvaders, kCart4K, 34, 210, 0, 0x0181B, 12, {2, 0xDC, 0x00, 0}, {0, 0}, 3},
-    {"space_war", "b702641d698c60bcdc922dbd8c9dd49c", kSpaceWar, kCart2K, 34, 250, kPal, 0x3FFFF, 12, {2, 0xA7, 0x06, 0}, {0, 0}, 1},
+    {"space_war", "b702641d698c60bcdc922dbd8c9dd49c", kNoRules, kCart2K, 34, 250, kPal, 0x3FFFF, 12, {2, 0xA7, 0x06, 0}, {0, 0}, 1},
     {"star_gunner", "a3c1c70024d7aabb41381adbfb6d3b25", kStarGunner, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 5},
     {"superman", "a9531c763077464307086ec9a1fd057d", kSuperman, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 1},
     {"surround", "4d7517ae69f95cfbc053be01312b7dba", kSurround, kCart2K, 34, 210, kSwappedPorts, 0x0003D, 12, {2, 0xF9, 0x01, 0}, {0, 0}, 1},
@@ -493,7 +493,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
     case kLostLuggage:
       score = bcd3(0x94, 0x95, 0x96);
       lives = at(0xCA);
-      over = lives == 0 && at(0xC8) == 0x0A;
+      over = lives == 0 && at(0xC8) == 0x0A && at(0xA5) == 0 && at(0xA9) == 0;
       break;
     case kMarioBros:
       score = bcd2(0x89, 0x8A) * 100;
@@ -579,11 +579,6 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       lives = at(0xBB) + 1;
       over = at(0xA3) != 0;
       break;
-    case kSirLancelot:
-      score = bcd3(0x9E, 0x9F, 0xA0);
-      lives = at(0xA9);
-      over = lives == 0 && at(0xA7) == 0xA0;
-      break;
     case kSkiing:
       score = -(at(0xE8) * 6000 + bcd2(0xE9, 0xEA));
       over = at(0x91) == 0xFF;
@@ -597,10 +592,6 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       score = bcd2(0xE6, 0xE8);
       lives = at(0xC9);
       over = lives == 0 || at(0x98) & 0x80;
-      break;
-    case kSpaceWar:
-      score = bcd(at(0xA7));
-      over = score == 10 || at(0x80) == 0;
       break;
     case kStarGunner:
       for (int i = 0x86; i >= 0x83; --i) score = score * 10 + digit_or_blank(at(i));
