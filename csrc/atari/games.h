@@ -29,9 +29,9 @@ enum GameRules : uint8_t {
   kGalaxian, kGopher, kGravitar, kHangman, kHauntedHouse, kHero, kIceHockey, kJamesbond, kJourneyEscape, kKaboom,
   kKangaroo, kKeystoneKapers, kKingKong, kKoolaid, kKrull, kKungFuMaster, kLaserGates, kLostLuggage, kMarioBros,
   kMiniatureGolf, kMontezumaRevenge, kMrDo, kMsPacman, kNameThisGame, kOthello, kPhoenix, kPitfall, kPong, kPooyan,
-  kPrivateEye, kQbert, kRiverraid, kRoadRunner, kRobotank, kSeaquest, kSkiing, kSolaris, kSpaceInvaders, kStarGunner,
-  kSuperman, kSurround, kTennis, kTimePilot, kTrondead, kTurmoil, kTutankham, kUpNDown, kVenture, kVideoPinball,
-  kWizardOfWor, kWordZapper, kYarsRevenge, kZaxxon,
+  kPrivateEye, kQbert, kRiverraid, kRoadRunner, kRobotank, kSeaquest, kSirLancelot, kSkiing, kSolaris,
+  kSpaceInvaders, kSpaceWar, kStarGunner, kSuperman, kSurround, kTennis, kTimePilot, kTrondead, kTurmoil, kTutankham,
+  kUpNDown, kVenture, kVideoPinball, kWizardOfWor, kWordZapper, kYarsRevenge, kZaxxon,
 };
 
 // While RAM[address] != value, hold SELECT for `frames` frames and release it for one. `once` > 0: first once for that
@@ -126,7 +126,7 @@ constexpr Game kGames[] = {
     {"kangaroo", "4326edb70ff20d0ee5ba58fa5cb09d60", kKangaroo, kCartF8, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 3},
     {"keystone_kapers", "6c1f3f2e359dbf55df462ccbcdd2f6bf", kKeystoneKapers, kCart4K, 34, 250, kPal, 0x03FFF, 8, {}, {0, 0}, 3},
     {"king_kong", "0dd4c69b5f9a7ae96a7a08329496779a", kKingKong, kCart4K, 34, 250, kPal, 0x0003F, 12, {}, {0, 0}, 3},
-    {"klax", "eed9eaf1a0b6a2b9bc4c8032cb43e3fb", kNoRules, kCartF6SC, 34, 250, kPal, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"klax", "eed9eaf1a0b6a2b9bc4c8032cb43e3fb", kNoRules, kCartF6SC, 34, 250, kPal, 0x3FFFF, 12, {}, {1, 1, 0, 1}, 0},
     {"koolaid", "534e23210dd1993c828d944c6ac4d9fb", kKoolaid, kCart4K, 34, 210, 0, 0x003FD, 8, {}, {0, 0}, 0},
     {"krull", "4baada22435320d185c95b7dd2bcdb24", kKrull, kCartF8, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 3},
     {"kung_fu_master", "5b92a93b23523ff16e2789b820e2a4c5", kKungFuMaster, kCartF8, 34, 210, 0, 0x3FB3D, 8, {}, {0, 0}, 4},
@@ -151,11 +151,11 @@ constexpr Game kGames[] = {
     {"road_runner", "ce5cc62608be2cd3ed8abd844efb8919", kRoadRunner, kCartF6, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 3},
     {"robotank", "4f618c2429138e0280969193ed6c107e", kRobotank, kCartFE, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 4},
     {"seaquest", "240bfbac5163af4df5ae713985386f92", kSeaquest, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 4},
-    {"sir_lancelot", "dd0cbe5351551a538414fb9e37fc56e8", kNoRules, kCartF8, 34, 250, kPal, 0x0181B, 9, {}, {4, 1}, 3},
+    {"sir_lancelot", "dd0cbe5351551a538414fb9e37fc56e8", kSirLancelot, kCartF8, 34, 250, kPal, 0x0181B, 9, {}, {4, 1}, 3},
     {"skiing", "b76fbadc8ffb1f83e2ca08b6fb4d6c9f", kSkiing, kCart2K, 34, 210, kNoFire, 0x00019, 8, {}, {5, 16}, 0},
     {"solaris", "e72eb8d4410152bdcb69e7fba327b420", kSolaris, kCartF6, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 3},
     {"space_invaders", "72ffbef6504b75e69ee1045af9075f66", kSpaceInvaders, kCart4K, 34, 210, 0, 0x0181B, 12, {2, 0xDC, 0x00, 0}, {0, 0}, 3},
-    {"space_war", "b702641d698c60bcdc922dbd8c9dd49c", kNoRules, kCart2K, 34, 250, kPal, 0x3FFFF, 12, {2, 0xA7, 0x06, 0}, {0, 0}, 1},
+    {"space_war", "b702641d698c60bcdc922dbd8c9dd49c", kSpaceWar, kCart2K, 34, 250, kPal, 0x3FFFF, 12, {2, 0xA7, 0x06, 0}, {0, 0}, 1},
     {"star_gunner", "a3c1c70024d7aabb41381adbfb6d3b25", kStarGunner, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 5},
     {"superman", "a9531c763077464307086ec9a1fd057d", kSuperman, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 1},
     {"surround", "4d7517ae69f95cfbc053be01312b7dba", kSurround, kCart2K, 34, 210, kSwappedPorts, 0x0003D, 12, {2, 0xF9, 0x01, 0}, {0, 0}, 1},
@@ -168,9 +168,9 @@ constexpr Game kGames[] = {
     {"tutankham", "085322bae40d904f53bdcc56df0593fc", kTutankham, kCartE0, 34, 210, 0, 0x01C3D, 12, {2, 0xAB, 0x00, 0}, {0, 0}, 3},
     {"up_n_down", "a499d720e7ee35c62424de882a3351b6", kUpNDown, kCartF8, 30, 210, 0, 0x02427, 8, {}, {1, 1}, 5},
     {"venture", "3e899eba0ca8cd2972da1ae5479b4f0d", kVenture, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 4},
-    {"video_checkers", "539d26b6e9df0da8e7465f0f5ad863b7", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"video_checkers", "539d26b6e9df0da8e7465f0f5ad863b7", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
     {"video_chess", "f0b7db930ca0e548c41a97160b9f6275", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
-    {"video_cube", "3f540a30fdee0b20aed7288e4a5ea528", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"video_cube", "3f540a30fdee0b20aed7288e4a5ea528", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {1, 1, 61, 2}, 0},
     {"video_pinball", "107cc025334211e6d29da0b6be46aec7", kVideoPinball, kCart4K, 34, 210, 0, 0x01C3F, 12, {2, 0xC1, 0x00, 0}, {0, 0}, 3},
     {"warlords", "cbe5a166550a8129a5e6d374901dffad", kNoRules, kCart4K, 34, 210, kPaddles, 0x3FFFF, 8, {}, {0, 0}, 0},
     {"wizard_of_wor", "7e8aa18bc9502eb57daaf5e7c1e94da7", kWizardOfWor, kCart4K, 34, 210, kSwappedPorts, 0x03C3F, 8, {}, {0, 0}, 3},
@@ -579,6 +579,11 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       lives = at(0xBB) + 1;
       over = at(0xA3) != 0;
       break;
+    case kSirLancelot:
+      score = bcd3(0x9E, 0x9F, 0xA0);
+      lives = at(0xA9);
+      over = lives == 0 && at(0xA7) == 0xA0;
+      break;
     case kSkiing:
       score = -(at(0xE8) * 6000 + bcd2(0xE9, 0xEA));
       over = at(0x91) == 0xFF;
@@ -592,6 +597,10 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       score = bcd2(0xE6, 0xE8);
       lives = at(0xC9);
       over = lives == 0 || at(0x98) & 0x80;
+      break;
+    case kSpaceWar:
+      score = bcd(at(0xA7));
+      over = score == 10 || at(0x80) == 0;
       break;
     case kStarGunner:
       for (int i = 0x86; i >= 0x83; --i) score = score * 10 + digit_or_blank(at(i));

@@ -184,10 +184,9 @@ struct Bus {
 };
 
 template <Wiring kWiring>
-HD NOINLINE void run_instructions(const Rom& rom, Vcs& vcs, const Canvas& canvas) {
+HD NOINLINE void run_instructions(const Rom& rom, Vcs& vcs, const Canvas& canvas, int16_t most_lines) {
   const Game& game = rom.game;
-  Bus<kWiring> bus(
-      rom, vcs, canvas, {game.first_line, game.height, static_cast<int16_t>(game.has(kPal) ? 342 : 290), !game.has(kNoHmoveBlank)});
+  Bus<kWiring> bus(rom, vcs, canvas, {game.first_line, game.height, most_lines, !game.has(kNoHmoveBlank)});
   vcs.tia.news = kNewMasks;  // the canvas is another
   if (!run_cpu(vcs.cpu, bus, kMaxInstructions)) vcs.error = kJam;
   memcpy(vcs.ram, bus.zero_page + 0x80, sizeof(vcs.ram));
@@ -195,13 +194,15 @@ HD NOINLINE void run_instructions(const Rom& rom, Vcs& vcs, const Canvas& canvas
   forget_line(vcs.tia);
 }
 
+constexpr int16_t kMostLines = 290, kMostPalLines = 342;  // of a frame: then it ends
+
 // One frame of the machine, with the inputs as they stand.
-HD NOINLINE inline void run_frame(const Rom& rom, Vcs& vcs, const Canvas& canvas) {
+HD NOINLINE inline void run_frame(const Rom& rom, Vcs& vcs, const Canvas& canvas, int16_t most_lines) {
   if (vcs.error) return;
   switch (wiring_of(rom.cart)) {
-    case kFlat: run_instructions<kFlat>(rom, vcs, canvas); break;
-    case kBanked: run_instructions<kBanked>(rom, vcs, canvas); break;
-    case kSliced: run_instructions<kSliced>(rom, vcs, canvas); break;
+    case kFlat: run_instructions<kFlat>(rom, vcs, canvas, most_lines); break;
+    case kBanked: run_instructions<kBanked>(rom, vcs, canvas, most_lines); break;
+    case kSliced: run_instructions<kSliced>(rom, vcs, canvas, most_lines); break;
   }
   // A program that never writes to the TIA stays in its frame for ever: keep its time small, far below the window.
   constexpr int kFarDown = 4096;
@@ -214,6 +215,9 @@ HD NOINLINE inline void run_frame(const Rom& rom, Vcs& vcs, const Canvas& canvas
   }
   if (vcs.tia.frame_over) vcs.tia.color_loss = rom.game.has(kPal) && (lines & 1);
   vcs.tia.frame_over = 0;
+}
+HD inline void run_frame(const Rom& rom, Vcs& vcs, const Canvas& canvas) {
+  run_frame(rom, vcs, canvas, rom.game.has(kPal) ? kMostPalLines : kMostLines);
 }
 
 // Right, left, down, up: the joystick's bits of each action, 1 = pressed.
@@ -367,11 +371,11 @@ HD void load(const Rom& rom, Vcs& vcs, Generators& generators, uint32_t seed, co
   generators.user.seed(seed);
   for (uint8_t& byte : vcs.ram) byte = static_cast<uint8_t>(generators.system.draw());
   generators.system.draw();  // the timer of a first reset, which has no cartridge yet
-  // ALE finds out here whether the game is PAL.
+  // ALE finds out here whether the game is PAL. Until then a frame has as many lines as one of NTSC at most.
   reset_system(rom, vcs, generators);
   for (int i = 0; i < 60; ++i) {
     set_inputs(rom, vcs, 0, kNoSwitch);
-    run_frame(rom, vcs, output.canvas());
+    run_frame(rom, vcs, output.canvas(), kMostLines);
   }
   reset_system(rom, vcs, generators);
   reset_game(rom, vcs, generators, output, sticky);
@@ -392,11 +396,11 @@ HD inline uint32_t episode_frame_number(const Vcs& vcs) { return vcs.episode_fra
 
 // Whether a saved state can be run. Bytes that index nothing and cannot overflow may have any value.
 HD inline bool is_valid(const Vcs& vcs) {
-  constexpr int kMostLines = 16384;  // a frame that never ends is cut before
-  constexpr int kMostCycles = kMostLines * kLineCycles;
+  constexpr int kLinesInAll = 16384;  // a frame that never ends is cut before
+  constexpr int kMostCycles = kLinesInAll * kLineCycles;
   const auto within = [](int64_t value, int64_t least, int64_t most) { return least <= value && value <= most; };
   const Tia& tia = vcs.tia;
-  bool valid = within(vcs.cpu.cycle, 0, kMostCycles) && within(tia.line, 0, kMostLines) && tia.pixel <= kWidth &&
+  bool valid = within(vcs.cpu.cycle, 0, kMostCycles) && within(tia.line, 0, kLinesInAll) && tia.pixel <= kWidth &&
                within(tia.hmove_cycle, kLongAgo, kMostCycles) && within(tia.vsync_cycle, kLongAgo, kMostCycles) &&
                within(tia.discharged_cycle, -(1 << 28), kMostCycles) &&
                within(vcs.riot.set_cycle, -(1 << 29), kMostCycles) && within(vcs.riot.late, 0, 1 << 30) &&
