@@ -63,6 +63,7 @@ clean:  ## remove the virtual environment; runs stay
 
 # A stamp is newer than what it was made from exactly when the installation is complete.
 $(VENV)/.train: requirements.txt constraints.txt | $(BIN)/python
+	@echo "installing what requirements.txt names, which takes some minutes"
 	$(PIP_INSTALL) -r requirements.txt
 	@touch $@
 
@@ -72,6 +73,7 @@ $(VENV)/.test: $(wildcard requirements*.txt) constraints.txt | $(BIN)/python
 
 $(VENV)/.libbeast: requirements-poly.txt constraints.txt setup.py $(wildcard csrc/*.cc csrc/*.h csrc/*.proto csrc/atari/*) | $(BIN)/python
 	@if $(HAS_PACKAGES) || $(INSTALL_PACKAGES); then \
+		echo "building libbeast: some minutes of C++"; \
 		$(PIP_INSTALL) -r requirements-poly.txt && \
 		$(BIN)/python setup.py -q build_ext --inplace && touch $@; \
 	else $(TELL_PACKAGES); $(if $(filter test test-all test-mutants,$(MAKECMDGOALS)),true,exit 1); fi

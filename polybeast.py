@@ -17,7 +17,7 @@ import os
 import shlex
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -184,11 +184,24 @@ def query_servers(flags: Flags, addresses: list[str], security: dict) -> tuple[F
         finally:
             timer.cancel()
 
-    unique = list(dict.fromkeys(addresses))
-    with ThreadPoolExecutor(min(len(unique), 64)) as threads:
-        hellos = list(threads.map(ask, unique))
-    first = hellos[0]
-    for address, hello in zip(unique, hellos):
+    answers: dict[str, Future] = {address: Future() for address in addresses}
+
+    def answer(address: str, future: Future) -> None:
+        try:
+            future.set_result(ask(address))
+        except BaseException as error:
+            future.set_exception(error)
+
+    for item in answers.items():  # at once; Ctrl-C waits for none of them
+        threading.Thread(target=answer, args=item, daemon=True).start()
+    hellos = {address: future.result() for address, future in answers.items()}
+    first = hellos[addresses[0]]
+    if flags.addresses and flags.env != Flags.env and flags.env.split(":")[-1] != first["env"].split(":")[-1]:
+        raise InputError(
+            f"--env {flags.env}: the env server at {addresses[0]} has {first['env']}; start it with --env {flags.env}, "
+            "or leave --env out here"
+        )
+    for address, hello in hellos.items():
         for name in ("env", "num_envs", "observation_space", "action_space", "fields", "observation", "action"):
             if hello[name] != first[name]:
                 raise InputError(

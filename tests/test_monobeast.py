@@ -425,6 +425,17 @@ def test_test_mode_plays_whole_games_with_given_seeds_and_writes_them_down(tmp_p
     assert written["standard_error"] == pytest.approx(np.std(written["returns"], ddof=1) / math.sqrt(7))
 
 
+def test_playing_without_a_name_says_which_runs_there_are(tmp_path, run_main):
+    code, output = run_main(monobeast, "--mode", "test", "--root", str(tmp_path))
+    assert code == 1 and f"give its --name, or --checkpoint; {tmp_path} has none yet" in output, output
+    for name in ("older", "newer"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "checkpoint.pt").touch()
+    os.utime(tmp_path / "older" / "checkpoint.pt", (0, 0))
+    code, output = run_main(monobeast, "--mode", "test", "--root", str(tmp_path))
+    assert code == 1 and f"{tmp_path} has newer, older" in output, output
+
+
 def test_a_video_of_a_game_is_written(tmp_path):
     pytest.importorskip("imageio_ffmpeg")
     flags = small_flags(

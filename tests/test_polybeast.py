@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import types
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import toy_envs  # noqa: F401  registers its environments
+from env_hosts import ServerProcess
 from waiting import PATIENCE, wait_until
 
 import beast
@@ -285,6 +287,25 @@ def test_a_learner_says_which_server_it_waits_for(tmp_path, run_here, monkeypatc
     code, output = run_here("--addresses", address, "--env_timeout", "2")
     assert code == 1 and output.startswith(f"waiting for the env server at {address}, for 2 s"), output
     assert f"{address}: not reached within 2 s" in output and "Traceback" not in output, output
+
+
+def test_ctrl_c_ends_a_learner_that_waits_for_a_server(tmp_path):
+    process = start(tmp_path, "--addresses", f"unix:{tmp_path / 'nobody'}", "--env_timeout", "1000")
+    printed = process.stdout.readline()
+    assert printed.startswith("waiting for the env server"), printed
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    finish(process)
+    assert process.returncode == -signal.SIGINT and time.monotonic() - began < PATIENCE / 4
+
+
+def test_an_environment_that_the_servers_have_not_is_refused(tmp_path, run_here):
+    with ServerProcess(tmp_path, "CartPole-v1", "--group_width", "4") as server:
+        code, output = run_here("--addresses", server.address, "--env", "Acrobot-v1", "--total_steps", "100")
+        assert code == 1 and "--env Acrobot-v1: the env server at" in output and "has CartPole-v1" in output, output
+        for env in ([], ["--env", "CartPole-v1"]):
+            code, output = run_here("--addresses", server.address, *env, "--total_steps", "100", "--log_steps", "50")
+            assert code == 0, output
 
 
 def test_own_arguments_of_the_env_server_reach_create_env_here_and_there(run_here):

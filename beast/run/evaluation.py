@@ -23,8 +23,10 @@ from beast.feeds.processes import Child
 from beast.learn.distributions import distribution
 from beast.learn.nests import columns, map_tensors
 from beast.run import checkpoint
+from beast.run.console import tell
 from beast.run.directory import read_json, write_json
 
+PROGRESS_SECONDS = 10.0  # between two lines of how many games are over
 LEAST_PATIENCE = 600.0  # seconds that an evaluation may take, or as long as there is between two
 # An agent's file, in a process that yields to all others and ends with its parent.
 BEHIND = """
@@ -57,7 +59,12 @@ def play(
     before["action"][...] = 0
     group.reset(seed, before)
     core_state = net.initial_state(width)
+    tell(f"playing {episodes} whole games, {width} at a time")
+    told_at = time.monotonic()
     while any(len(played) < share for played, share in zip(games, quota)):
+        if time.monotonic() - told_at > PROGRESS_SECONDS:
+            told_at = time.monotonic()
+            tell(f"{sum(min(len(played), share) for played, share in zip(games, quota))} of {episodes} games are over")
         inputs = map_tensors(lambda x: torch.from_numpy(x[:1]), memory.rollout(0))
         with torch.no_grad():
             policy_logits, _, core_state = net(inputs, core_state)
@@ -90,10 +97,10 @@ def report(played: list[tuple[float, int]], flags, path: str, steps: int) -> dic
         "returns": returns.tolist(),
         "lengths_in_steps": lengths.tolist(),
     }
-    print(
-        f"{flags.env}: mean return {returns.mean():.2f} ± {standard_error:.2f} (standard error) over {len(returns)} "
-        f"whole games, {'greedy' if flags.greedy else 'sampled'}, seed {flags.seed}, after {steps:,} steps"
-    )
+    spread = f" ± {standard_error:.2f} (standard error)" if len(returns) > 1 else ""
+    how = f"{'greedy' if flags.greedy else 'sampled'}, seed {flags.seed}, after {steps:,} steps"
+    games = f"{len(returns)} whole games" if len(returns) > 1 else "one whole game"
+    print(f"{flags.env}: mean return {returns.mean():.2f}{spread} over {games}, {how}")
     output = Path(path).with_name("test.json")
     write_json(output, result)
     print(f"written to {output}" + (f" and {flags.video}" if flags.video else ""))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
 from beast.envs import parse_env_kwargs
@@ -238,5 +240,9 @@ def describe_updates(flags, value_head) -> str:
 
 
 def run_name(variant: str, flags: RunFlags) -> str:
-    """The run's name as given, or one made of variant, environment and time."""
+    """The run's name as given, or one made of variant, environment and time. InputError where --mode test has none."""
+    if flags.mode == "test" and not (flags.name or flags.checkpoint):
+        names = [path.parent.name for path in sorted(Path(flags.root).glob("*/checkpoint.pt"), key=os.path.getmtime)]
+        there = f"{flags.root} has {', '.join(names[:-11:-1])}" if names else f"{flags.root} has none yet"
+        raise InputError(f"--mode test plays a run's checkpoint: give its --name, or --checkpoint; {there}")
     return flags.name or f"{variant}-{flags.env.replace('/', '-').replace(':', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"

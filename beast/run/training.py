@@ -146,7 +146,7 @@ class Training:
         self.cleanup.callback(self._metrics.close)
         parameters = sum(parameter.numel() for parameter in learner.net.parameters())
         precision = " in bf16" if getattr(learner.net, "amp", False) else ""
-        emulator = {"beast": " on Beast's emulator", "ale": " on ale-py's", "auto": ""}[flags.atari_backend]
+        emulator = {"beast": " on Beast's emulator", "ale": " on ale-py's emulator", "auto": ""}[flags.atari_backend]
         name = flags.env + (emulator if is_atari(flags.env) else "")
         run.log(f"{flags.name}: {name}, {parameters:,} parameters on {self.device}{precision}, {introduction}")
         limits = flags.total_steps, flags.total_minutes
