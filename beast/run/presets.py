@@ -15,9 +15,9 @@ ABOUT = {
 }
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # MinAtar/Breakout-v0 19.4 and 20.7 in 2,000,000 steps (two seeds; 15 after 760,000 and 800,000), VizdoomBasic-v1
-    # 80.9, 80.6, 80.4 in 300,000 (80 after 61,000, 80,000, 221,000); 20 and 13 to 15 minutes on two cores, two or three
-    # runs at a time.
+    # Three seeds each: MinAtar/Breakout-v0 19.4, 20.7, 24.4 in 2,000,000 steps, VizdoomBasic-v1 80.9, 80.6, 80.4 in
+    # 300,000, Parcel-v0 0.82, 0.81, 0.79 in 1,000,000; 20, 13 to 15 and 20 minutes on two cores, two or three runs at a
+    # time.
     "pixels": {
         "batch_width": 32,
         "unroll_length": 32,
