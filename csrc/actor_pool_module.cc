@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -186,10 +185,10 @@ std::unique_ptr<PythonActorPool> make_pool(int64_t unroll_length, std::shared_pt
     options.address = address;
     check(options);
   }
-  const auto connect = [options](const std::string& address) {
+  const auto connect = [options, streams = std::make_shared<GrpcStreams>()](const std::string& address) {
     GrpcOptions with_address = options;
     with_address.address = address;
-    return make_grpc_stream(with_address);
+    return streams->connect(with_address);
   };
   auto pool = shared_here(new ActorPool(
       ActorPoolOptions{unroll_length, seed, max_env_restarts, min_streams.value_or(1 << 30),
@@ -199,26 +198,11 @@ std::unique_ptr<PythonActorPool> make_pool(int64_t unroll_length, std::shared_pt
   return std::make_unique<PythonActorPool>(std::move(pool), std::move(log));
 }
 
-// Opens a stream in another thread, while this one watches for Ctrl-C.
-StreamSpec open_interruptibly(EnvStream& stream, const Interrupt& interrupt) {
-  auto opened = std::async(std::launch::async, [&] { return stream.open(0); });  // its destructor waits
-  try {
-    while (opened.wait_for(std::chrono::milliseconds(100)) != std::future_status::ready) {
-      if (interrupt) interrupt();
-    }
-  } catch (...) {
-    stream.cancel();
-    throw;
-  }
-  return opened.get();
-}
-
 py::dict handshake(const std::string& address, const std::string& token, const std::string& root_certificates,
                    const std::string& env, double timeout, bool insecure) {
   const std::chrono::milliseconds limit = milliseconds_of("timeout", timeout);
-  const auto stream = make_grpc_stream({address, token, root_certificates, env, insecure, limit, limit, true});
-  return spec_to_python(
-      without_gil([&](const Interrupt& interrupt) { return open_interruptibly(*stream, interrupt); }));
+  const GrpcOptions options{address, token, root_certificates, env, insecure, limit, limit};
+  return spec_to_python(without_gil([&](const Interrupt& interrupt) { return ask_for_hello(options, interrupt); }));
 }
 
 }  // namespace
