@@ -122,11 +122,8 @@ class PythonActorPool {
     live_pools->add(pool_);
   }
 
-  ~PythonActorPool() {
-    if (generation_ != generation()) return;
-    py::gil_scoped_release release;
-    pool_->stop_and_wait();
-  }
+  // There is no destructor that waits: run() has ended, as its caller holds this object. One that released the GIL could
+  // not get it back in a daemon thread while the interpreter shuts down.
 
   void run() {
     const auto log = [this](const std::string& message) {
