@@ -433,11 +433,11 @@ class ActorPool::Actor : public EnvStream::Owner {
     try {
       std::rethrow_exception(why);
     } catch (const HandshakeError& error) {
-      if (pool_.takes_callers_) return pool_.say(std::string(error.what()) + "\nIt was refused.");
+      if (pool_.listen_) return pool_.say(std::string(error.what()) + "\nIt was refused.");
       if (num_lives_ == 0 || !retire(error.what())) pool_.fail(why);
     } catch (const ConnectionError& error) {
       if (in_rollout_) ++pool_.dropped_rollouts_;
-      if (pool_.takes_callers_) return pool_.say(error.what());
+      if (pool_.listen_) return pool_.say(error.what());
       if (num_lives_ == 0) return pool_.fail(why);  // open() has retried already
       if (Clock::now() - began_ > kForgivenAfter) num_restarts_ = 0;
       const std::string limit = std::to_string(pool_.options_.max_env_restarts);
@@ -530,7 +530,6 @@ ActorPool::ActorPool(const ActorPoolOptions& options, std::shared_ptr<BatchingQu
       learner_queue_(std::move(learner_queue)),
       inference_batcher_(std::move(inference_batcher)),
       initial_agent_state_(std::move(initial_agent_state)),
-      takes_callers_(false),
       connect_(std::move(connect)),
       expected_(options.expected) {
   check_arguments();
@@ -542,12 +541,12 @@ ActorPool::ActorPool(const ActorPoolOptions& options, std::shared_ptr<BatchingQu
 
 ActorPool::ActorPool(const ActorPoolOptions& options, std::shared_ptr<BatchingQueue> learner_queue,
                      std::shared_ptr<DynamicBatcher> inference_batcher, size_t num_places,
-                     ArrayNest initial_agent_state)
+                     ArrayNest initial_agent_state, Listen listen)
     : options_(options),
       learner_queue_(std::move(learner_queue)),
       inference_batcher_(std::move(inference_batcher)),
       initial_agent_state_(std::move(initial_agent_state)),
-      takes_callers_(true),
+      listen_(std::move(listen)),
       expected_(options.expected) {
   check_arguments();
   while (actors_.size() < num_places) actors_.push_back(std::make_unique<Actor>(*this, actors_.size(), ""));
@@ -579,7 +578,7 @@ void ActorPool::run(const Interrupt& interrupt, const Log& log) {
     executor_ = std::make_shared<Executor>(num_threads());
     num_running_ = actors_.size();
     for (const auto& actor : actors_) {
-      if (!takes_callers_) executor_->post([actor = actor.get()] { actor->connect(); });
+      if (!listen_) executor_->post([actor = actor.get()] { actor->connect(); });
     }
   }
   const auto log_messages = [&] {
@@ -593,6 +592,7 @@ void ActorPool::run(const Interrupt& interrupt, const Log& log) {
     }
   };
   try {
+    if (listen_) listen_([this](auto stream, auto name) { return admit(std::move(stream), std::move(name)); });
     for (;;) {
       {
         std::unique_lock<std::mutex> lock(mutex_);
@@ -620,8 +620,9 @@ void ActorPool::run(const Interrupt& interrupt, const Log& log) {
     changed_.wait(lock, [this] { return num_open_ == 0; });
   }
   executor_->stop();
-  connect_ = nullptr;  // with the threads of its transport
   try {
+    if (listen_) listen_(nullptr);
+    connect_ = nullptr;  // with the threads of its transport
     log_messages();
   } catch (...) {
     fail(std::current_exception());
@@ -701,7 +702,7 @@ void ActorPool::connect_later(Actor& actor, std::chrono::duration<double> pause)
 }
 
 bool ActorPool::keeps_waiting(Actor& actor) {
-  if (!takes_callers_) return false;
+  if (!listen_) return false;
   std::lock_guard<std::mutex> lock(mutex_);
   if (num_connected_ >= options_.min_streams) return false;
   waiting_.push_back(&actor);
@@ -711,7 +712,7 @@ bool ActorPool::keeps_waiting(Actor& actor) {
 void ActorPool::count_connected(int64_t change) {
   std::lock_guard<std::mutex> lock(mutex_);
   num_connected_ += change;
-  if (!takes_callers_ || num_connected_ < options_.min_streams) return;
+  if (!listen_ || num_connected_ < options_.min_streams) return;
   for (Actor* actor : waiting_) executor_->post([actor] { actor->act(); });
   waiting_.clear();
 }

@@ -52,6 +52,10 @@ struct ActorPoolCounters {
 class ActorPool {
  public:
   using Connect = std::function<std::shared_ptr<EnvStream>(const std::string& address)>;
+  // Takes a stream that has come, whose peer has this name. False if no place is free.
+  using Admit = std::function<bool(std::shared_ptr<EnvStream> stream, std::string name)>;
+  // Lets streams come, from now on; with null, no more. May throw.
+  using Listen = std::function<void(Admit admit)>;
   using Log = std::function<void(const std::string& message)>;
 
   // Opens a stream for each address; an address may be listed more than once. Leaves of `initial_agent_state` are
@@ -59,9 +63,10 @@ class ActorPool {
   ActorPool(const ActorPoolOptions& options, std::shared_ptr<BatchingQueue> learner_queue,
             std::shared_ptr<DynamicBatcher> inference_batcher, std::vector<std::string> addresses,
             ArrayNest initial_agent_state, Connect connect);
-  // Has room for `num_places` streams, which come by themselves: admit() takes them.
+  // Has room for `num_places` streams, which come and go by themselves.
   ActorPool(const ActorPoolOptions& options, std::shared_ptr<BatchingQueue> learner_queue,
-            std::shared_ptr<DynamicBatcher> inference_batcher, size_t num_places, ArrayNest initial_agent_state);
+            std::shared_ptr<DynamicBatcher> inference_batcher, size_t num_places, ArrayNest initial_agent_state,
+            Listen listen);
   ~ActorPool();
 
   // Runs until both queues are closed, stop() is called, or a stream fails for good. Then it ends all streams, joins all
@@ -70,9 +75,6 @@ class ActorPool {
   void run(const Interrupt& interrupt, const Log& log);
   void stop();           // may be called from any thread
   void stop_and_wait();  // waits until run() has joined its threads; returns at once if run() was not called
-
-  // Gives a place to a stream that has come, while run() runs; `name` is for messages. False if no place is free.
-  bool admit(std::shared_ptr<EnvStream> stream, std::string name);
 
   // Environment steps so far: rows x K, without the rows that begin a life.
   int64_t count() const { return steps_; }
@@ -84,6 +86,7 @@ class ActorPool {
   using Time = std::chrono::steady_clock::time_point;
 
   void check_arguments() const;
+  bool admit(std::shared_ptr<EnvStream> stream, std::string name);
   bool stopping() const { return stopping_; }
   StreamSpec expect(const StreamSpec& spec);  // the pool's first spec, which all others must equal
   void fail(std::exception_ptr failure);  // stops the pool; the first failure is the one that run() throws
@@ -96,8 +99,8 @@ class ActorPool {
   const std::shared_ptr<BatchingQueue> learner_queue_;
   const std::shared_ptr<DynamicBatcher> inference_batcher_;
   const ArrayNest initial_agent_state_;
-  const bool takes_callers_;  // streams come by themselves
-  Connect connect_;
+  Connect connect_;  // null where streams come by themselves
+  Listen listen_;    // else null
 
   std::atomic<int64_t> steps_{0}, restarts_{0}, dropped_rollouts_{0}, streams_come_{0}, num_retired_{0};
   std::atomic<int64_t> inference_ns_{0}, environment_ns_{0}, enqueue_ns_{0};

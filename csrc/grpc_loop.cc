@@ -233,7 +233,7 @@ void GrpcStream::look_at_timeout(Clock::time_point now) {
   if (call) call->cancel();
 }
 
-void GrpcStream::end(std::exception_ptr why) {
+void GrpcStream::end(std::exception_ptr why, bool politely) {
   std::shared_ptr<GrpcCall> call;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -242,7 +242,7 @@ void GrpcStream::end(std::exception_ptr why) {
     set_timeout(kStatusTimeout);
     call = call_;
   }
-  if (why) call->cancel();
+  if (why && !politely) call->cancel();
   call->finish([self = shared_from_this(), why](const grpc::Status& status) {
     {
       std::lock_guard<std::mutex> lock(self->mutex_);

@@ -103,8 +103,9 @@ class GrpcStream : public EnvStream, public std::enable_shared_from_this<GrpcStr
   // Reads a row, after what `send` sends; null sends nothing.
   void exchange(const std::function<void(GrpcCall& call, Then then)>& send, std::vector<std::byte*> destinations);
   void set_row(const StreamSpec& spec);
-  // Tells that the stream is lost when its call has ended. A null `why` is that of the call's status.
-  void end(std::exception_ptr why);
+  // Tells that the stream is lost when its call has ended. A null `why` is that of the call's status; with another one
+  // the call is cancelled, if not politely.
+  void end(std::exception_ptr why, bool politely = false);
   void tell_lost(std::exception_ptr why);  // once the call, if there was one, has ended
   void tell_opened(const StreamSpec& spec);
   virtual std::exception_ptr error_of(const grpc::Status& status) = 0;
