@@ -159,7 +159,9 @@ def train(flags: Flags) -> Result:
             if servers:
                 others.append(lambda: servers.watch(feed.closed.is_set, training.run.log))
             updates = describe_updates(flags, value_head(learner.net))
-            introduction = f"{'up to ' if listener else ''}{num_streams} groups of {flags.group_width} environments, {updates}"
+            introduction = (
+                f"{'up to ' if listener else ''}{num_streams} groups of {flags.group_width} environments, {updates}"
+            )
             return training.train(
                 feed, lambda: infer(training, feed, weights), lambda: learn(training, feed, weights), introduction,
                 others,
@@ -246,7 +248,11 @@ def query_servers(flags: Flags, addresses: list[str], security: dict) -> tuple[F
 
 def use_hello(flags: Flags, address: str, hello: dict) -> tuple[Flags, EnvSpaces, dict]:
     """What `query_servers` returns, by the hello of one of them. Raises InputError if it cannot be used."""
-    if (flags.addresses or flags.listen) and flags.env != Flags.env and flags.env.split(":")[-1] != hello["env"].split(":")[-1]:
+    if (
+        (flags.addresses or flags.listen)
+        and flags.env != Flags.env
+        and flags.env.split(":")[-1] != hello["env"].split(":")[-1]
+    ):
         raise InputError(
             f"--env {flags.env}: the env server at {address} has {first['env']}; start it with --env {flags.env}, "
             "or leave --env out here"
@@ -258,9 +264,7 @@ def use_hello(flags: Flags, address: str, hello: dict) -> tuple[Flags, EnvSpaces
     served = {name: field for name, field in hello["fields"].items() if name.startswith("obs/")}
     if described != served or hello["action"] != action_shape_dtype(action_space)[::-1]:
         raise InputError(
-            wire.readable(
-                f"{address}: its spaces have {described}, its rows {served}: it is no env server of Beast"
-            )
+            wire.readable(f"{address}: its spaces have {described}, its rows {served}: it is no env server of Beast")
         )
     return flags, spaces, hello
 

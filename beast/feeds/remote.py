@@ -50,6 +50,7 @@ class RemoteFeed(Feed):
         self.workers = {"streams": self._stream_seconds}
         self.cores = {"envs": partial(cpu_seconds_of_children, servers.processes)} if servers else {}
         self.num_streams, self.closed = listener.max_streams if listener else len(addresses), threading.Event()
+        self._num_measured = 1 if listener else self.num_streams  # most at a time so far
         T, B, num_rows = flags.unroll_length, flags.batch_width, flags.group_width * self.num_streams
         self.queue = libbeast.BatchingQueue(
             batch_dim=1, minimum_batch_size=B, maximum_batch_size=B, maximum_queue_size=flags.queue_width
@@ -115,7 +116,7 @@ class RemoteFeed(Feed):
                 )
             elif come > num_come and now - told_at > 1.0:
                 self._log(f"{connected} streams of env servers now, {come} have come")
-                num_come = come
+                num_come, self._num_measured = come, max(self._num_measured, connected)
             else:
                 continue
             told_at = now
@@ -137,8 +138,7 @@ class RemoteFeed(Feed):
     def _stream_seconds(self) -> dict[str, float]:
         counters: dict = {**self.pool.counters()}
         waits = ("environment", "inference", "enqueue")  # of a stream, in turn
-        num_streams = self.num_streams if not self._listener else max(counters["streams_connected"], 1)
-        return {stage: counters[f"seconds_{stage}"] / num_streams for stage in waits}
+        return {stage: counters[f"seconds_{stage}"] / self._num_measured for stage in waits}
 
     def acting(self) -> Iterator[Rows]:
         for batch in self.batcher:
