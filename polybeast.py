@@ -2,7 +2,7 @@
 
     python polybeast.py --env PongNoFrameskip-v4 --name pong-poly       # starts its own env servers; again: resumes
     python polybeast.py --addresses hostA:4431 hostB:4431 --token_file token --tls_ca cert.pem     # polybeast_env.py's
-    python polybeast.py --listen 0.0.0.0:4430 --token_file token --tls_cert cert.pem --tls_key key.pem  # or they dial in
+    python polybeast.py --listen 0.0.0.0:4430 --token_file token --tls_cert cert.pem --tls_key key.pem   # they dial in
     python polybeast.py --mode test --name pong-poly                    # play whole games with the checkpoint
 
 Env servers (polybeast_env.py) stream rows of observations to the actor pool, in C++, which brings them to a dynamic
@@ -134,7 +134,7 @@ def train(flags: Flags) -> Result:
             listener = listen(flags)
             servers_to_close.callback(listener.close)
             tell(f"waiting for env servers on {listener.address}: polybeast_env.py --learner {listener.address}")
-            flags, spaces, hello = use_hello(flags, "the first env server", listener.first_hello())
+            flags, spaces, hello = use_hello(flags, listener.address, listener.first_hello())
         else:
             flags, spaces, hello = query_servers(flags, addresses, security)
         if not runs_servers:
@@ -248,13 +248,10 @@ def query_servers(flags: Flags, addresses: list[str], security: dict) -> tuple[F
 
 def use_hello(flags: Flags, address: str, hello: dict) -> tuple[Flags, EnvSpaces, dict]:
     """What `query_servers` returns, by the hello of one of them. Raises InputError if it cannot be used."""
-    if (
-        (flags.addresses or flags.listen)
-        and flags.env != Flags.env
-        and flags.env.split(":")[-1] != hello["env"].split(":")[-1]
-    ):
+    is_given = (flags.addresses or flags.listen) and flags.env != Flags.env
+    if is_given and flags.env.split(":")[-1] != hello["env"].split(":")[-1]:
         raise InputError(
-            f"--env {flags.env}: the env server at {address} has {first['env']}; start it with --env {flags.env}, "
+            f"--env {flags.env}: the env server at {address} has {hello['env']}; start it with --env {flags.env}, "
             "or leave --env out here"
         )
     flags = validate(replace(flags, env=hello["env"], group_width=hello["num_envs"]))

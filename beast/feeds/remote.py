@@ -80,8 +80,8 @@ class RemoteFeed(Feed):
         self.closed.set()
 
     def watch(self, group_width: int) -> None:
-        """Until the feed closes: log how many environments are reset at the start, and when lost streams are back; where
-        streams dial in, how many there are."""
+        """Until the feed closes: log how many environments are reset at the start, and when lost streams are back.
+        Where streams dial in, log how many there are."""
         if self._listener:
             return self._watch_callers()
         width, total, is_started, told_at = group_width, group_width * self.num_streams, False, time.monotonic()
