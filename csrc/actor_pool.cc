@@ -272,7 +272,7 @@ ArrayNest actions_of(const ArrayNest& agent_outputs, const StreamSpec& spec) {
 
 // One thread at a time works for an actor: a thread of the stream's transport when an event has come, one of the
 // executor when inference or the learner queue has answered. The functions stand in the order in which they follow each
-// other. Only cancel() may come in between.
+// other. Only cancel() may come in between. An actor waits for one thing at a time.
 class ActorPool::Actor : public EnvStream::Owner {
  public:
   Actor(ActorPool& pool, size_t index, std::string name) : pool_(pool), index_(index), name_(std::move(name)) {}
@@ -290,6 +290,12 @@ class ActorPool::Actor : public EnvStream::Owner {
     if (const auto stream = current_stream()) stream->cancel();
   }
 
+  void drop_stream() {
+    std::shared_ptr<EnvStream> dropped;  // which may be told so without the lock
+    std::lock_guard<std::mutex> lock(mutex_);
+    dropped.swap(stream_);
+  }
+
   bool is_free = true;  // to admit(); the pool's mutex guards it
 
  private:
@@ -299,9 +305,8 @@ class ActorPool::Actor : public EnvStream::Owner {
       std::lock_guard<std::mutex> pool_lock(pool_.mutex_);
       if (pool_.stopping()) return;
       stream_ = stream;
-      ++pool_.num_open_;
+      ++pool_.num_awaited_;
     }
-    why_lost_ = nullptr;
     in_rollout_ = is_accepted_ = false;
     began_ = Clock::now();
     seed_ = env_seed(pool_.options_.seed, index_, num_attempts_++);
@@ -309,6 +314,7 @@ class ActorPool::Actor : public EnvStream::Owner {
   }
 
   void opened(const StreamSpec& spec) override {
+    const Event event(pool_);
     guarded([&] {
       accept(spec);
       check_memory(spec, pool_.options_.unroll_length);
@@ -319,7 +325,8 @@ class ActorPool::Actor : public EnvStream::Owner {
       rollout_.emplace(spec, pool_.options_.unroll_length, Origin{static_cast<int32_t>(index_), num_lives_ - 1});
       row_ = 0;
       asked_ = Clock::now();
-      if (const auto stream = current_stream()) stream->read_first_row(rollout_->destinations(row_));
+      await_event();
+      current_stream()->read_first_row(rollout_->destinations(row_));
     });
   }
 
@@ -335,6 +342,7 @@ class ActorPool::Actor : public EnvStream::Owner {
   }
 
   void row_came() override {
+    const Event event(pool_);
     pool_.environment_ns_ += nanoseconds_since(asked_);
     guarded([&] {
       check_row();
@@ -385,7 +393,8 @@ class ActorPool::Actor : public EnvStream::Owner {
       rollout_->set_agent_outputs(++row_, agent_outputs);
       in_rollout_ = true;
       const ArrayNest actions = actions_of(agent_outputs, spec_);
-      if (const auto stream = current_stream()) stream->step(actions, rollout_->destinations(row_));
+      await_event();
+      current_stream()->step(actions, rollout_->destinations(row_));
     });
   }
 
@@ -411,27 +420,31 @@ class ActorPool::Actor : public EnvStream::Owner {
   }
 
   void lost(std::exception_ptr why) override {
-    if (why_lost_) why = why_lost_;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      stream_.reset();
-    }
-    if (is_accepted_) pool_.count_connected(-1);
-    if (!pool_.stopping()) {  // else inference may just be answering
-      rollout_.reset();
-      if (!has_ended_) guarded([&] { go_on_after(why); });
+    const Event event(pool_);
+    end_life(why);
+  }
+
+  void end_life(const std::exception_ptr& why) {
+    drop_stream();
+    rollout_.reset();
+    if (std::exchange(is_accepted_, false)) pool_.count_connected(-1);
+    try {
+      if (!pool_.stopping()) go_on_after(why);
+    } catch (...) {
+      pool_.fail(std::current_exception());
     }
     std::lock_guard<std::mutex> lock(pool_.mutex_);
-    if (has_ended_) --pool_.num_running_;
     is_free = true;
-    --pool_.num_open_;
-    pool_.changed_.notify_all();  // run() may end now, and the pool
   }
 
   // Connects again, soon or after a rest, or ends the run.
   void go_on_after(const std::exception_ptr& why) {
     try {
       std::rethrow_exception(why);
+    } catch (const ClosedBatchingQueue&) {
+      std::lock_guard<std::mutex> lock(pool_.mutex_);
+      --pool_.num_running_;
+      pool_.changed_.notify_all();
     } catch (const HandshakeError& error) {
       if (pool_.listen_) return pool_.say(std::string(error.what()) + "\nIt was refused.");
       if (num_lives_ == 0 || !retire(error.what())) pool_.fail(why);
@@ -481,20 +494,36 @@ class ActorPool::Actor : public EnvStream::Owner {
     return stream_;
   }
 
-  // Ends the stream, the actor or the pool if `function` throws.
+  // An event of the stream, which the pool waits for before it ends.
+  class Event {
+   public:
+    explicit Event(ActorPool& pool) : pool_(pool) {}
+    ~Event() {
+      std::lock_guard<std::mutex> lock(pool_.mutex_);
+      if (--pool_.num_awaited_ == 0 && pool_.stopping()) pool_.changed_.notify_all();
+    }
+
+   private:
+    ActorPool& pool_;
+  };
+
+  void await_event() {
+    std::lock_guard<std::mutex> lock(pool_.mutex_);
+    ++pool_.num_awaited_;
+  }
+
+  // Ends the life if `function` throws, or the pool where no other life would do better.
   template <typename Function>
   void guarded(Function&& function) {
     try {
       function();
-    } catch (const ClosedBatchingQueue&) {
-      has_ended_ = true;
-      cancel();
-    } catch (const ConnectionError&) {
-      why_lost_ = std::current_exception();
-      cancel();
     } catch (const HandshakeError& error) {
-      why_lost_ = std::current_exception();
-      if (const auto stream = current_stream()) stream->refuse(error.what());
+      current_stream()->refuse(error.what());
+      end_life(std::current_exception());
+    } catch (const ConnectionError&) {
+      end_life(std::current_exception());
+    } catch (const ClosedBatchingQueue&) {
+      end_life(std::current_exception());
     } catch (...) {
       pool_.fail(std::current_exception());
     }
@@ -508,13 +537,11 @@ class ActorPool::Actor : public EnvStream::Owner {
   int32_t num_lives_ = 0;           // connections so far, including this one; failed attempts do not count
   bool is_retired_ = false;         // it rests, or connects after a rest
   double rest_ = kFirstRest;        // seconds
-  std::atomic<bool> has_ended_{false};  // a queue is closed
   // Of this life:
   uint64_t seed_ = 0;
   Clock::time_point began_, asked_;  // asked_: when what it waits for was asked for
   StreamSpec spec_;
   bool is_accepted_ = false;
-  std::exception_ptr why_lost_;     // if the actor has ended the stream itself
   std::optional<Rollout> rollout_;
   int64_t row_ = 0;                 // of the rollout: the newest, or the one that comes next
   bool in_rollout_ = false;         // the rollout has steps, which would be lost with the stream
@@ -615,11 +642,14 @@ void ActorPool::run(const Interrupt& interrupt, const Log& log) {
     fail(std::current_exception());
   }
   stop();
-  {
+  const auto wait_for_events = [this] {
     std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return num_open_ == 0; });
-  }
+    changed_.wait(lock, [this] { return num_awaited_ == 0; });
+  };
+  wait_for_events();
   executor_->stop();
+  wait_for_events();  // of what its last tasks have started
+  for (const auto& actor : actors_) actor->drop_stream();
   try {
     if (listen_) listen_(nullptr);
     connect_ = nullptr;  // with the threads of its transport

@@ -112,7 +112,7 @@ class ActorPool {
   std::condition_variable changed_;
   bool started_ = false;  // run() was called
   bool ended_ = false;    // run() has joined its threads
-  size_t num_open_ = 0;     // streams that have not told their end
+  size_t num_awaited_ = 0;  // events of streams
   size_t num_running_ = 0;  // actors that have not ended
   int64_t num_connected_ = 0;
   std::vector<std::pair<Time, Actor*>> resting_;  // until they connect again

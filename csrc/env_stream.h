@@ -59,17 +59,16 @@ struct HandshakeError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A stream of K environments. Nothing here waits: each call starts what it is named for, and its end is an event of the
-// owner. A call is made when the event of the one before has come; cancel() and refuse() may come at any time, from any
-// thread.
+// A stream of K environments. Nothing here waits: open(), read_first_row() and step() start what they are named for, and
+// the owner is told of its end by one event, which another thread may bring, or open() itself. They are called in turn,
+// each when the event before has come. While none is awaited, the owner may destroy the stream.
 class EnvStream {
  public:
-  // Gets the events, from threads of the transport and never from within a call. An owner outlives its stream's lost().
   class Owner {
    public:
     virtual void opened(const StreamSpec& spec) = 0;
     virtual void row_came() = 0;
-    virtual void lost(std::exception_ptr why) = 0;  // one of the errors above. It comes once, after all other events
+    virtual void lost(std::exception_ptr why) = 0;  // one of the errors above, instead of the other two
 
    protected:
     ~Owner() = default;
@@ -82,8 +81,9 @@ class EnvStream {
   virtual void read_first_row(std::vector<std::byte*> destinations) = 0;
   // Sends actions, [K, *shape] or a nest where any action is taken, and reads the row that they lead to.
   virtual void step(const Nest<Array>& actions, std::vector<std::byte*> destinations) = 0;
-  virtual void cancel() = 0;  // makes lost() come soon, if open() was called
-  // The same, and tells the peer why, where it has called: another try would be refused, too.
+  // From any thread: what was started, or will be, ends soon, with lost().
+  virtual void cancel() = 0;
+  // Instead of another call, where the stream is of no use: tells a peer that has called why.
   virtual void refuse(const std::string& why) = 0;
 };
 

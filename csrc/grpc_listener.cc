@@ -35,10 +35,6 @@ class DialedCall : public GrpcCall {
     context_.AddInitialMetadata(name, value);
     operate([&](void* tag) { stream_.SendInitialMetadata(tag); }, std::move(then));
   }
-  void turn_away(const grpc::Status& why) {
-    answer_ = why;
-    finish([](const grpc::Status&) {});
-  }
   void cancel() override { context_.TryCancel(); }
 
   std::string header(const char* name) const {
@@ -105,7 +101,7 @@ class DialedStream : public GrpcStream {
   void open(uint64_t seed, Owner* owner) override {
     owner_ = owner;
     seed_ = seed;
-    tell_opened(spec_);
+    owner->opened(spec_);
   }
 
   void read_first_row(std::vector<std::byte*> destinations) override {
@@ -115,9 +111,11 @@ class DialedStream : public GrpcStream {
     exchange(say_hello, std::move(destinations));
   }
 
-  void refuse(const std::string& why) override {
-    dialed_->set_answer({grpc::FAILED_PRECONDITION, why.substr(0, 2000)});
-    end(std::make_exception_ptr(HandshakeError(why)), /*politely=*/true);
+  void refuse(const std::string& why) override { turn_away({grpc::FAILED_PRECONDITION, why.substr(0, 2000)}); }
+
+  void turn_away(const grpc::Status& why) {
+    dialed_->set_answer(why);
+    end_politely();
   }
 
   const StreamSpec& spec() const { return spec_; }
@@ -221,22 +219,22 @@ class GrpcListener::Server {
   }
 
   void called(const std::shared_ptr<DialedCall>& call) {
+    const auto stream = std::make_shared<DialedStream>(loop_, call, options_.env_timeout);
     if (call->method() != kDialMethod) {
-      return refuse(call, grpc::UNIMPLEMENTED, "this is a learner that env servers dial: it serves no " + call->method());
+      return refuse(stream, grpc::UNIMPLEMENTED, "this is a learner that env servers dial: it serves no " + call->method());
     }
     if (!options_.token.empty() && !equal(call->header("authorization"), authorization(options_.token))) {
-      return refuse(call, grpc::UNAUTHENTICATED, "the token is not the one of the learner's --token_file");
+      return refuse(stream, grpc::UNAUTHENTICATED, "the token is not the one of the learner's --token_file");
     }
-    if (num_waiting_ >= kMaxWaiting) return refuse(call, grpc::RESOURCE_EXHAUSTED, "too many say hello at a time");
+    if (num_waiting_ >= kMaxWaiting) return refuse(stream, grpc::RESOURCE_EXHAUSTED, "too many say hello at a time");
     ++num_waiting_;
-    const auto stream = std::make_shared<DialedStream>(loop_, call, options_.env_timeout);
     loop_.watch(stream);
     stream->read_hello([this, call, stream](const std::string& error) {
       --num_waiting_;
-      if (!error.empty()) return refuse(call, grpc::INVALID_ARGUMENT, "its hello cannot be used: " + error);
+      if (!error.empty()) return refuse(stream, grpc::INVALID_ARGUMENT, "its hello cannot be used: " + error);
       end_predecessor(call->header("beast-stream"), stream);
       const grpc::Status status = on_hello_(stream);
-      if (!status.ok()) call->turn_away(status);
+      if (!status.ok()) stream->turn_away(status);
     });
   }
 
@@ -252,16 +250,16 @@ class GrpcListener::Server {
     if (predecessor) predecessor->cancel();
   }
 
-  void refuse(const std::shared_ptr<DialedCall>& call, grpc::StatusCode code, const std::string& why) {
+  void refuse(const std::shared_ptr<DialedStream>& stream, grpc::StatusCode code, const std::string& why) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (refusals_.size() < kMaxRefusals) {
-        refusals_.push_back("refused " + call->peer() + ": " + readable(why.substr(0, 2000)));
+        refusals_.push_back("refused " + stream->name() + ": " + readable(why.substr(0, 2000)));
       } else {
         ++num_more_refusals_;
       }
     }
-    call->turn_away({code, why.substr(0, 2000)});
+    stream->turn_away({code, why.substr(0, 2000)});
   }
 
   const ListenerOptions& options_;

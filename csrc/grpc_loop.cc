@@ -155,7 +155,6 @@ void GrpcStream::step(const Nest<Array>& actions, std::vector<std::byte*> destin
 void GrpcStream::exchange(const std::function<void(GrpcCall& call, Then then)>& send,
                           std::vector<std::byte*> destinations) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (has_ended_) return;
   destinations_ = std::move(destinations);
   num_awaited_ = send ? 2 : 1;
   set_timeout(env_timeout_);
@@ -165,60 +164,49 @@ void GrpcStream::exchange(const std::function<void(GrpcCall& call, Then then)>& 
 }
 
 void GrpcStream::operation_ended(bool is_read, bool ok) {
-  bool is_cancelled;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (is_read) row_came_ = ok;
     if (--num_awaited_ > 0) return;
     deadline_.reset();
-    is_cancelled = is_cancelled_;
-    ++num_told_;
   }
-  tell([&] {
-    // Where sending has failed, the stream has ended, but the peer's last message may have come: why it has.
-    if (!row_came_ || is_cancelled) return end(nullptr);
-    try {
-      grpc::ProtoBufferReader reader(&message_);
-      read_row(&reader, message_.Length(), field_bytes_, destinations_);
-    } catch (...) {
-      return end(std::current_exception());
-    }
-    owner_->row_came();
-  });
-}
-
-void GrpcStream::tell_opened(const StreamSpec& spec) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    is_open_ = true;
-    deadline_.reset();
-    ++num_told_;
+  // Where sending has failed, the stream has ended, but the peer's last message may have come: why it has.
+  if (!row_came_) return end(nullptr);
+  try {
+    grpc::ProtoBufferReader reader(&message_);
+    read_row(&reader, message_.Length(), field_bytes_, destinations_);
+  } catch (...) {
+    return end(std::current_exception());
   }
-  tell([&] { owner_->opened(spec); });
-}
-
-void GrpcStream::tell(const std::function<void()>& event) {
-  event();
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    --num_told_;
-    if (!is_idle() || !is_cancelled_) return;
-  }
-  end(std::make_exception_ptr(ConnectionError("the stream was cancelled")));
+  owner_->row_came();
 }
 
 void GrpcStream::cancel() {
   std::shared_ptr<GrpcCall> call;
-  bool was_idle;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     is_cancelled_ = true;
     cancelled();
     call = call_;
-    was_idle = is_idle();
   }
   if (call) call->cancel();
-  if (was_idle) end(std::make_exception_ptr(ConnectionError("the stream was cancelled")));
+}
+
+// Whoever destroys it has lost interest: the call ends by itself.
+GrpcStream::~GrpcStream() {
+  if (!call_ || has_ended_) return;
+  call_->cancel();
+  call_->finish([](const grpc::Status&) {});
+}
+
+void GrpcStream::end_politely() {
+  std::shared_ptr<GrpcCall> call;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (std::exchange(has_ended_, true)) return;
+    call = call_;
+  }
+  call->finish([](const grpc::Status&) {});
 }
 
 void GrpcStream::look_at_timeout(Clock::time_point now) {
@@ -233,7 +221,7 @@ void GrpcStream::look_at_timeout(Clock::time_point now) {
   if (call) call->cancel();
 }
 
-void GrpcStream::end(std::exception_ptr why, bool politely) {
+void GrpcStream::end(std::exception_ptr why) {
   std::shared_ptr<GrpcCall> call;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -242,7 +230,7 @@ void GrpcStream::end(std::exception_ptr why, bool politely) {
     set_timeout(kStatusTimeout);
     call = call_;
   }
-  if (why && !politely) call->cancel();
+  if (why) call->cancel();
   call->finish([self = shared_from_this(), why](const grpc::Status& status) {
     {
       std::lock_guard<std::mutex> lock(self->mutex_);

@@ -93,6 +93,7 @@ class GrpcCall : public std::enable_shared_from_this<GrpcCall> {
 class GrpcStream : public EnvStream, public std::enable_shared_from_this<GrpcStream> {
  public:
   void step(const Nest<Array>& actions, std::vector<std::byte*> destinations) override;
+  ~GrpcStream() override;
   void cancel() override;
   void look_at_timeout(Clock::time_point now);
 
@@ -103,11 +104,10 @@ class GrpcStream : public EnvStream, public std::enable_shared_from_this<GrpcStr
   // Reads a row, after what `send` sends; null sends nothing.
   void exchange(const std::function<void(GrpcCall& call, Then then)>& send, std::vector<std::byte*> destinations);
   void set_row(const StreamSpec& spec);
-  // Tells that the stream is lost when its call has ended. A null `why` is that of the call's status; with another one
-  // the call is cancelled, if not politely.
-  void end(std::exception_ptr why, bool politely = false);
+  // Tells that the stream is lost when its call has ended. A null `why` is that of the call's status.
+  void end(std::exception_ptr why);
+  void end_politely();  // the same without telling the owner, and without cancelling the call
   void tell_lost(std::exception_ptr why);  // once the call, if there was one, has ended
-  void tell_opened(const StreamSpec& spec);
   virtual std::exception_ptr error_of(const grpc::Status& status) = 0;
   // Sets the time until when the next event must come; mutex_ is held.
   void set_timeout(std::chrono::milliseconds timeout);
@@ -128,13 +128,9 @@ class GrpcStream : public EnvStream, public std::enable_shared_from_this<GrpcStr
 
  private:
   void operation_ended(bool is_read, bool ok);
-  void tell(const std::function<void()>& event);  // which the caller has counted in num_told_
-  bool is_idle() const { return is_open_ && num_awaited_ == 0 && num_told_ == 0; }
 
   std::vector<std::byte*> destinations_;
-  bool is_open_ = false;  // the owner was told so
-  int num_awaited_ = 0;   // operations
-  int num_told_ = 0;      // events that the owner is being told: none is lost() before they have returned
+  int num_awaited_ = 0;  // operations
   bool row_came_ = false;
   bool has_ended_ = false;
   std::optional<Clock::time_point> deadline_;

@@ -172,9 +172,11 @@ class ClientStream : public GrpcStream {
       }
       if (has_asked() || options_.only_hello) {
         set_row(spec);
-        tell_opened(spec);
-        if (options_.only_hello) end(nullptr);
-        return;
+        {
+          std::lock_guard<std::mutex> lock(mutex_);
+          end_timeout();
+        }
+        return owner_->opened(spec);
       }
       spec_ = spec;
       const std::vector<size_t> bytes = field_bytes(spec);
@@ -307,31 +309,29 @@ std::shared_ptr<EnvStream> GrpcStreams::connect(const GrpcOptions& options) {
 
 StreamSpec ask_for_hello(GrpcOptions options, const std::function<void()>& interrupt) {
   struct Asker : EnvStream::Owner {
-    void opened(const StreamSpec& spec) override { hello = spec; }
+    void opened(const StreamSpec& spec) override { hello.set_value(spec); }
     void row_came() override {}
-    void lost(std::exception_ptr why) override { ended.set_value(why); }
+    void lost(std::exception_ptr why) override { hello.set_exception(why); }
 
-    std::optional<StreamSpec> hello;
-    std::promise<std::exception_ptr> ended;
+    std::promise<StreamSpec> hello;
   };
   options.only_hello = true;
   Asker asker;
   GrpcLoop loop(1);
   const auto stream = std::make_shared<ClientStream>(loop, options);
   loop.watch(stream);
-  auto ended = asker.ended.get_future();
+  auto hello = asker.hello.get_future();
   stream->open(0, &asker);
   try {
-    while (ended.wait_for(milliseconds(100)) != std::future_status::ready) {
+    while (hello.wait_for(milliseconds(100)) != std::future_status::ready) {
       if (interrupt) interrupt();
     }
   } catch (...) {
     stream->cancel();
-    ended.wait();
+    hello.wait();
     throw;
   }
-  if (!asker.hello) std::rethrow_exception(ended.get());
-  return *asker.hello;
+  return hello.get();
 }
 
 }  // namespace beast

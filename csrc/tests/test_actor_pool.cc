@@ -43,7 +43,7 @@ class CountingStream : public EnvStream, public std::enable_shared_from_this<Cou
     spec.observation = Nest<int64_t>(int64_t{0});
     spec.takes_any_action = true;
     tell([this, spec] {
-      if (fault_ == Fault::kIsRefused) return lose(std::make_exception_ptr(HandshakeError("nobody is let in")));
+      if (fault_ == Fault::kIsRefused) return owner_->lost(std::make_exception_ptr(HandshakeError("nobody is let in")));
       owner_->opened(spec);
     });
   }
@@ -60,18 +60,22 @@ class CountingStream : public EnvStream, public std::enable_shared_from_this<Cou
   void cancel() override {
     std::lock_guard<std::mutex> lock(mutex_);
     is_cancelled_ = true;
-    if (num_told_ == 0) tell_later([] {});
+    if (std::exchange(is_hanging_, false)) tell([] {});
   }
 
-  void refuse(const std::string&) override { cancel(); }
+  void refuse(const std::string&) override {}
 
  private:
   void read_row(std::vector<std::byte*> destinations) {
     const bool has_fault = step_ > 0 && step_ == fault_step_;
-    if (has_fault && fault_ == Fault::kHangs) return;
+    if (has_fault && fault_ == Fault::kHangs) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      is_hanging_ = !is_cancelled_;
+      if (is_hanging_) return;
+    }
     tell([=, this_step = step_] {
       if (has_fault && fault_ == Fault::kBreaks) {
-        return lose(std::make_exception_ptr(EnvError("broken in step " + std::to_string(this_step))));
+        return owner_->lost(std::make_exception_ptr(EnvError("broken in step " + std::to_string(this_step))));
       }
       write_row(destinations);
       owner_->row_came();
@@ -96,29 +100,10 @@ class CountingStream : public EnvStream, public std::enable_shared_from_this<Cou
   }
 
   void tell(std::function<void()> event) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    tell_later(std::move(event));
-  }
-
-  void tell_later(std::function<void()> event) {  // mutex_ is held
-    ++num_told_;
-    transport().post([self = shared_from_this(), this, event = std::move(event)] {
-      bool is_cancelled;
-      {
-        std::lock_guard<std::mutex> lock(mutex_);
-        is_cancelled = is_cancelled_;
-      }
-      if (!is_cancelled) event();
-      {
-        std::lock_guard<std::mutex> lock(mutex_);
-        if (--num_told_ > 0 || !is_cancelled_) return;
-      }
-      lose(std::make_exception_ptr(ConnectionError("cancelled")));
+    transport().post([self = shared_from_this(), event = std::move(event)] {
+      if (self->is_cancelled_) return self->owner_->lost(std::make_exception_ptr(ConnectionError("cancelled")));
+      event();
     });
-  }
-
-  void lose(std::exception_ptr why) {
-    if (!is_lost_.exchange(true)) owner_->lost(why);
   }
 
   const int64_t num_envs_;
@@ -126,10 +111,9 @@ class CountingStream : public EnvStream, public std::enable_shared_from_this<Cou
   const int64_t fault_step_;
   Owner* owner_ = nullptr;
   int64_t seed_ = 0, step_ = 0;
-  std::atomic<bool> is_lost_{false};
+  std::atomic<bool> is_cancelled_{false};
   std::mutex mutex_;
-  int num_told_ = 0;
-  bool is_cancelled_ = false;
+  bool is_hanging_ = false;
 };
 
 using Fault = CountingStream::Fault;
