@@ -658,6 +658,7 @@ void ActorPool::run(const Interrupt& interrupt, const Log& log) {
     fail(std::current_exception());
   }
   std::lock_guard<std::mutex> lock(mutex_);
+  num_connected_ = 0;
   ended_ = true;
   changed_.notify_all();
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
