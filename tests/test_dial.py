@@ -261,6 +261,15 @@ def test_a_full_learner_sends_a_stream_on_to_the_next(tmp_path, quick):
         assert not dialing.dialer.failure
 
 
+def test_a_learner_that_ends_a_call_without_a_hello_is_dialed_again(unix, quick):
+    with Learner(unix) as learner, Dialing(learner.address) as dialing:
+        for _ in range(6):
+            learner.call().end()
+        learner.call().accept().row()
+        assert not dialing.dialer.failure
+    assert dialing.text().count("it ended the stream") == 1 and "Traceback" not in dialing.text()
+
+
 def test_nobody_there_is_dialed_again_ever_less_often_and_told_once(tmp_path, monkeypatch):
     waits: list[float] = []
     monkeypatch.setattr(dialer, "PAUSE", (0.5, 30.0))

@@ -233,7 +233,9 @@ class DialedStream(threading.Thread):
             if self._dialer.ends_when_stuck:
                 call.add_done_callback(lambda call: stuck.start())
             try:
-                hello = self._wait_for_learner(address, call, ended)
+                hello = self._learner_hello(address, call, ended)
+                if not hello:
+                    return
                 self._served.reset(hello.seed)
                 stuck.interval = env_server.STUCK_SECONDS
                 outgoing.put(self._served.row)
@@ -258,11 +260,14 @@ class DialedStream(threading.Thread):
                 if self._stopping.is_set():
                     ended.wait(END_SECONDS)  # what was sent arrives before the call ends
 
-    def _wait_for_learner(self, address: str, call, ended: threading.Event):
-        """Its hello, which may take as long as it likes. Raises Final where it does not fit."""
+    def _learner_hello(self, address: str, call, ended: threading.Event):
+        """The learner's hello, which may take as long as it likes; None where it ended the call instead.
+
+        Raises grpc.RpcError with its reason, Final where the hello does not fit.
+        """
         headers = dict(self._wait(call.initial_metadata, call.cancel))
         if wire.HELLO_HEADER not in headers and ended.wait(ANSWER_SECONDS):
-            next(call)  # raises the reason
+            return next(call, None)  # or raises the reason
         try:
             hello = env_server.read_learner_hello(headers, self._dialer.env_id)
         except env_server.Refusal as refusal:
