@@ -107,6 +107,9 @@ class Call:
         self.send(array_message(np.zeros(self.hello.num_envs, np.int64) if actions is None else actions))
         return self.row()
 
+    def is_active(self) -> bool:
+        return self._context.is_active()
+
     def end(self, *status) -> None:
         self.status = status
         self.outgoing.put(None)
@@ -441,6 +444,8 @@ def test_a_server_that_stops_ends_its_step_sends_the_row_and_closes_its_side(uni
             with pytest.raises(StopIteration):
                 call.receive()
             call.send(array_message(np.zeros(2, np.int64)))  # on the way when the server stopped
+            time.sleep(0.2)
+            assert call.is_active(), "it is the learner's to end"
             call.end()
             stopping.join()
     assert dialing.text().endswith("closed the environments of stream 0")
@@ -463,7 +468,7 @@ def test_a_server_stops_soon_whatever_it_waits_for(unix, when, monkeypatch):
             if when == "the learner acts":
                 threading.Timer(0.1, call.end).start()
         assert time.monotonic() - began < 5
-    assert "closed the environments of stream 0" in dialing.text()
+        assert "closed the environments of stream 0" in dialing.text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -518,8 +523,12 @@ def test_a_server_ends_where_an_environment_still_steps_long_after_its_learner_l
         call.end(grpc.StatusCode.DEADLINE_EXCEEDED, "no row came")
         wait_until(lambda: ended == [unix])
         Slow.may_go_on.set()
-        learner.call().accept().row()
+        second = learner.call().accept()
+        second.row()
         assert "DEADLINE_EXCEEDED: no row came" in dialing.text()
+        time.sleep(0.3)
+        second.end()
+        learner.call().accept().row()
         time.sleep(0.3)
     assert len(ended) == 1, "only a learner that has left counts"
 
