@@ -125,8 +125,7 @@ def main() -> None:
             env_server.keep([sys.executable, *words, "--env", env_id], "" if flags.learner else flags.address, log)
         os.nice(flags.niceness)
         what = f"{env_id} ({flags.max_streams} streams of {flags.group_width})"
-        options = {"env_id": env_id, "max_streams": flags.max_streams, "token": token, "log": log}
-        options["ends_when_stuck"] = True
+        options = dict(env_id=env_id, max_streams=flags.max_streams, token=token, log=log, ends_when_stuck=True)
 
         def make_group() -> env_server.VectorEnvGroup:
             return env_server.VectorEnvGroup(create_env(flags, flags.group_width))

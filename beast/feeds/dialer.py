@@ -79,7 +79,8 @@ class Dialer:
         self._headers = [(wire.TOKEN_HEADER, f"Bearer {token}")] if token else []
         self._on_first_stream: Callable | None = on_first_stream
         self._lock, self._failures = threading.Lock(), collections.deque[float](maxlen=MAX_FAILURES)
-        self._streams = [DialedStream(self, index) for index in range(max_streams)]
+        first = random.randrange(len(addresses))  # so that servers spread over the learners, and streams of one too
+        self._streams = [DialedStream(self, index, first + index) for index in range(max_streams)]
         self._name = secrets.token_hex(16)
 
     def start(self) -> None:
@@ -144,9 +145,10 @@ class Dialer:
 class DialedStream(threading.Thread):
     """One stream of a Dialer: a thread, its environments, and one life of them after another."""
 
-    def __init__(self, dialer: Dialer, index: int):
+    def __init__(self, dialer: Dialer, index: int, turn: int):
+        """`turn`, modulo their number, is the first address."""
         super().__init__(name=f"stream {index}", daemon=True)
-        self._dialer, self._index = dialer, index
+        self._dialer, self._index, self._turn = dialer, index, turn
         self._stopping, self._log = dialer.stopping, dialer.log
         self._group: Any = None
         self._call: Any = None
@@ -169,10 +171,9 @@ class DialedStream(threading.Thread):
     def run(self) -> None:
         """Until `stopping` is set: dial one learner after the other."""
         addresses = self._dialer.addresses
-        turn = random.randrange(len(addresses)) + self._index
         while not self._stopping.is_set():
-            address = addresses[turn % len(addresses)]
-            turn += 1
+            address = addresses[self._turn % len(addresses)]
+            self._turn += 1
             try:
                 if not self._group:
                     self._make_group()
@@ -232,7 +233,9 @@ class DialedStream(threading.Thread):
             if self._dialer.ends_when_stuck:
                 call.add_done_callback(lambda call: stuck.start())
             try:
-                hello = self._wait_for_learner(address, call, ended)
+                hello = self._learner_hello(address, call, ended)
+                if not hello:
+                    return
                 self._served.reset(hello.seed)
                 stuck.interval = env_server.STUCK_SECONDS
                 outgoing.put(self._served.row)
@@ -257,11 +260,14 @@ class DialedStream(threading.Thread):
                 if self._stopping.is_set():
                     ended.wait(END_SECONDS)  # what was sent arrives before the call ends
 
-    def _wait_for_learner(self, address: str, call, ended: threading.Event):
-        """Its hello, which may take as long as it likes. Raises Final where it does not fit."""
+    def _learner_hello(self, address: str, call, ended: threading.Event):
+        """The learner's hello, which may take as long as it likes; None where it ended the call instead.
+
+        Raises grpc.RpcError with its reason, Final where the hello does not fit.
+        """
         headers = dict(self._wait(call.initial_metadata, call.cancel))
         if wire.HELLO_HEADER not in headers and ended.wait(ANSWER_SECONDS):
-            next(call)  # raises the reason
+            return next(call, None)  # or raises the reason
         try:
             hello = env_server.read_learner_hello(headers, self._dialer.env_id)
         except env_server.Refusal as refusal:
