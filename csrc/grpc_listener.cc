@@ -20,6 +20,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kHelloTimeout{10000};
+constexpr milliseconds kResetTime{240000};  // more than for a step: 128 of Atari take 25 to 66 CPU seconds
 constexpr int kMaxWaiting = 64;               // callers that have not said their hello
 constexpr size_t kMaxRefusals = 20;           // that are kept for the log
 constexpr size_t kQuotaBytes = 64 << 20;      // of all connections, beside their messages
@@ -108,7 +109,7 @@ class DialedStream : public GrpcStream {
     const auto say_hello = [&](GrpcCall&, Then then) {
       dialed_->send_headers("hello-bin", learner_hello(seed_, spec_.env, false), std::move(then));
     };
-    exchange(say_hello, std::move(destinations));
+    exchange(say_hello, std::move(destinations), kResetTime);
   }
 
   void refuse(const std::string& why) override { turn_away({grpc::FAILED_PRECONDITION, why.substr(0, 2000)}); }

@@ -153,11 +153,11 @@ void GrpcStream::step(const Nest<Array>& actions, std::vector<std::byte*> destin
 }
 
 void GrpcStream::exchange(const std::function<void(GrpcCall& call, Then then)>& send,
-                          std::vector<std::byte*> destinations) {
+                          std::vector<std::byte*> destinations, milliseconds more_time) {
   std::lock_guard<std::mutex> lock(mutex_);
   destinations_ = std::move(destinations);
   num_awaited_ = send ? 2 : 1;
-  set_timeout(env_timeout_);
+  set_timeout(env_timeout_ + more_time);
   const auto self = shared_from_this();
   if (send) send(*call_, [self](bool ok) { self->operation_ended(false, ok); });
   call_->read(&message_, [self](bool ok) { self->operation_ended(true, ok); });

@@ -102,7 +102,8 @@ class GrpcStream : public EnvStream, public std::enable_shared_from_this<GrpcStr
   GrpcStream(GrpcLoop& loop, std::string name, std::chrono::milliseconds env_timeout);
 
   // Reads a row, after what `send` sends; null sends nothing.
-  void exchange(const std::function<void(GrpcCall& call, Then then)>& send, std::vector<std::byte*> destinations);
+  void exchange(const std::function<void(GrpcCall& call, Then then)>& send, std::vector<std::byte*> destinations,
+                std::chrono::milliseconds more_time = {});
   void set_row(const StreamSpec& spec);
   // Tells that the stream is lost when its call has ended. A null `why` is that of the call's status.
   void end(std::exception_ptr why);

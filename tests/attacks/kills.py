@@ -1,9 +1,9 @@
 """Kills streams at random moments and checks every row that a learner gets: `python tests/attacks/kills.py`.
 
 Env servers in this process count their steps, and two pools of libbeast step them: one calls the servers, the other is
-dialed. Between them is a proxy, a process of its own, that cuts each connection after a random time, be it in the midst
-of a hello or of a row. Environments raise now and then, too. No rollout may have rows of two lives, miss a row or repeat
-one, and every rollout must arrive whose rows the learner had before its stream was killed.
+dialed. Between them is a proxy, a process of its own, that cuts each connection after a random time, be it amidst a
+hello or a row. Environments raise now and then, too. No rollout may have rows of two lives, miss a row or repeat one,
+and every rollout must arrive whose rows the learner had before its stream was killed.
 """
 
 from __future__ import annotations
@@ -200,10 +200,10 @@ def main(options: Options) -> None:
         lost = sum(life.rollouts < (life.actions - 1) // T for life in killed)
         cut = [int(process.stdout.read().split()[0]) for process in proxies]
         caller.close(), listening.close()
+    seconds, num_rollouts = time.monotonic() - began, caller.num_rollouts + listening.num_rollouts
     print(
-        f"{sum(cut)} connections were cut ({cut[0]} that the learner made, {cut[1]} that it took) in "
-        f"{time.monotonic() - began:.0f} s: {len(lives)} lives, {caller.num_rollouts + listening.num_rollouts} rollouts, "
-        f"{lost} completed rollouts lost, {len(errors)} errors"
+        f"{sum(cut)} connections were cut ({cut[0]} that the learner made, {cut[1]} that it took) in {seconds:.0f} s: "
+        f"{len(lives)} lives, {num_rollouts} rollouts, {lost} completed rollouts lost, {len(errors)} errors"
     )
     for error in errors[:20]:
         print(error)
@@ -227,13 +227,12 @@ async def cut_connections(path: str, server_path: str, count: int, mean_seconds:
             server_reader, server_writer = await asyncio.open_unix_connection(server_path)
         except OSError:
             return writer.transport.abort()
-        both = asyncio.gather(hand_on(reader, server_writer), hand_on(server_reader, writer))
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(both, moments.expovariate(1 / mean_seconds))
-            return server_writer.transport.abort(), writer.transport.abort()
-        num_cut += 1
+        both = [asyncio.create_task(hand_on(*ends)) for ends in ((reader, server_writer), (server_reader, writer))]
+        _, unfinished = await asyncio.wait(both, timeout=moments.expovariate(1 / mean_seconds))
+        num_cut += bool(unfinished)
         server_writer.transport.abort()
         writer.transport.abort()
+        await asyncio.wait(both)
         if num_cut >= count:
             done.set()
 
