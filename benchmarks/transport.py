@@ -93,25 +93,26 @@ def main(options: Options) -> None:
             in_turn = list(zip([ROOT, *others], pair, strict=True))
             for root, results in reversed(in_turn) if repeat % 2 else in_turn:
                 results.append(measure(root))
-            print(
-                f"repetition {repeat + 1} of {options.repeats}: {part}, {setting}: {[r[-1] for r in pair]}", flush=True
-            )
+            print(f"{repeat + 1} of {options.repeats}: {part}, {setting}: {[r[-1] for r in pair]}", flush=True)
     origin = {
         "command": shlex.join(["python", "benchmarks/transport.py", *sys.argv[1:]]),
         "commit": git(Path(ROOT), "rev-parse", "HEAD"),
         "hardware": f"{cpu_model()}, {usable_cores()} cores",
-        "options": {"seconds": options.seconds, "pool_seconds": options.pool_seconds, "repeats": options.repeats}
-        | {"unroll_length": options.unroll_length},
+        "repeats": options.repeats,
     }
+    seconds = {part: options.pool_seconds if part == "pool" else options.seconds for part in found}
     os.makedirs(options.out, exist_ok=True)
     path = Path(options.out, "transport.json")
     parts = json.loads(path.read_text())["parts"] if path.exists() else {}
     if options.against:
         origin["against"] = git(Path(options.against), "rev-parse", "HEAD")
-        parts["comparison"] = origin | {"runs": found}
+        parts["comparison"] = origin | {"seconds": seconds, "runs": found}
     else:
         for part, runs in found.items():
-            parts[part] = origin | {"runs": {setting: results for setting, (results,) in runs.items()}}
+            first = {setting: results for setting, (results,) in runs.items()}
+            parts[part] = origin | {"seconds": {part: seconds[part]}, "runs": first}
+    if "pool" in found:
+        parts["comparison" if options.against else "pool"]["unroll_length"] = options.unroll_length
     path.write_text(json.dumps({"observation_bytes": int(np.prod(IMAGE)), "parts": parts}, indent=1) + "\n")
     text = "\n".join(report(parts)) + "\n"
     path.with_suffix(".md").write_text(text)
@@ -265,7 +266,7 @@ def measure_pool(num_streams: int, options: Options, root: str) -> dict:
         except subprocess.TimeoutExpired:
             return {"error": "the process hangs"}
     if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
+        return {"error": " ".join(done.stderr.strip().splitlines()[-3:]) or f"exit code {done.returncode}"}
     return json.loads(done.stdout)
 
 
@@ -334,6 +335,7 @@ def step_pool(task: dict) -> dict:
         "descriptors": len(os.listdir("/proc/self/fd")),
         "lowest_and_highest": [float(paces.min()), float(paces.max())],
         "start_seconds": started - began,
+        "restarts": pool.counters()["restarts"],
     }
     if failures:
         raise failures[0]
@@ -400,11 +402,10 @@ def first_batch(libbeast: Any) -> None:
     next(queue)
 
 
-def in_threads(measure: Callable, num_threads: int, seconds: float, root: str) -> dict:
-    """Operations/s of all threads together."""
+def in_threads(measure: Callable, num_threads: int, seconds: float, _root: str) -> dict:
+    """Operations/s of all threads together, with the extension of this checkout."""
     import libbeast
 
-    assert libbeast.__file__.startswith(root)
     first_batch(libbeast)
     stop, counts = threading.Event(), [0] * num_threads
     work, other_end, close = measure(stop, counts)
@@ -450,13 +451,14 @@ def report(parts: dict[str, dict]) -> list[str]:
     ]
     for part, report_part in REPORTS.items():
         if part in parts:
-            lines += [*report_part(parts[part]), "", *origin_of(parts[part]), ""]
+            lines += [*report_part(parts[part]), "", origin_of(parts[part]), ""]
     return [*lines, f"## Bytes copied per observation (of {size:,} bytes), counted in the code", COPIES.rstrip()]
 
 
-def origin_of(part: dict) -> list[str]:
+def origin_of(part: dict) -> str:
     commits = f"commit {part['commit'][:10]}" + (f" against {part['against'][:10]}" if "against" in part else "")
-    return [f"`{part['command']}`, {part['options']['repeats']} repetitions. {part['hardware']}, {commits}."]
+    seconds = ", ".join(f"{seconds:g} s ({name})" for name, seconds in part["seconds"].items())
+    return f"`{part['command']}`, {part['repeats']} repetitions of {seconds}. {part['hardware']}, {commits}."
 
 
 def spread(values: list[float], form: str = ",.0f") -> str:
@@ -504,7 +506,7 @@ def report_streams(part: dict) -> list[str]:
 
 
 def report_pool(part: dict) -> list[str]:
-    rollout_kb = (part["options"]["unroll_length"] + 1) * np.prod(IMAGE) / 1e3
+    rollout_kb = (part["unroll_length"] + 1) * np.prod(IMAGE) / 1e3
     lines = [
         "## Pool: a learner's process without a net, unix sockets, K = 1",
         "",
