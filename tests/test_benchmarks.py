@@ -103,12 +103,37 @@ def test_throughput_measures_every_stage_of_both_variants_and_writes_what_it_fou
 @pytest.mark.long
 def test_the_transport_benchmark_measures_every_combination_and_writes_its_files(tmp_path):
     pytest.importorskip("libbeast")
-    sizes = "--seconds 0.2 --repeats 1 --widths 1 2 --streams 1 2 --threads 1 3".split()
-    run("transport.py", *sizes, "--out", str(tmp_path))
-    result = json.loads((tmp_path / "transport.json").read_text())
-    assert len(result["runs"]) == 3 * 2 * 2 + 2 * 2
-    assert all(one["per_second"] > 0 for measured in result["runs"].values() for one in measured)
-    assert "| tls | 2 | 2 |" in (tmp_path / "transport.md").read_text()
+    common = ["--repeats", "1", "--pool_seconds", "0.5", "--unroll_length", "2", "--out", str(tmp_path)]
+    sizes = "--seconds 0.2 --widths 1 2 --streams 1 2 --threads 1 3 --pool_streams 1 3".split()
+    run("transport.py", *sizes, *common)
+    parts = json.loads((tmp_path / "transport.json").read_text())["parts"]
+    assert {part: len(found["runs"]) for part, found in parts.items()} == {"streams": 3 * 2 * 2, "pool": 2, "queues": 4}
+    measured = [one for found in parts.values() for results in found["runs"].values() for one in results]
+    assert all(one["per_second"] > 0 for one in measured)
+    for name, num_streams in (("streams", "tcp K=1 streams=2"), ("pool", "streams=3")):
+        (one,) = parts[name]["runs"][num_streams]
+        lowest, highest = one["lowest_and_highest"]
+        assert 0 < 0.8 * lowest < one["per_second"] / int(num_streams[-1]) < 1.2 * highest
+    run("transport.py", "--parts", "pool", "--against", str(ROOT), "--pool_streams", "2", *common)
+    again = json.loads((tmp_path / "transport.json").read_text())["parts"]
+    ((this,), (other,)) = again.pop("comparison")["runs"]["pool"]["streams=2"]
+    assert again == parts and min(this["per_second"], other["per_second"]) > 0
+    text = (tmp_path / "transport.md").read_text()
+    assert "| tls | 2 | 2 |" in text and "| pool, streams=2 |" in text
+
+
+def test_the_transport_report_takes_ratios_within_a_repetition_and_tells_what_failed():
+    transport = load("transport.py")
+    new = {"threads": 17, "memory_mb": 1.0, "lowest_and_highest": [2.0, 3.0]}
+    old = {"threads": 78, "memory_mb": 2.0, "lowest_and_highest": None}
+    this = [new | {"per_second": rate, "cpu_us": 80.0} for rate in (300.0, 100.0, 400.0)]
+    other = [old | {"per_second": rate, "cpu_us": 160.0} for rate in (200.0, 100.0)] + [{"error": "no threads left"}]
+    *_, line = transport.report_comparison({"runs": {"pool": {"streams=64": [this, other]}}})
+    speeds = "300 (100 to 400) | 150 (100 to 200) failed 1 of 3 times: no threads left | 1.25 (1.00 to 1.50)"
+    rest = "0.50 (0.50 to 0.50) | 17 / 78 | 1.00 / 2.00 | 1.50 (at most 1.50) / -"
+    assert line == f"| pool, streams=64 | {speeds} | {rest} |"
+    pool = {"unroll_length": 20, "runs": {"streams=999": [{"error": "no threads left"}]}}
+    assert "| 999 | failed 1 of 1 times: no threads left |" in transport.report_pool(pool)[-1]
 
 
 @pytest.mark.long
