@@ -135,10 +135,8 @@ class ClientStream : public GrpcStream {
     return grpc::CreateCustomChannel(options.address, credentials, arguments);
   }
 
-  bool has_asked() const { return max_message_bytes_ != kMaxHelloBytes; }  // for the hello alone
-
   void shake_hands() {
-    Headers headers = {{"hello-bin", learner_hello(seed_, options_.env, /*only_hello=*/!has_asked())}};
+    Headers headers = {{"hello-bin", learner_hello(seed_, options_.env, /*only_hello=*/!has_asked_)}};
     if (!options_.token.empty()) headers.emplace_back("authorization", authorization(options_.token));
     if (!stub_) stub_ = std::make_unique<grpc::GenericStub>(make_channel(options_, max_message_bytes_));
     const auto call = std::make_shared<ClientCall>(loop_, *stub_, headers);
@@ -164,13 +162,13 @@ class ClientStream : public GrpcStream {
       const size_t length = message_.Length();
       grpc::ProtoBufferReader reader(&message_);
       spec = read_hello(&reader, length);
-      if (has_asked()) {
+      if (has_asked_) {
         const std::string other = difference(spec, spec_);
         if (!other.empty()) {
           throw HandshakeError("the stream has " + other + ", as the same server said a moment before");
         }
       }
-      if (has_asked() || options_.only_hello) {
+      if (has_asked_ || options_.only_hello) {
         set_row(spec);
         {
           std::lock_guard<std::mutex> lock(mutex_);
@@ -179,6 +177,7 @@ class ClientStream : public GrpcStream {
         return owner_->opened(spec);
       }
       spec_ = spec;
+      has_asked_ = true;
       const std::vector<size_t> bytes = field_bytes(spec);
       max_message_bytes_ =
           std::max(std::accumulate(bytes.begin(), bytes.end(), size_t{0}), length) + kMaxErrorBytes;
@@ -208,19 +207,21 @@ class ClientStream : public GrpcStream {
     }
     if (why) call->cancel();
     call->finish([self = std::static_pointer_cast<ClientStream>(shared_from_this()), why](const grpc::Status& status) {
-      self->try_ended(why ? why : self->error_of(status));
+      self->try_ended(why, status);
     });
   }
 
-  void try_ended(std::exception_ptr why) {
+  void try_ended(std::exception_ptr why, const grpc::Status& status) {
     bool is_cancelled;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (is_late()) why = std::make_exception_ptr(ConnectionError("no answer within " + seconds(options_.connect_timeout)));
+      const std::string limit = seconds(options_.connect_timeout);
+      if (!why && is_late()) why = std::make_exception_ptr(ConnectionError("no answer within " + limit));
       is_cancelled = is_cancelled_;
       end_timeout();
       call_.reset();
     }
+    if (!why) why = error_of(status);
     try {
       std::rethrow_exception(why);
     } catch (const NotYet& error) {
@@ -275,7 +276,8 @@ class ClientStream : public GrpcStream {
   milliseconds pause_ = kFirstPause;
   std::unique_ptr<grpc::GenericStub> stub_;
   size_t max_message_bytes_ = 0;  // of stub_'s channel
-  StreamSpec spec_;               // of the hello that was asked for alone
+  bool has_asked_ = false;        // for the hello alone
+  StreamSpec spec_;               // what it said
   grpc::Alarm alarm_;
 };
 
