@@ -687,6 +687,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
   if (rules == kFreeway) reward = reward < 0 ? 0 : reward > 1 ? 1 : reward;
   if (rules == kIceHockey && reward > 1) reward = 1;
   if ((rules == kAtlantis || rules == kAtlantis2 || rules == kQbert) && over) reward = 0;
+  if (rules == kCasino && at(0xD4) != 3 && at(0xD3) & 0x80) reward = 0;
   if (rules == kHauntedHouse) {
     reward -= at(0x82) != tally.previous;
     tally.previous = at(0x82);
