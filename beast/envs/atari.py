@@ -421,7 +421,7 @@ def read_palette() -> np.ndarray:
 EXACT_GAMES = frozenset(
     """
     alien amidar assault asterix asteroids atlantis atlantis2 bank_heist basic_math battle_zone beam_rider berzerk
-    blackjack bowling boxing breakout carnival centipede chopper_command crazy_climber darkchambers defender
+    blackjack bowling boxing breakout carnival casino centipede chopper_command crazy_climber darkchambers defender
     demon_attack donkey_kong double_dunk earthworld enduro entombed et fishing_derby flag_capture freeway frogger
     frostbite galaxian gopher gravitar hangman haunted_house hero ice_hockey jamesbond kaboom kangaroo koolaid krull
     kung_fu_master lost_luggage mario_bros miniature_golf montezuma_revenge ms_pacman name_this_game othello phoenix
