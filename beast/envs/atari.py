@@ -148,7 +148,9 @@ class AtariVectorEnv(VectorEnv):
             "actions": [int(action) for action in self._actions],
         }  # fmt: skip
         rom = read_rom(game)
-        palette = np.empty(0, np.uint8) if grayscale and render_mode is None else read_palette()
+        is_pal = known_games()[game]["is_pal"]  # the emulator knows the luminances of NTSC only
+        needs_palette = is_pal or not grayscale or render_mode is not None
+        palette = read_palette(is_pal) if needs_palette else np.empty(0, np.uint8)
         threads = min(num_threads or os.cpu_count() or 1, self.batch_size)
         self._pool = libatari.Pool(rom, game, num_envs, threads, palette, settings)
 
@@ -389,31 +391,34 @@ class _Results:
 
 
 @functools.cache
-def read_palette() -> np.ndarray:
-    """Red, green, blue and gray of each index of ALE's palette, uint8 [256, 4], read off a screen that shows them all.
+def read_palette(is_pal: bool = False) -> np.ndarray:
+    """Red, green, blue and gray of each index of ALE's palette, uint8 [256, 4], read off screens that show them all.
 
-    No table of colors is kept here: ale-py is given a program of our own.
+    No table of colors is kept here: ale-py is given programs of our own.
     """
     import ale_py
 
-    program = bytes.fromhex(
-        "78 D8 A2 FF 9A"  # SEI CLD LDX #FF TXS
-        "A9 02 85 02 85 00 85 02 85 02 85 02"  # a frame: three lines of VSYNC
-        "A9 00 85 00 85 01 A2 00 A0 00"  # VBLANK off, X = Y = 0
-        "86 09 85 02 E8 E8 88 D0 F7"  # 256 times: COLUBK = X, WSYNC, X += 2
-        "4C 05 F0"  # JMP to the next frame
-    )
-    rom = program.ljust(4096 - 6, b"\0") + bytes.fromhex("00F0 00F0 00F0")
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-    ale = ale_py.ALEInterface()
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, "boxing.bin")  # ale-py goes by the name
-        path.write_bytes(rom)
-        ale.loadROM(path)
     palette = np.zeros((256, 4), np.uint8)
-    screen = ale.getScreen()
-    palette[screen, :3] = ale.getScreenRGB()
-    palette[screen, 3] = ale.getScreenGrayscale().reshape(screen.shape)
+    # In PAL a frame with an odd number of lines shows the odd indices: colors get lost.
+    for lines_below in (50, 51) if is_pal else (1,):
+        program = bytes.fromhex(
+            "78 D8 A2 FF 9A"  # SEI CLD LDX #FF TXS
+            "A9 02 85 02 85 00 85 02 85 02 85 02"  # a frame: three lines of VSYNC
+            "A9 00 85 00 85 01 A2 00 A0 00"  # VBLANK off, X = Y = 0
+            "86 09 85 02 E8 E8 88 D0 F7"  # 256 times: COLUBK = X, WSYNC, X += 2
+            f"A0 {lines_below:02X} 85 02 88 D0 FB"  # so many times: WSYNC
+            "4C 05 F0"  # JMP to the next frame
+        )
+        rom = program.ljust(4096 - 6, b"\0") + bytes.fromhex("00F0 00F0 00F0")
+        ale = ale_py.ALEInterface()
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory, "boxing.bin")  # ale-py goes by the name
+            path.write_bytes(rom)
+            ale.loadROM(path)
+        screen = ale.getScreen()
+        palette[screen, :3] = ale.getScreenRGB()
+        palette[screen, 3] = ale.getScreenGrayscale().reshape(screen.shape)
     return palette
 
 

@@ -160,7 +160,7 @@ constexpr Game kGames[] = {
     {"superman", "a9531c763077464307086ec9a1fd057d", kSuperman, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 1},
     {"surround", "4d7517ae69f95cfbc053be01312b7dba", kSurround, kCart2K, 34, 210, kSwappedPorts, 0x0003D, 12, {2, 0xF9, 0x01, 0}, {0, 0}, 1},
     {"tennis", "42cdd6a9e42a3639e190722b8ea3fc51", kTennis, kCart2K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
-    {"tetris", "b0e1ee07fbc73493eac5651a52f90f00", kTetris, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"tetris", "b0e1ee07fbc73493eac5651a52f90f00", kTetris, kCart2K, 35, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
     {"tic_tac_toe_3d", "0db4f4150fecf77e4ce72ca4d04c052f", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
     {"time_pilot", "fc2104dd2dadf9a6176c1c1c8f87ced9", kTimePilot, kCartF8, 34, 210, 0, 0x03C3F, 8, {}, {0, 0}, 5},
     {"trondead", "fb27afe896e7c928089307b32e5642ee", kTrondead, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 5},
