@@ -190,6 +190,11 @@ def test_a_frame_without_an_end_has_as_many_instructions_as_that_of_ale(tmp_path
         console.act(0)
 
 
+def test_a_frame_that_goes_on_in_the_next_call_stays_on_its_screen():
+    """3-D Tic-Tac-Toe thinks for so long; what its frame shows behind the last write is drawn when it goes on."""
+    assert lockstep("tic_tac_toe_3d", 60) == (60, None)
+
+
 @pytest.mark.parametrize("game", ["pong", "beam_rider", "boxing", "frostbite", "tutankham"])
 def test_frames_that_are_not_drawn_leave_the_same_state(game):
     drawn, undrawn = (libatari.Console(rom_bytes(game), game, 1) for _ in range(2))
