@@ -46,7 +46,7 @@ RECIPES = {
     "recipe-parcel": "--preset pixels --env examples.parcel:Parcel-v0 --total_steps 1000000",
 }
 # "What it learns" on our own emulator: one set of flags for all six games, 40 M frames each. Called again, a task goes
-# on with a run that was not finished. benchmarks/results/atari-published.csv has what others publish.
+# on with a run that was not finished. benchmarks/peers/atari-published.csv has what others publish.
 ATARI_GAMES = ("Pong", "Breakout", "SpaceInvaders", "BeamRider", "Qbert", "Seaquest")
 ATARI = {
     f"atari-{game.lower()}": f"--env {game}NoFrameskip-v4 --atari_backend beast --total_steps 10000000"
