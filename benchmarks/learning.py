@@ -45,8 +45,16 @@ RECIPES = {
     "recipe-crafter": "--preset pixels --env examples.crafter_env:Crafter-v0 --total_steps 500000",
     "recipe-parcel": "--preset pixels --env examples.parcel:Parcel-v0 --total_steps 1000000",
 }
+# "What it learns" on our own emulator: one set of flags for all six games, 40 M frames each. Called again, a task goes
+# on with a run that was not finished. benchmarks/peers/atari-published.csv has what others publish.
+ATARI_GAMES = ("Pong", "Breakout", "SpaceInvaders", "BeamRider", "Qbert", "Seaquest")
+ATARI = {
+    f"atari-{game.lower()}": f"--env {game}NoFrameskip-v4 --atari_backend beast --total_steps 10000000"
+    for game in ATARI_GAMES
+}
 TASKS = {
     **RECIPES,
+    **ATARI,
     "pong": "--env PongNoFrameskip-v4",
     "pong-two-actors": "--env PongNoFrameskip-v4 --num_actors 2",
     "pong-poly": "--env PongNoFrameskip-v4",  # polybeast.py

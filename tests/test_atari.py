@@ -66,6 +66,16 @@ def test_the_frame_that_ends_a_game_of_qbert_gives_no_reward():
     assert (console.act(0), console.game_over) == (0, True)
 
 
+@pytest.mark.parametrize("bits, reward", [(0x00, 10), (0x80, 0)])
+def test_casino_gives_no_reward_while_it_shows_the_end_of_a_round(bits, reward):
+    console = libatari.Console(rom_bytes("casino"), "casino", 1)
+    for frame in range(600):
+        console.act(frame // 20 % 3)
+    console.set_ram(0xD3, int(console.ram()[0x53]) & 0x7F | bits)
+    console.set_ram(0x95, 0x50)  # from 40
+    assert (console.act(0), console.game_over) == (reward, bool(bits))
+
+
 def test_alien_is_exact_where_it_pulls_vsync_from_a_collision_register():
     assert lockstep("alien", 600) == (600, None)
 
@@ -178,6 +188,11 @@ def test_a_frame_without_an_end_has_as_many_instructions_as_that_of_ale(tmp_path
         assert (ale.getRAM() == console.ram()).all(), f"frame {frame}"
         ale.act(ale_py.Action.NOOP)
         console.act(0)
+
+
+def test_a_frame_that_goes_on_in_the_next_call_stays_on_its_screen():
+    """3-D Tic-Tac-Toe thinks for so long; what its frame shows behind the last write is drawn when it goes on."""
+    assert lockstep("tic_tac_toe_3d", 60) == (60, None)
 
 
 @pytest.mark.parametrize("game", ["pong", "beam_rider", "boxing", "frostbite", "tutankham"])

@@ -148,7 +148,9 @@ class AtariVectorEnv(VectorEnv):
             "actions": [int(action) for action in self._actions],
         }  # fmt: skip
         rom = read_rom(game)
-        palette = np.empty(0, np.uint8) if grayscale and render_mode is None else read_palette()
+        is_pal = known_games()[game]["is_pal"]  # the emulator knows the luminances of NTSC only
+        needs_palette = is_pal or not grayscale or render_mode is not None
+        palette = read_palette(is_pal) if needs_palette else np.empty(0, np.uint8)
         threads = min(num_threads or os.cpu_count() or 1, self.batch_size)
         self._pool = libatari.Pool(rom, game, num_envs, threads, palette, settings)
 
@@ -389,44 +391,48 @@ class _Results:
 
 
 @functools.cache
-def read_palette() -> np.ndarray:
-    """Red, green, blue and gray of each index of ALE's palette, uint8 [256, 4], read off a screen that shows them all.
+def read_palette(is_pal: bool = False) -> np.ndarray:
+    """Red, green, blue and gray of each index of ALE's palette, uint8 [256, 4], read off screens that show them all.
 
-    No table of colors is kept here: ale-py is given a program of our own.
+    No table of colors is kept here: ale-py is given programs of our own.
     """
     import ale_py
 
-    program = bytes.fromhex(
-        "78 D8 A2 FF 9A"  # SEI CLD LDX #FF TXS
-        "A9 02 85 02 85 00 85 02 85 02 85 02"  # a frame: three lines of VSYNC
-        "A9 00 85 00 85 01 A2 00 A0 00"  # VBLANK off, X = Y = 0
-        "86 09 85 02 E8 E8 88 D0 F7"  # 256 times: COLUBK = X, WSYNC, X += 2
-        "4C 05 F0"  # JMP to the next frame
-    )
-    rom = program.ljust(4096 - 6, b"\0") + bytes.fromhex("00F0 00F0 00F0")
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-    ale = ale_py.ALEInterface()
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, "boxing.bin")  # ale-py goes by the name
-        path.write_bytes(rom)
-        ale.loadROM(path)
     palette = np.zeros((256, 4), np.uint8)
-    screen = ale.getScreen()
-    palette[screen, :3] = ale.getScreenRGB()
-    palette[screen, 3] = ale.getScreenGrayscale().reshape(screen.shape)
+    # In PAL a frame with an odd number of lines shows the odd indices: colors get lost.
+    for lines_below in (50, 51) if is_pal else (1,):
+        program = bytes.fromhex(
+            "78 D8 A2 FF 9A"  # SEI CLD LDX #FF TXS
+            "A9 02 85 02 85 00 85 02 85 02 85 02"  # a frame: three lines of VSYNC
+            "A9 00 85 00 85 01 A2 00 A0 00"  # VBLANK off, X = Y = 0
+            "86 09 85 02 E8 E8 88 D0 F7"  # 256 times: COLUBK = X, WSYNC, X += 2
+            f"A0 {lines_below:02X} 85 02 88 D0 FB"  # so many times: WSYNC
+            "4C 05 F0"  # JMP to the next frame
+        )
+        rom = program.ljust(4096 - 6, b"\0") + bytes.fromhex("00F0 00F0 00F0")
+        ale = ale_py.ALEInterface()
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory, "boxing.bin")  # ale-py goes by the name
+            path.write_bytes(rom)
+            ale.loadROM(path)
+        screen = ale.getScreen()
+        palette[screen, :3] = ale.getScreenRGB()
+        palette[screen, 3] = ale.getScreenGrayscale().reshape(screen.shape)
     return palette
 
 
 # Equal to ale-py's vector env over 400 random steps in each protocol. tests/test_atari_env.py plays all of them.
 EXACT_GAMES = frozenset(
     """
-    alien amidar assault asterix asteroids atlantis atlantis2 bank_heist basic_math battle_zone beam_rider berzerk
-    blackjack bowling boxing breakout carnival centipede chopper_command crazy_climber darkchambers defender
-    demon_attack donkey_kong double_dunk earthworld enduro entombed et fishing_derby flag_capture freeway frogger
-    frostbite galaxian gopher gravitar hangman haunted_house hero ice_hockey jamesbond kaboom kangaroo koolaid krull
-    kung_fu_master lost_luggage mario_bros miniature_golf montezuma_revenge ms_pacman name_this_game othello phoenix
-    pitfall pong pooyan private_eye qbert riverraid road_runner robotank seaquest skiing solaris space_invaders
-    star_gunner superman surround tennis time_pilot trondead turmoil tutankham up_n_down venture video_pinball
-    wizard_of_wor word_zapper yars_revenge zaxxon
+    adventure air_raid alien amidar assault asterix asteroids atlantis atlantis2 bank_heist basic_math battle_zone
+    beam_rider berzerk blackjack bowling boxing breakout carnival casino centipede chopper_command crazy_climber
+    crossbow darkchambers defender demon_attack donkey_kong double_dunk earthworld elevator_action enduro entombed
+    et fishing_derby flag_capture freeway frogger frostbite galaxian gopher gravitar hangman haunted_house hero
+    ice_hockey jamesbond journey_escape kaboom kangaroo keystone_kapers king_kong koolaid krull kung_fu_master
+    laser_gates lost_luggage mario_bros miniature_golf montezuma_revenge mr_do ms_pacman name_this_game othello
+    phoenix pitfall pong pooyan private_eye qbert riverraid road_runner robotank seaquest sir_lancelot skiing
+    solaris space_invaders space_war star_gunner superman surround tennis time_pilot trondead turmoil tutankham
+    up_n_down venture video_cube video_pinball wizard_of_wor word_zapper yars_revenge zaxxon
     """.split()
 )

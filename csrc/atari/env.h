@@ -70,8 +70,8 @@ struct AlternatingOutput {
   bool is_gray;
   int* current;  // the screen of the newest frame
 
-  Canvas canvas() const {
-    *current ^= 1;
+  Canvas canvas(bool begins) const {
+    *current ^= begins;
     return {screens[*current], rows, is_gray};
   }
 };
@@ -113,7 +113,7 @@ class Protocol {
         settings_(std::move(settings)),
         palette_(palette),
         channels_(settings_.grayscale ? 1 : 3),
-        in_color_(!settings_.grayscale || settings_.keeps_film),
+        in_color_(!settings_.grayscale || settings_.keeps_film || rom.game.has(kPal)),
         num_pixels_(kScreenWidth * rom.game.height),
         resize_(rom.game.height, kScreenWidth, settings_.height, settings_.width, channels_) {
     const std::vector<int>& actions = settings_.actions;
@@ -337,14 +337,16 @@ class Protocol {
 
   // Emulates a frame and draws it; returns whether all rows were drawn. Those that were not are black.
   bool see_frame(EnvState& state, int action, uint8_t* pixels, int* reward = nullptr) const {
-    constexpr uint8_t kUnseen = 1;  // neither a luminance nor an index
-    for (int last = kScreenWidth - 1; last < num_pixels_; last += kScreenWidth) pixels[last] = kUnseen;
+    // No luminance is 1, and a frame's indices are all even or, where a PAL game has lost its colors, all odd.
+    constexpr uint8_t kUnseen[2] = {1, 0};
+    const auto end_of = [pixels](int row) { return pixels + row + kScreenWidth - sizeof(kUnseen); };
+    for (int row = 0; row < num_pixels_; row += kScreenWidth) std::memcpy(end_of(row), kUnseen, sizeof(kUnseen));
     const Screen screen = {pixels, rows()};
     const int got = in_color_ ? frame(state, action, PaletteOutput{screen}) : frame(state, action, GrayOutput{screen});
     if (reward) *reward = got;
     bool is_whole = true;
     for (int row = 0; row < num_pixels_; row += kScreenWidth) {
-      if (pixels[row + kScreenWidth - 1] != kUnseen) continue;
+      if (std::memcmp(end_of(row), kUnseen, sizeof(kUnseen))) continue;
       std::memset(pixels + row, 0, kScreenWidth);
       is_whole = false;
     }
@@ -398,7 +400,7 @@ class Protocol {
   const EnvSettings settings_;
   const Palette palette_;
   const int channels_;
-  const bool in_color_;  // the core renders indices of the palette rather than gray levels
+  const bool in_color_;  // the core renders indices of the palette rather than gray levels, which it has for NTSC only
   const int num_pixels_;
   const Resizer resize_;
   bool has_fire_ = false;

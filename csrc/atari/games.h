@@ -24,14 +24,14 @@ enum GameFlags : uint8_t {
 enum GameRules : uint8_t {
   kNoRules, kAdventure, kAirRaid, kAlien, kAmidar, kAssault, kAsterix, kAsteroids, kAtlantis, kAtlantis2, kBankHeist,
   kBasicMath, kBattleZone, kBeamRider, kBerzerk, kBlackjack, kBowling, kBoxing, kBreakout, kCarnival, kCasino,
-  kCentipede, kChopperCommand, kCrazyClimber, kDarkchambers, kDefender, kDemonAttack, kDonkeyKong, kDoubleDunk,
+  kCentipede, kChopperCommand, kCrazyClimber, kCrossbow, kDarkchambers, kDefender, kDemonAttack, kDonkeyKong, kDoubleDunk,
   kEarthworld, kElevatorAction, kEnduro, kEntombed, kEt, kFishingDerby, kFlagCapture, kFreeway, kFrogger, kFrostbite,
   kGalaxian, kGopher, kGravitar, kHangman, kHauntedHouse, kHero, kIceHockey, kJamesbond, kJourneyEscape, kKaboom,
   kKangaroo, kKeystoneKapers, kKingKong, kKoolaid, kKrull, kKungFuMaster, kLaserGates, kLostLuggage, kMarioBros,
   kMiniatureGolf, kMontezumaRevenge, kMrDo, kMsPacman, kNameThisGame, kOthello, kPhoenix, kPitfall, kPong, kPooyan,
   kPrivateEye, kQbert, kRiverraid, kRoadRunner, kRobotank, kSeaquest, kSirLancelot, kSkiing, kSolaris,
-  kSpaceInvaders, kSpaceWar, kStarGunner, kSuperman, kSurround, kTennis, kTimePilot, kTrondead, kTurmoil, kTutankham,
-  kUpNDown, kVenture, kVideoPinball, kWizardOfWor, kWordZapper, kYarsRevenge, kZaxxon,
+  kSpaceInvaders, kSpaceWar, kStarGunner, kSuperman, kSurround, kTennis, kTicTacToe3d, kTimePilot, kTrondead,
+  kTurmoil, kTutankham, kUpNDown, kVenture, kVideoCheckers, kVideoChess, kVideoCube, kVideoPinball, kWizardOfWor, kWordZapper, kYarsRevenge, kZaxxon,
 };
 
 // While RAM[address] != value, hold SELECT for `frames` frames and release it for one. `once` > 0: first once for that
@@ -95,7 +95,7 @@ constexpr Game kGames[] = {
     {"chopper_command", "c1cb228470a87beb5f36e90ac745da26", kChopperCommand, kCart4K, 34, 210, 0, 0x3FFFF, 12, {2, 0xE0, 0x00, 0}, {0, 0}, 3},
     {"combat", "0ef64cdbecccb7049752a3de0b7ade14", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
     {"crazy_climber", "55ef7b65066428367844342ed59f956c", kCrazyClimber, kCartF8, 34, 210, 0, 0x003FD, 12, {}, {0, 0}, 5},
-    {"crossbow", "8cd26dcf249456fe4aeb8db42d49df74", kNoRules, kCartF6, 34, 210, 0, 0x3FFFF, 12, {2, 0x8D, 0x01, 0}, {0, 0}, 0},
+    {"crossbow", "8cd26dcf249456fe4aeb8db42d49df74", kCrossbow, kCartF6, 34, 210, 0, 0x3FFFF, 12, {2, 0x8D, 0x01, 0}, {0, 0}, 1},
     {"darkchambers", "106855474c69d08c8ffa308d47337269", kDarkchambers, kCartF6SC, 34, 210, kNoHmoveBlank, 0x3FFFF, 8, {}, {0, 0, 486, 0}, 1},
     {"defender", "0f643c34e40e3f1daafd9c524d3ffe64", kDefender, kCart4K, 34, 210, 0, 0x3FFFF, 12, {2, 0x9B, 0x01, 0}, {0, 0}, 3},
     {"demon_attack", "f0e0addc07971561ab80d9abe1b8d333", kDemonAttack, kCart4K, 34, 210, 0, 0x0181B, 12, {1, 0xEA, 0x01, 0}, {0, 0}, 1},
@@ -161,16 +161,16 @@ constexpr Game kGames[] = {
     {"surround", "4d7517ae69f95cfbc053be01312b7dba", kSurround, kCart2K, 34, 210, kSwappedPorts, 0x0003D, 12, {2, 0xF9, 0x01, 0}, {0, 0}, 1},
     {"tennis", "42cdd6a9e42a3639e190722b8ea3fc51", kTennis, kCart2K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
     {"tetris", "b0e1ee07fbc73493eac5651a52f90f00", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
-    {"tic_tac_toe_3d", "0db4f4150fecf77e4ce72ca4d04c052f", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
+    {"tic_tac_toe_3d", "0db4f4150fecf77e4ce72ca4d04c052f", kTicTacToe3d, kCart2K, 34, 210, 0, 0x003FF, 12, {}, {0, 0}, 1},
     {"time_pilot", "fc2104dd2dadf9a6176c1c1c8f87ced9", kTimePilot, kCartF8, 34, 210, 0, 0x03C3F, 8, {}, {0, 0}, 5},
     {"trondead", "fb27afe896e7c928089307b32e5642ee", kTrondead, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 5},
     {"turmoil", "7a5463545dfb2dcfdafa6074b2f2c15e", kTurmoil, kCart4K, 34, 210, 0, 0x01BFF, 12, {}, {1, 1}, 4},
     {"tutankham", "085322bae40d904f53bdcc56df0593fc", kTutankham, kCartE0, 34, 210, 0, 0x01C3D, 12, {2, 0xAB, 0x00, 0}, {0, 0}, 3},
     {"up_n_down", "a499d720e7ee35c62424de882a3351b6", kUpNDown, kCartF8, 30, 210, 0, 0x02427, 8, {}, {1, 1}, 5},
     {"venture", "3e899eba0ca8cd2972da1ae5479b4f0d", kVenture, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 4},
-    {"video_checkers", "539d26b6e9df0da8e7465f0f5ad863b7", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
-    {"video_chess", "f0b7db930ca0e548c41a97160b9f6275", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
-    {"video_cube", "3f540a30fdee0b20aed7288e4a5ea528", kNoRules, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {1, 1, 61, 2}, 0},
+    {"video_checkers", "539d26b6e9df0da8e7465f0f5ad863b7", kVideoCheckers, kCart4K, 34, 210, 0, 0x003C2, 12, {}, {0, 0}, 1},
+    {"video_chess", "f0b7db930ca0e548c41a97160b9f6275", kVideoChess, kCart4K, 34, 210, 0, 0x003FF, 12, {}, {0, 0}, 1},
+    {"video_cube", "3f540a30fdee0b20aed7288e4a5ea528", kVideoCube, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {1, 1, 61, 2}, 1},
     {"video_pinball", "107cc025334211e6d29da0b6be46aec7", kVideoPinball, kCart4K, 34, 210, 0, 0x01C3F, 12, {2, 0xC1, 0x00, 0}, {0, 0}, 3},
     {"warlords", "cbe5a166550a8129a5e6d374901dffad", kNoRules, kCart4K, 34, 210, kPaddles, 0x3FFFF, 8, {}, {0, 0}, 0},
     {"wizard_of_wor", "7e8aa18bc9502eb57daaf5e7c1e94da7", kWizardOfWor, kCart4K, 34, 210, kSwappedPorts, 0x03C3F, 8, {}, {0, 0}, 3},
@@ -340,6 +340,10 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       score = at(0x85) * 100000 + at(0x84) * 10000 + at(0x83) * 1000 + at(0x82) * 100;
       lives = at(0xAA);
       over = lives == 0;
+      break;
+    case kCrossbow:
+      score = bcd3(0x8B, 0x8C, 0x8D);
+      over = at(0xE7) == 0x82;
       break;
     case kDarkchambers:
       score = bcd2(0xCF, 0xCC) * 10;
@@ -624,6 +628,10 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       over = (most >= 6 && apart >= 2) || most == 7;
       break;
     }
+    case kTicTacToe3d:
+      over = at(0xFE) == 0x10 && at(0xFF) == 0xF3;  // a return address on the stack
+      if (over) score = at(0xE1) == 8 ? 1 : -1;
+      break;
     case kTimePilot:
       score = bcd2(0x8F, 0x8D) * 100;
       if ((at(0x80) & 15) == 2) lives = (at(0x8B) & 7) + 1;
@@ -653,6 +661,29 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       score = bcd2(0xC7, 0xC8) * 100;
       lives = (at(0xC6) & 7) + 1;
       over = at(0xC6) == 0 && at(0xCD) == 0xFF && at(0xBF) & 0x80;
+      break;
+    case kVideoCheckers: {
+      bool has_own = false, has_other = false;
+      for (int square = 0x80; square <= 0xA2; ++square) {
+        if (square == 0x88 || square == 0x91 || square == 0x9A) continue;  // between two rows of the board
+        has_own |= at(square) == 0x10 || at(square) == 0x20;
+        has_other |= at(square) == 0x90 || at(square) == 0xA0;
+      }
+      over = !has_own || !has_other;
+      score = !has_own ? -1 : !has_other ? 1 : 0;
+      break;
+    }
+    case kVideoChess:
+      over = at(0xE1) == 0x82 && at(0xEE) < 2;
+      if (over) score = at(0xEE) == 0 ? 1 : -1;
+      break;
+    case kVideoCube:
+      for (int face = 0xA0; face < 0xD6; face += 9) {
+        bool is_uniform = true;
+        for (int i = 1; i < 9; ++i) is_uniform &= at(face + i) == at(face);
+        score += is_uniform;
+      }
+      over = score == 6;
       break;
     case kVideoPinball:
       score = bcd3(0xB4, 0xB2, 0xB0);
@@ -687,6 +718,11 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
   if (rules == kFreeway) reward = reward < 0 ? 0 : reward > 1 ? 1 : reward;
   if (rules == kIceHockey && reward > 1) reward = 1;
   if ((rules == kAtlantis || rules == kAtlantis2 || rules == kQbert) && over) reward = 0;
+  if (rules == kCasino && at(0xD4) != 3 && at(0xD3) & 0x80) reward = 0;
+  if (rules == kVideoCube) {
+    if (at(0xDB) == 0 && tally.previous == 0xFF) reward = -1, over = true;  // the time is over
+    tally.previous = at(0xDB);
+  }
   if (rules == kHauntedHouse) {
     reward -= at(0x82) != tally.previous;
     tally.previous = at(0x82);

@@ -25,8 +25,8 @@ struct Screens {
 struct AlternatingOutput {
   Screens* screens;
 
-  Canvas canvas() const {
-    screens->current ^= 1;
+  Canvas canvas(bool begins) const {
+    screens->current ^= begins;
     return {screens->pixels[screens->current], kMaxScreenHeight, false};
   }
 };
@@ -113,6 +113,7 @@ py::list games() {
     row["name"] = game.name;
     row["md5"] = game.md5;
     row["height"] = static_cast<int>(game.height);
+    row["is_pal"] = game.has(kPal);
     row["has_rules"] = game.rules != kNoRules;
     row["cart"] = static_cast<int>(game.cart);
     py::list actions;

@@ -63,21 +63,22 @@ struct Screen {
 
 // An output draws nothing, palette indices (ALE's getScreen) or luminances (getScreenGrayscale). Collisions are right in
 // each. ALE alternates between two screens, so that a frame that ends early, as some do while a game boots, shows the
-// rest of the one before the last: give another screen for each frame where that matters.
+// rest of the one before the last: give another screen for each frame that `begins` where that matters. A call in whose
+// time the frame did not end goes on in the next one.
 struct NoOutput {
-  HD Canvas canvas() const { return {nullptr, 0, false}; }
+  HD Canvas canvas(bool) const { return {nullptr, 0, false}; }
 };
 
 struct PaletteOutput {
   Screen screen;
 
-  HD Canvas canvas() const { return {screen.pixels, screen.height, false}; }
+  HD Canvas canvas(bool) const { return {screen.pixels, screen.height, false}; }
 };
 
 struct GrayOutput {
   Screen screen;
 
-  HD Canvas canvas() const { return {screen.pixels, screen.height, true}; }
+  HD Canvas canvas(bool) const { return {screen.pixels, screen.height, true}; }
 };
 
 // What the CPU sees of a cartridge: all of it; one bank of 4 KB at a time, but for the hotspots at its end; or slices of
@@ -183,6 +184,8 @@ struct Bus {
   }
 };
 
+constexpr int kFarDown = 4096;  // lines
+
 template <Wiring kWiring>
 HD NOINLINE void run_instructions(const Rom& rom, Vcs& vcs, const Canvas& canvas, int16_t most_lines) {
   const Game& game = rom.game;
@@ -190,9 +193,15 @@ HD NOINLINE void run_instructions(const Rom& rom, Vcs& vcs, const Canvas& canvas
   vcs.tia.news = kNewMasks;  // the canvas is another
   if (!run_cpu(vcs.cpu, bus, kMaxInstructions)) vcs.error = kJam;
   memcpy(vcs.ram, bus.zero_page + 0x80, sizeof(vcs.ram));
-  draw_to(vcs.tia, bus.settings, canvas, 3 * vcs.cpu.cycle);
+  // ALE draws when the TIA is written to: where the frame goes on, what follows the last write is not seen yet.
+  const bool draws_all = vcs.tia.frame_over || !canvas.pixels || vcs.cpu.cycle > 2 * kFarDown * kLineCycles;
+  const int beam = vcs.tia.line * kLineClocks + kBlankClocks + vcs.tia.pixel;
+  draw_to(vcs.tia, bus.settings, canvas, draws_all ? 3 * vcs.cpu.cycle : beam);
   forget_line(vcs.tia);
 }
+
+// Whether the next call begins a frame, rather than going on in one.
+HD inline bool begins_frame(const Vcs& vcs) { return vcs.cpu.cycle < kLineCycles; }
 
 constexpr int16_t kMostLines = 290, kMostPalLines = 342;  // of a frame: then it ends
 
@@ -205,7 +214,6 @@ HD NOINLINE inline void run_frame(const Rom& rom, Vcs& vcs, const Canvas& canvas
     case kSliced: run_instructions<kSliced>(rom, vcs, canvas, most_lines); break;
   }
   // A program that never writes to the TIA stays in its frame for ever: keep its time small, far below the window.
-  constexpr int kFarDown = 4096;
   const int line = vcs.cpu.cycle / kLineCycles;
   const int lines = vcs.tia.frame_over ? line : line > 2 * kFarDown ? line - kFarDown : 0;
   if (lines) {
@@ -257,7 +265,7 @@ HD inline void set_inputs(const Rom& rom, Vcs& vcs, int action, Switches pressed
 template <class Output>
 HD void reset_frame(const Rom& rom, Vcs& vcs, int action, Switches pressed, const Output& output) {
   set_inputs(rom, vcs, action, pressed);
-  run_frame(rom, vcs, output.canvas());
+  run_frame(rom, vcs, output.canvas(begins_frame(vcs)));
   apply_rules(rom.game.rules, vcs.ram, vcs.tally);
 }
 
@@ -274,7 +282,7 @@ HD void act_frame(const Rom& rom, Vcs& vcs, Generators& generators, int action, 
   ++vcs.episode_frame_number;
   const bool is_void = has_fire(vcs.last_action) && rom.game.has(kNoFire);
   set_inputs(rom, vcs, is_void ? 0 : vcs.last_action, kNoSwitch);
-  run_frame(rom, vcs, output.canvas());
+  run_frame(rom, vcs, output.canvas(begins_frame(vcs)));
   apply_rules(rom.game.rules, vcs.ram, vcs.tally);
 }
 
@@ -375,7 +383,7 @@ HD void load(const Rom& rom, Vcs& vcs, Generators& generators, uint32_t seed, co
   reset_system(rom, vcs, generators);
   for (int i = 0; i < 60; ++i) {
     set_inputs(rom, vcs, 0, kNoSwitch);
-    run_frame(rom, vcs, output.canvas(), kMostLines);
+    run_frame(rom, vcs, output.canvas(begins_frame(vcs)), kMostLines);
   }
   reset_system(rom, vcs, generators);
   reset_game(rom, vcs, generators, output, sticky);
