@@ -451,12 +451,14 @@ def make_replay(flags: Flags, env_spaces: EnvSpaces, learner: QLearner, num_grou
     """An empty replay for so many groups. Of Atari's stacks of gray images it stores the newest image only."""
     shape = rollout_fields(env_spaces).get("obs/obs", ((), ""))[0]
     is_stack = envs.is_atari(flags.env) and len(shape) == 3 and 1 < shape[0] < min(shape[1:])
-    enough = flags.total_steps // flags.stride + 4 * num_groups * flags.group_width
+    # No more than the steps of the run, unless a later start may have more of them.
+    enough = 0 if flags.save_replay else flags.total_steps // flags.stride + 4 * num_groups * flags.group_width
+    limits = [limit for limit in (flags.replay_sequences, enough) if limit]
     return SequenceReplay(
         rollout_fields(env_spaces), [x.shape[-1] for x in learner.net.initial_state(1)], num_groups,
         flags.group_width - flags.eval_columns, unroll_length=flags.unroll_length, burn_in=flags.burn_in,
         trained=flags.trained, stride=flags.stride, capacity_gb=flags.replay_gb,
-        max_sequences=min(flags.replay_sequences or enough, enough),
+        max_sequences=min(limits, default=0),
         is_stack=is_stack and flags.unroll_length >= shape[0], priority_exponent=flags.priority_exponent,
         importance_exponent=flags.importance_exponent, random=learner.random,
     )  # fmt: skip
@@ -482,9 +484,11 @@ def train(flags: Flags) -> Result:
         limiter = RatioLimiter(flags.replay_ratio, flags.batch_width * flags.trained, flags.min_fill)
         if flags.save_replay:
             path = training.run.path / "replay.npz"
-            if path.exists() and replay.load(path, learner.updates):
-                limiter.min_fill = 0
-                training.run.log(f"{replay.num_sequences():,} sequences are those of {path}")
+            if path.exists():
+                is_loaded = replay.load(path, learner.updates)
+                found = f"{replay.num_sequences():,} sequences are those of" if is_loaded else "filled anew, not from"
+                training.run.log(f"replay: {found} {path}" + ("" if is_loaded else ", of another update or capacity"))
+                limiter.min_fill = 0 if is_loaded else flags.min_fill
             training.cleanup.callback(lambda: replay.save(path, learner.updates))
         feed = shared_memory_feed(training, flags, env_spaces, num_groups)
         quarter = max(flags.group_width // 4, 1)

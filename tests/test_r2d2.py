@@ -172,7 +172,9 @@ def test_n_step_targets_are_those_that_walking_ahead_gives_wherever_episodes_end
         mask, discounts = transition_masks(*tensors, gamma)
         rewards, values = (torch.from_numpy(x).float()[:, None] for x in (rewards, values))
         found = n_step_targets(rewards, discounts, mask, values, n)[:, 0]
-        torch.testing.assert_close(found[mask[:, 0]].double(), torch.tensor(expected).double()[mask[:, 0]])
+        torch.testing.assert_close(
+            found[mask[:, 0]].double(), torch.tensor(expected).double()[mask[:, 0]], rtol=1e-5, atol=1e-5
+        )
         cases += 1
     assert cases > 2000
 
@@ -257,7 +259,6 @@ def test_the_burn_in_gives_each_net_the_state_before_the_first_trained_row_and_n
         errors = (targets - q[:-1].gather(-1, after["action"][1:, :, None])[..., 0]) * mask
     torch.testing.assert_close(loss.detach(), 0.5 * errors.square().sum(0).mean())
     torch.testing.assert_close(priorities, sequence_priorities(errors, mask, 0.9))
-    assert not torch.allclose(target_q.argmax(-1), q.argmax(-1)) or True
 
 
 def test_the_loss_is_a_mean_over_sequences_and_linear_in_their_weights():
@@ -361,7 +362,7 @@ def test_every_environment_explores_at_its_own_rate_and_every_group_spans_the_la
     assert found.shape == (4, 4) and (found[:, 3] == 0.001).all(), "the last column evaluates"
     ladder = found[:, :3].t().flatten()
     torch.testing.assert_close(ladder, torch.tensor([0.4 ** (1 + 7 * i / 11) for i in range(12)]))
-    assert (found.diff(dim=1) < 0).all()
+    assert (found[:, :3].diff(dim=1) < 0).all(), "the last columns explore the least"
     torch.testing.assert_close(r2d2.epsilons(small_flags(group_width=1), 1), torch.tensor([[0.4**4.5]]))
 
 
@@ -416,8 +417,8 @@ def assert_equal(one, other, where="state"):
 def test_runs_and_their_resumption_are_equal_to_the_bit(tmp_path, save_replay):
     states = []
     for name in ("one", "two"):
-        run(tmp_path, name, save_replay=save_replay, total_steps=1200)
-        result = run(tmp_path, name, save_replay=save_replay, total_steps=2400)
+        run(tmp_path, name, save_replay=save_replay, total_steps=1200, replay_gb=1e-3)
+        result = run(tmp_path, name, save_replay=save_replay, total_steps=2400, replay_gb=1e-3)
         states.append(weights_of(tmp_path, name))
         log = (tmp_path / name / "out.log").read_text()
         assert "resumed at step 1,2" in log and ("sequences are those of" in log) == save_replay
@@ -440,7 +441,8 @@ def test_a_run_keeps_its_replay_ratio_and_tells_it(tmp_path):
     assert "(--replay_ratio 1.5)" in log and "learner    wait" in log and "sample" in log
 
 
-def test_a_run_with_actor_processes_loses_no_more_than_a_sequence_when_an_environment_crashes(tmp_path):
+def test_a_run_with_actor_processes_loses_no_more_than_a_sequence_when_an_environment_crashes(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     result = run(
         tmp_path, env="toy_envs:CrashAtStep-v0", env_kwargs='{"n": 250}', deterministic=False, total_steps=4000,
     )  # fmt: skip

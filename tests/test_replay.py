@@ -178,7 +178,7 @@ def test_a_replay_that_is_too_small_or_too_large_is_refused_with_the_remedy(monk
 
 def test_it_takes_the_memory_that_it_says():
     replay = new_replay(num_sequences=3000)
-    arrays = [*replay.arrays.values(), *replay.states]
+    arrays = [*replay.arrays.values(), *replay.states, replay.tree.nodes]
     assert replay.num_bytes == pytest.approx(sum(array.nbytes for array in arrays), rel=0.1)
     assert replay.capacity >= 3000 * 4
 
@@ -235,6 +235,7 @@ def test_stacks_of_images_that_are_stored_once_are_those_of_the_environment(env_
         pytest.importorskip("libatari", reason="libatari is not built: make libatari")
     U, B, T, replay, games, checked = 10, 10, 20, None, 0, 0
     history: list[torch.Tensor] = []
+    completed: dict[int, int] = {}  # generation of a sequence -> the number of its last rollout
     for fields, rollout in play_atari(env_id, U, 60, atari_backend=backend, frame_skip=8):
         if replay is None:
             replay = SequenceReplay(
@@ -247,15 +248,16 @@ def test_stacks_of_images_that_are_stored_once_are_those_of_the_environment(env_
         ids = replay.add(rollout, ())
         replay.update(ids, replay.generation_of(ids), np.ones(len(ids)))
         if len(ids):
-            true = torch.cat([history[-3][:-1], history[-2][:-1], history[-1]])
-            assert torch.equal(replay.gather(ids, CPU)[0]["obs"]["obs"], true)
-            # The oldest one, whose rows before it were nearly overwritten.
-            oldest = available(replay)[np.argsort(replay.generation_of(available(replay)))[:2]]
-            age = (replay._next_block[0] - 3) - int(oldest[0] // 2 % replay.num_blocks)
-            start = len(history) - 3 - age % replay.num_blocks
-            true = torch.cat([history[start][:-1], history[start + 1][:-1], history[start + 2]])
-            assert torch.equal(replay.gather(oldest, CPU)[0]["obs"]["obs"], true)
-            checked += 1
+            completed[int(replay.generation_of(ids)[0])] = len(history) - 1
+            # The newest one, and the oldest, for which the rows before it are needed, too.
+            found = available(replay)
+            for generation in {min(replay.generation_of(found)), max(replay.generation_of(found))}:
+                last = completed[int(generation)]
+                true = torch.cat([history[last - 2][:-1], history[last - 1][:-1], history[last]])
+                of_it = found[replay.generation_of(found) == generation]
+                assert torch.equal(replay.gather(of_it, CPU)[0]["obs"]["obs"], true)
+                checked += 1
+    assert replay.rows > 2 * replay.capacity, "the ring wraps"
     assert games >= 2 and checked > 50, (games, checked)
 
 
