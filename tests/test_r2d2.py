@@ -31,6 +31,10 @@ from beast.learn.nests import map_tensors
 from beast.learn.qlearning import n_step_targets, rescale, rescale_inverse, sequence_priorities
 from beast.learn.vtrace import transition_masks
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
+from learning import TASKS  # noqa: E402
+
 CPU = torch.device("cpu")
 OBSERVATIONS = {"obs": gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)}
 
@@ -65,8 +69,9 @@ class LockStep:
         self.replay = r2d2.make_replay(flags, self.spaces, self.learner, num_groups)
         self.limiter = RatioLimiter(flags.replay_ratio, flags.batch_width * flags.trained, flags.min_fill)
         training = types.SimpleNamespace(generator=torch.Generator().manual_seed(1), flags=flags, device=CPU)
-        weights = PublishedWeights(self.learner.net, 0)
-        self.thread = threading.Thread(target=r2d2.act, args=(training, self.feed, weights, num_groups), daemon=True)
+        self.weights = PublishedWeights(self.learner.net, 0)
+        acting = training, self.feed, self.weights, num_groups
+        self.thread = threading.Thread(target=r2d2.act, args=acting, daemon=True)
         self.thread.start()
 
     def store(self, num_rollouts: int) -> None:
@@ -487,14 +492,54 @@ def test_without_a_core_there_is_no_burn_in_and_other_actions_than_a_few_are_ref
 
 # Learning.
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-
-from learning import TASKS  # noqa: E402
-
 
 def train_task(tmp_path, run_main, task: str, *arguments: str) -> list[float]:
-    flags = f"{TASKS[task]} --root {tmp_path} --name run --no_tensorboard"
+    """Mean returns of the last 100 games, one for each row of metrics."""
+    flags = f"{TASKS[task]} --root {tmp_path} --name run --no_tensorboard --deterministic"
     code, output = run_main(r2d2, *flags.split(), *arguments)
     assert code == 0, output
     with open(tmp_path / "run" / "metrics.csv") as file:
         return [float(row["charts/episodic_return"]) for row in csv.DictReader(file)]
+
+
+@pytest.mark.long
+def test_the_memory_task_is_learned_with_an_lstm_whose_stored_state_is_what_remembers(tmp_path, run_main):
+    returns = train_task(tmp_path, run_main, "r2d2-memory-lstm", "--total_steps", "30000")
+    assert max(returns[:1]) < 0.7 and returns[-1] >= 0.95, returns
+    # Sequences that begin between the cue and the question, without a burn-in: only the stored state knows the cue.
+    policy = beast.load(str(tmp_path / "run" / "checkpoint.pt"))
+    flags = dataclasses.replace(policy.flags, burn_in=0, deterministic=True, epsilon=0.0)
+    test = LockStep(flags)
+    test.learner.net.load_state_dict(policy.net.state_dict())
+    test.weights.publish(test.learner.net, 1)
+    test.store(8)  # of the weights from before
+    first = len(test.sequences())
+    test.store(60)
+    test.close()
+    ids = test.sequences()[first:]
+    batch, core_state = test.replay.gather(ids, CPU)
+    asked = batch["obs"]["obs"][..., 3] == 1
+    cue_is_before = ~batch["done"].cummax(0).values  # no episode has begun since row 0
+    row, column = (asked & cue_is_before)[:-1].nonzero().unbind(1)
+    row, column = row[batch["action"][row + 1, column] >= 0], column[batch["action"][row + 1, column] >= 0]
+    assert len(row) > 20
+    errors = {}
+    for name, state in (("stored", core_state), ("zeroed", map_tensors(torch.zeros_like, core_state))):
+        with torch.no_grad():
+            q = rescale_inverse(policy.net(batch, state)[0])
+        chosen = q[row, column, batch["action"][row + 1, column]]
+        errors[name] = (chosen - batch["reward"][row + 1, column]).abs().mean().item()
+    assert errors["stored"] < 0.1 and errors["zeroed"] > 0.5, errors
+
+
+@pytest.mark.long
+def test_the_memory_task_is_not_learned_without_a_core(tmp_path, run_main):
+    returns = train_task(tmp_path, run_main, "r2d2-memory-none", "--total_steps", "30000")
+    assert abs(returns[-1]) < 0.3, returns
+
+
+@pytest.mark.long
+def test_cartpole_is_learned(tmp_path, run_main):
+    returns = train_task(tmp_path, run_main, "r2d2-cartpole", "--total_steps", "80000")
+    assert returns[0] < 40, "a random policy balances for 22 steps"
+    assert returns[-1] > 100, returns  # the last 100 games go back a long way
