@@ -161,15 +161,46 @@ class Counters(TypedDict):
     restarts: int  # attempts to connect a lost stream again
     dropped_rollouts: int  # incomplete when their stream was lost
     streams_connected: int  # at the moment
+    streams_come: int  # so far; only where streams dial in
     seconds_inference: float
     seconds_environment: float
     seconds_enqueue: float
+
+class EnvListener:
+    """Where env servers dial in, from when it is made until the pool that has it ends, or `close`."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str = "",
+        certificate: bytes = b"",
+        key: bytes = b"",
+        env_timeout: float = 60.0,
+        max_streams: int = 256,
+    ) -> None:
+        """Bind `host:port` or `unix:/path`; with a certificate and its key (PEM) it is TLS.
+
+        A caller that does not send the `token` is refused before a message of it is read. `env_timeout`: seconds for
+        one row. `max_streams`: streams at a time. Raises ValueError.
+        """
+
+    address: str
+    max_streams: int
+    def first_hello(self) -> StreamSpec:
+        """Wait for an env server; what it has. All others must have the same. It dials again when the pool runs."""
+
+    def refusals(self) -> tuple[list[str], int]:
+        """Why callers were refused since the last call: at most 20 messages, and how many more there were."""
+
+    def close(self) -> None: ...
 
 class ActorPool:
     """Steps the environments of all servers: gets actions from `inference_batcher` and puts rollouts into
     `learner_queue`.
 
-    There is one C++ thread per address, with a stream of K environments. An address may be listed several times.
+    There is a stream of K environments for each address, which may be listed several times, or for each that has come
+    to the `listener`. A few threads serve them all.
 
     - Inference: the pool calls `compute((env_outputs, agent_state))`, leaves [1, K, ...]. The answer must be
       `(agent_outputs, agent_state)`. The first leaf of `agent_outputs` is the action. A server that accepts any action
@@ -201,6 +232,7 @@ class ActorPool:
         insecure: bool = False,
         min_streams: int | None = None,
         expected: StreamSpec | None = None,
+        listener: EnvListener | None = None,
         log: Callable[[str], object] | None = None,
     ) -> None:
         """`unroll_length` is T, 1 to 1,000,000 steps; addresses are "unix:/path" or "host:port"; leaves of
@@ -217,6 +249,9 @@ class ActorPool:
           stream that has never worked ends it in any case.
         - `expected`: what every stream must have in all its lives, as `handshake` returned it; by default it is what
           the first stream has. A row that has a number which is not finite ends its stream, as a lost server does.
+        - `listener`: where streams come and go by themselves; there are no addresses then. `group` is the place that a
+          stream has taken, `max_streams` of the listener in all. Streams that are lost are not connected again, and
+          while there are fewer than `min_streams` the others wait. None is too few to go on.
         - `log`: called with a message for every stream that is lost; None prints it to stderr.
 
         Raises ValueError and TypeError.

@@ -2,10 +2,11 @@
 
     python polybeast.py --env PongNoFrameskip-v4 --name pong-poly       # starts its own env servers; again: resumes
     python polybeast.py --addresses hostA:4431 hostB:4431 --token_file token --tls_ca cert.pem     # polybeast_env.py's
+    python polybeast.py --listen 0.0.0.0:4430 --token_file token --tls_cert cert.pem --tls_key key.pem   # they dial in
     python polybeast.py --mode test --name pong-poly                    # play whole games with the checkpoint
 
-Env servers (polybeast_env.py) stream rows of observations to the actor pool, threads in C++ that bring them to a
-dynamic batcher and whole rollouts to a batching queue. beast/feeds/remote.py gives these the face of a feed, and the
+Env servers (polybeast_env.py) stream rows of observations to the actor pool, in C++, which brings them to a dynamic
+batcher and whole rollouts to a batching queue. beast/feeds/remote.py gives these the face of a feed, and the
 agent's own `infer` and `learn` run on it: edit model, loss and update in monobeast.py.
 """
 
@@ -33,6 +34,7 @@ from beast.envs.rows import EnvSpaces, action_shape_dtype, observation_field, sp
 from beast.errors import InputError, MissingFile, Unreachable, exit_with_message
 from beast.feeds import wire
 from beast.feeds.env_server import MAKING_SECONDS, read_token
+from beast.feeds.env_server import security as exposed_security
 from beast.feeds.remote import LocalServers, RemoteFeed
 from beast.learn.learner import PublishedWeights
 from beast.run import command_line
@@ -60,15 +62,25 @@ class Flags(AgentFlags):
     addresses: tuple[str, ...] = ()
     """Env servers that run already, `host:port` or `unix:/path`. Environment and group width are theirs then; the
     learner counts frames by --frame_skip and plays --mode test by its own flags, so give it the servers'."""
+    listen: str = ""
+    """Where env servers dial in, `host:port` or `unix:/path`, from anywhere and at any time (polybeast_env.py
+    --learner), instead of --addresses. Environment and group width are those of the first that calls."""
+    max_streams: int = 0
+    """With --listen: streams at a time, each a group of environments; 0 takes up to 64."""
+    tls_cert: str = ""
+    """With --listen: certificate chain of this host (PEM), so that nobody reads along."""
+    tls_key: str = ""
+    """With --listen: private key of the certificate (PEM)."""
     token_file: str = ""
-    """File with the secret that the env servers ask for."""
+    """File with the secret that the env servers ask for, or with --listen must know."""
     tls_ca: str = ""
     """Certificate (PEM) that the env servers' certificates are signed with, or their own; a token needs it."""
     insecure: bool = False
-    """Send a token to other hosts without TLS: in a trusted network."""
+    """Send a token to other hosts without TLS, or --listen to them without token and TLS: in a trusted network."""
     min_envs: float = 0.5
     """Share of the environments that must work. A stream whose restarts are used up, or that is refused, rests for 30
-    seconds to 10 minutes while this share is left; below it the run ends."""
+    seconds to 10 minutes while this share is left; below it the run ends. With --listen it waits below it: the share is
+    of --max_streams, and one stream is enough where that is 0."""
     server_niceness: int = 5
     """Unix niceness added to env servers started here (0 to 19), so that they yield to the learner. Linux with
     autogroups ignores it between them and the learner."""
@@ -88,8 +100,9 @@ class Flags(AgentFlags):
 # Flags of this variant, beside those of every run, that may differ when a run is resumed.
 PLACEMENT_FLAGS = {
     *("num_servers", "addresses", "token_file", "tls_ca", "insecure", "server_niceness", "group_width"),
-    *("inference_width", "queue_width", "min_envs"),
+    *("inference_width", "queue_width", "min_envs", "listen", "max_streams", "tls_cert", "tls_key"),
 }
+MAX_STREAMS = 64  # that dial in, by default
 
 
 def train(flags: Flags) -> Result:
@@ -99,12 +112,13 @@ def train(flags: Flags) -> Result:
     is logged and raises SystemExit(1).
     """
     keep_freed_memory()
-    validate(flags, widths_known=not flags.addresses)
+    runs_servers = not (flags.addresses or flags.listen)
+    validate(flags, widths_known=runs_servers)
     choose_device(flags.device, flags.amp)  # a device that there is not is reported before servers start
     security = read_security(flags)
     with contextlib.ExitStack() as servers_to_close:
-        addresses, servers = list(flags.addresses), None
-        if not addresses:
+        addresses, servers, listener = list(flags.addresses), None, None
+        if runs_servers:
             # An environment that cannot be used is reported here.
             spaces = probe_env(create_env, parse_flags(server_command_line(flags)))
             frames_per_step, flags = spaces.frames_per_step, replace(flags, env=spaces.env_id)
@@ -116,8 +130,14 @@ def train(flags: Flags) -> Result:
             )
             servers_to_close.callback(servers.close)
             addresses = servers.addresses
-        flags, spaces, hello = query_servers(flags, addresses, security)
-        if flags.addresses:
+        if flags.listen:
+            listener = listen(flags)
+            servers_to_close.callback(listener.close)
+            tell(f"waiting for env servers on {listener.address}: polybeast_env.py --learner {listener.address}")
+            flags, spaces, hello = use_hello(flags, listener.address, listener.first_hello())
+        else:
+            flags, spaces, hello = query_servers(flags, addresses, security)
+        if not runs_servers:
             frames_per_step = envs.frames_per_step(flags.env, flags.frame_skip)
         torch.manual_seed(flags.seed)
         learner = make_learner(flags, spaces)
@@ -126,17 +146,22 @@ def train(flags: Flags) -> Result:
             if flags.compile:
                 learner.net.forward = torch.compile(learner.net.forward)
             streams = [address for address in addresses for _ in range(STREAMS_PER_SERVER)]
+            num_streams = len(streams) or flags.max_streams or MAX_STREAMS
+            min_streams = math.ceil(flags.min_envs * num_streams)
+            if listener:
+                min_streams = max(min_streams, 1) if flags.max_streams else 1
             feed = RemoteFeed(
-                learner, flags, spaces.action, streams, servers, seed=training.env_seed(0, 0), expected=hello,
+                learner, flags, spaces.action, streams, servers, listener, seed=training.env_seed(0, 0), expected=hello,
                 env_timeout=flags.env_timeout, connect_timeout=max(flags.env_timeout, CONNECT_SECONDS) + MAKING_SECONDS,
-                max_env_restarts=flags.max_env_restarts, min_streams=math.ceil(flags.min_envs * len(streams)),
-                log=training.run.log, **security,
+                max_env_restarts=flags.max_env_restarts, min_streams=min_streams, log=training.run.log, **security,
             )  # fmt: skip
             others = [feed.pool.run, lambda: feed.watch(flags.group_width)]
             if servers:
                 others.append(lambda: servers.watch(feed.closed.is_set, training.run.log))
             updates = describe_updates(flags, value_head(learner.net))
-            introduction = f"{len(streams)} groups of {flags.group_width} environments, {updates}"
+            introduction = (
+                f"{'up to ' if listener else ''}{num_streams} groups of {flags.group_width} environments, {updates}"
+            )
             return training.train(
                 feed, lambda: infer(training, feed, weights), lambda: learn(training, feed, weights), introduction,
                 others,
@@ -162,6 +187,19 @@ def read_security(flags: Flags) -> dict:
     token = read_token(flags.token_file) if flags.token_file else ""
     certificates = Path(flags.tls_ca).read_bytes() if flags.tls_ca else b""
     return {"token": token, "root_certificates": certificates, "insecure": flags.insecure}
+
+
+def listen(flags: Flags):
+    """A listener for env servers that dial in. Raises InputError where the address cannot be used."""
+    token, tls = exposed_security(flags.listen, flags.token_file, flags.tls_cert, flags.tls_key, flags.insecure)
+    key, certificate = tls or (b"", b"")
+    try:
+        return libbeast.EnvListener(
+            flags.listen, token=token, certificate=certificate, key=key, env_timeout=flags.env_timeout,
+            max_streams=flags.max_streams or MAX_STREAMS,
+        )  # fmt: skip
+    except ValueError as error:
+        raise InputError(f"--listen {flags.listen}: {error}") from error
 
 
 def query_servers(flags: Flags, addresses: list[str], security: dict) -> tuple[Flags, EnvSpaces, dict]:
@@ -196,11 +234,6 @@ def query_servers(flags: Flags, addresses: list[str], security: dict) -> tuple[F
         threading.Thread(target=answer, args=item, daemon=True).start()
     hellos = {address: future.result() for address, future in answers.items()}
     first = hellos[addresses[0]]
-    if flags.addresses and flags.env != Flags.env and flags.env.split(":")[-1] != first["env"].split(":")[-1]:
-        raise InputError(
-            f"--env {flags.env}: the env server at {addresses[0]} has {first['env']}; start it with --env {flags.env}, "
-            "or leave --env out here"
-        )
     for address, hello in hellos.items():
         for name in ("env", "num_envs", "observation_space", "action_space", "fields", "observation", "action"):
             if hello[name] != first[name]:
@@ -210,18 +243,27 @@ def query_servers(flags: Flags, addresses: list[str], security: dict) -> tuple[F
                         "start all env servers with the same flags"
                     )
                 )
-    flags = validate(replace(flags, env=first["env"], group_width=first["num_envs"]))
-    observation_space, action_space = (wire.space_from_json(first[f"{of}_space"]) for of in ("observation", "action"))
+    return use_hello(flags, addresses[0], first)
+
+
+def use_hello(flags: Flags, address: str, hello: dict) -> tuple[Flags, EnvSpaces, dict]:
+    """What `query_servers` returns, by the hello of one of them. Raises InputError if it cannot be used."""
+    is_given = (flags.addresses or flags.listen) and flags.env != Flags.env
+    if is_given and flags.env.split(":")[-1] != hello["env"].split(":")[-1]:
+        raise InputError(
+            f"--env {flags.env}: the env server at {address} has {hello['env']}; start it with --env {flags.env}, "
+            "or leave --env out here"
+        )
+    flags = validate(replace(flags, env=hello["env"], group_width=hello["num_envs"]))
+    observation_space, action_space = (wire.space_from_json(hello[f"{of}_space"]) for of in ("observation", "action"))
     spaces = EnvSpaces(spaces_by_name(observation_space), action_space)
     described = {f"obs/{name}": observation_field(space)[::-1] for name, space in spaces.observations.items()}
-    served = {name: field for name, field in first["fields"].items() if name.startswith("obs/")}
-    if described != served or first["action"] != action_shape_dtype(action_space)[::-1]:
+    served = {name: field for name, field in hello["fields"].items() if name.startswith("obs/")}
+    if described != served or hello["action"] != action_shape_dtype(action_space)[::-1]:
         raise InputError(
-            wire.readable(
-                f"{addresses[0]}: its spaces have {described}, its rows {served}: it is no env server of Beast"
-            )
+            wire.readable(f"{address}: its spaces have {described}, its rows {served}: it is no env server of Beast")
         )
-    return flags, spaces, first
+    return flags, spaces, hello
 
 
 def validate(flags: Flags, widths_known: bool = True) -> Flags:
@@ -233,9 +275,14 @@ def validate(flags: Flags, widths_known: bool = True) -> Flags:
         **{name: (0, 10**9) for name in ("queue_width", "inference_width")},
         "num_servers": (1, 1024),
         "min_envs": (0.0, 1.0),
+        "max_streams": (0, 4096),
         "server_niceness": (0, 19),
     }
     check_limits(flags, limits)
+    if flags.listen and flags.addresses:
+        raise InputError("--listen and --addresses exclude each other: env servers dial in, or are dialed")
+    if not flags.listen and (flags.max_streams or flags.tls_cert or flags.tls_key):
+        raise InputError("--max_streams, --tls_cert and --tls_key are for --listen: give that too, or leave them out")
     if not widths_known:
         return flags
     check_widths(flags.group_width, flags.batch_width)

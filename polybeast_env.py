@@ -3,9 +3,10 @@
     python polybeast_env.py --env PongNoFrameskip-v4                                    # for a learner on this machine
     python polybeast_env.py --address 0.0.0.0:4431 --token_file token --tls_cert cert.pem --tls_key key.pem
     python polybeast.py --addresses hostA:4431 hostB:4431 --token_file token …          # on the learner's host
+    python polybeast_env.py --learner hostL:4441 --token_file token --tls_ca cert.pem   # the other way round: dials
 
-Each stream that a learner opens is a group of environments of its own, stepped together. The server's hello says the
-environment's id, the group's width and the spaces. It needs Python and requirements-env.txt.
+Each stream between learner and server is a group of environments of its own, stepped together. The server's hello says
+the environment's id, the group's width and the spaces. It needs Python and requirements-env.txt.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import gymnasium  # noqa: E402
 
 from beast import envs  # noqa: E402
 from beast.envs.probe import probe_env  # noqa: E402
-from beast.errors import exit_with_message  # noqa: E402
-from beast.feeds import env_server  # noqa: E402
+from beast.errors import InputError, exit_with_message  # noqa: E402
+from beast.feeds import dialer, env_server  # noqa: E402
 from beast.run.flags import add_env_flags, check_env_flags, check_limits  # noqa: E402
 
 
@@ -45,11 +46,21 @@ def parse_flags(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     add_env_flags(parser)
     add = parser.add_argument
-    add(
+    where = parser.add_mutually_exclusive_group().add_argument
+    where(
         "--address",
         default="127.0.0.1:4431",
         help="where to listen: host:port, with port 0 for a free one, or unix:/path. 0.0.0.0:4431 is open to other "
         "hosts and needs a token and TLS",
+    )
+    where(
+        "--learner",
+        nargs="+",
+        default=[],
+        metavar="ADDRESS",
+        help="dial learners that listen (polybeast.py --listen) at host:port or unix:/path, rather than listen here. A "
+        "stream goes on to the next address when a learner is full or gone, and dials again until this server is told "
+        "to stop",
     )
     add(
         "--group_width",
@@ -62,13 +73,18 @@ def parse_flags(arguments: list[str] | None = None) -> argparse.Namespace:
         "--max_streams",
         type=int,
         default=2,
-        help="streams at a time. With two, one group steps while the other waits for its actions; start one server "
-        "per core rather than more streams",
+        help="streams at a time, or with --learner, streams to dial. With two, one group steps while the other waits "
+        "for its actions; start one server per core rather than more streams",
     )
-    add("--token_file", default="", help="file with the secret that a learner must know, readable by its owner only")
+    add("--token_file", default="", help="file with the secret of both sides, readable by its owner only")
     add("--tls_cert", default="", help="certificate chain of this host (PEM), so that nobody reads along")
     add("--tls_key", default="", help="private key of the certificate (PEM)")
-    add("--insecure", action="store_true", help="listen to other hosts without token and TLS: in a trusted network")
+    add("--tls_ca", default="", help="with --learner: certificate (PEM) that the learner's is signed with, or its own")
+    add(
+        "--insecure",
+        action="store_true",
+        help="listen to other hosts, or dial them, without token and TLS: in a trusted network",
+    )
     add(
         "--niceness",
         type=int,
@@ -98,29 +114,60 @@ def main() -> None:
     with exit_with_message():
         check_env_flags(flags)
         check_limits(flags, {"group_width": (1, 2**15), "max_streams": (1, 256), "niceness": (0, 19)})
-        token, tls = env_server.security(flags.address, flags.token_file, flags.tls_cert, flags.tls_key, flags.insecure)
-        if tls:
-            log("TLS is on; a learner that speaks plain text (it lacks --tls_ca) shows below as WRONG_VERSION_NUMBER")
-        elif not env_server.is_local(flags.address):
-            log(f"--insecure: all who can connect to {flags.address} can read along, and without a token step too")
+        if flags.learner:
+            token, certificates = _dial_security(flags)
+        else:
+            token, tls = _security(flags)
         # A parent has made and checked such an environment itself.
         env_id = flags.env if flags.parent_pid else probe_env(create_env, flags).env_id
         if flags.keep:
             words = [word for word in sys.argv if word != "--keep"]
-            env_server.keep([sys.executable, *words, "--env", env_id], flags.address, log)
+            env_server.keep([sys.executable, *words, "--env", env_id], "" if flags.learner else flags.address, log)
         os.nice(flags.niceness)
-        server = env_server.EnvServer(
-            lambda: env_server.VectorEnvGroup(create_env(flags, flags.group_width)),
-            flags.address,
-            example=env_server.VectorEnvGroup(create_env(flags, 1), flags.group_width),
-            env_id=env_id,
-            max_streams=flags.max_streams,
-            token=token,
-            tls=tls,
-            log=log,
-            ends_when_stuck=True,
-        )
-    env_server.serve(server, f"{env_id} ({flags.max_streams} streams of {flags.group_width})", flags.parent_pid)
+        what = f"{env_id} ({flags.max_streams} streams of {flags.group_width})"
+        options = {"env_id": env_id, "max_streams": flags.max_streams, "token": token, "log": log}
+        options["ends_when_stuck"] = True
+
+        def make_group() -> env_server.VectorEnvGroup:
+            return env_server.VectorEnvGroup(create_env(flags, flags.group_width))
+
+        server: env_server.Served
+        announcement = ""  # a server that dials serves when a learner takes its first stream
+        if flags.learner:
+            server = dialer.Dialer(
+                make_group,
+                flags.learner,
+                root_certificates=certificates,
+                on_first_stream=lambda address: print(f"serving {what} to {address}", flush=True),
+                **options,
+            )
+        else:
+            example = env_server.VectorEnvGroup(create_env(flags, 1), flags.group_width)
+            server = env_server.EnvServer(make_group, flags.address, example=example, tls=tls, **options)
+            announcement = f"serving {what} on {server.address}"
+    env_server.serve(server, announcement, flags.parent_pid)
+
+
+def _security(flags) -> tuple[str, tuple[bytes, bytes] | None]:
+    """Token, and TLS key and certificate, of a server that listens."""
+    if flags.tls_ca:
+        raise InputError("--tls_ca checks a learner's certificate, so it goes with --learner: leave it out")
+    token, tls = env_server.security(flags.address, flags.token_file, flags.tls_cert, flags.tls_key, flags.insecure)
+    if tls:
+        log("TLS is on; a learner that speaks plain text (it lacks --tls_ca) shows below as WRONG_VERSION_NUMBER")
+    elif not env_server.is_local(flags.address):
+        log(f"--insecure: all who can connect to {flags.address} can read along, and without a token step too")
+    return token, tls
+
+
+def _dial_security(flags) -> tuple[str, bytes | None]:
+    """Token and certificate of a server that dials."""
+    if flags.tls_cert or flags.tls_key:
+        raise InputError("with --learner the certificate is the learner's: give --tls_ca, not --tls_cert and --tls_key")
+    token, certificates = env_server.dial_security(flags.learner, flags.token_file, flags.tls_ca, flags.insecure)
+    if not certificates and not all(map(env_server.is_local, flags.learner)):
+        log("--insecure: all on the way to the learner can read along, the token too, and answer in its place")
+    return token, certificates
 
 
 if __name__ == "__main__":

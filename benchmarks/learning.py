@@ -56,7 +56,7 @@ RECIPES = {
     " --total_steps 1000000",
     "recipe-minatar": "--preset pixels --env MinAtar/Breakout-v0 --total_steps 2000000",
     "recipe-vizdoom": "--preset pixels --env examples.vizdoom_gray:Gray/VizdoomBasic-v1 --total_steps 300000",
-    "recipe-crafter": "--preset pixels --env examples.crafter_env:Crafter-v0 --total_steps 400000",
+    "recipe-crafter": "--preset pixels --env examples.crafter_env:Crafter-v0 --total_steps 500000",
     "recipe-parcel": "--preset pixels --env examples.parcel:Parcel-v0 --total_steps 1000000",
 }
 TASKS = {

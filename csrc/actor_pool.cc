@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include "wire.h"
@@ -20,26 +22,10 @@ constexpr std::chrono::minutes kForgivenAfter{10};       // a life this long res
 constexpr double kFirstPause = 0.1, kLongestPause = 10;  // seconds before a stream is connected again
 constexpr double kFirstRest = 30, kLongestRest = 600;    // the same, after max_env_restarts in a row
 
-struct Stopped {};  // thrown in a stream's thread when the pool stops
+// For the answers that inference and the learner queue give. A tenth of a core serves some thousand rows a second.
+size_t num_threads() { return std::clamp<size_t>(std::thread::hardware_concurrency() / 4, 2, 8); }
 
-class Stopwatch {  // adds its lifetime in nanoseconds to `total`
- public:
-  explicit Stopwatch(std::atomic<int64_t>& total) : total_(total), began_(Clock::now()) {}
-  ~Stopwatch() { total_ += std::chrono::nanoseconds(Clock::now() - began_).count(); }
-
- private:
-  std::atomic<int64_t>& total_;
-  const Clock::time_point began_;
-};
-
-class Counted {  // raises `total` by one for its lifetime
- public:
-  explicit Counted(std::atomic<int64_t>& total) : total_(total) { ++total_; }
-  ~Counted() { --total_; }
-
- private:
-  std::atomic<int64_t>& total_;
-};
+int64_t nanoseconds_since(Clock::time_point began) { return std::chrono::nanoseconds(Clock::now() - began).count(); }
 
 uint64_t mixed(uint64_t x) {  // splitmix64: https://prng.di.unimi.it/splitmix64.c
   x += 0x9e3779b97f4a7c15;
@@ -284,124 +270,190 @@ ArrayNest actions_of(const ArrayNest& agent_outputs, const StreamSpec& spec) {
 
 }  // namespace
 
-class ActorPool::Actor {
+// One thread at a time works for an actor: a thread of the stream's transport when an event has come, one of the
+// executor when inference or the learner queue has answered. The functions stand in the order in which they follow each
+// other. Only cancel() may come in between.
+class ActorPool::Actor : public EnvStream::Owner {
  public:
-  Actor(ActorPool& pool, size_t index, std::string address)
-      : pool_(pool), index_(index), address_(std::move(address)) {}
+  Actor(ActorPool& pool, size_t index, std::string name) : pool_(pool), index_(index), name_(std::move(name)) {}
 
-  // The thread: connects, steps the environments until they are lost, and connects again.
-  void run() {
-    int64_t restarts = 0;
-    for (uint64_t attempt = 0;; ++attempt) {
-      const uint64_t seed = env_seed(pool_.options_.seed, index_, attempt);
-      const Clock::time_point began = Clock::now();
-      try {
-        live(seed);
-      } catch (const Stopped&) {
-        return;
-      } catch (const ClosedBatchingQueue&) {
-        return;
-      } catch (const HandshakeError& error) {
-        if (pool_.stopping()) return;
-        if (num_lives_ == 0 || !retire(error.what())) return pool_.fail(std::current_exception());
-      } catch (const ConnectionError& error) {
-        if (pool_.stopping()) return;
-        if (num_lives_ == 0) return pool_.fail(std::current_exception());  // open() has retried already
-        if (in_rollout_) ++pool_.dropped_rollouts_;
-        if (Clock::now() - began > kForgivenAfter) restarts = 0;
-        if (restarts < pool_.options_.max_env_restarts) {
-          const double jitter = 0.75 + 0.5 * (seed % 1024) / 1024.0;  // spreads the streams of a server in time
-          const double pause = jitter * std::min(kFirstPause * std::exp2(restarts), kLongestPause);
-          ++restarts;
-          ++pool_.restarts_;
-          pool_.say(std::string(error.what()) + "\nReconnecting (" + std::to_string(restarts) + " of max_env_restarts " +
-                    std::to_string(pool_.options_.max_env_restarts) + ").");
-          if (!pool_.pause(std::chrono::duration<double>(pause))) return;
-          continue;
-        }
-        const std::string why = std::string(error.what()) + "\nThe stream was reconnected " + std::to_string(restarts) +
-                                " times in a row (max_env_restarts " +
-                                std::to_string(pool_.options_.max_env_restarts) + ").";
-        if (!retire(why)) return pool_.fail(std::make_exception_ptr(ConnectionError(why)));
-      } catch (...) {
-        return pool_.fail(std::current_exception());
-      }
-    }
+  void connect() {
+    guarded([&] { begin(pool_.connect_(name_)); });
   }
 
-  void cancel() {  // may be called from any thread
-    std::shared_ptr<EnvStream> stream;
+  void admit(std::shared_ptr<EnvStream> stream, std::string name) {
+    name_ = std::move(name);
+    guarded([&] { begin(std::move(stream)); });
+  }
+
+  void cancel() {  // from any thread
+    if (const auto stream = current_stream()) stream->cancel();
+  }
+
+  bool is_free = true;  // to admit(); the pool's mutex guards it
+
+ private:
+  void begin(std::shared_ptr<EnvStream> stream) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      stream = stream_;
+      std::lock_guard<std::mutex> pool_lock(pool_.mutex_);
+      if (pool_.stopping()) return;
+      stream_ = stream;
+      ++pool_.num_open_;
     }
-    if (stream) stream->cancel();
+    why_lost_ = nullptr;
+    in_rollout_ = is_accepted_ = false;
+    began_ = Clock::now();
+    seed_ = env_seed(pool_.options_.seed, index_, num_attempts_++);
+    stream->open(seed_, this);
+  }
+
+  void opened(const StreamSpec& spec) override {
+    guarded([&] {
+      accept(spec);
+      check_memory(spec, pool_.options_.unroll_length);
+      spec_ = spec;
+      initial_agent_state_ =
+          pool_.initial_agent_state_.map([&](const Array& array) { return repeated(array, spec.num_envs); });
+      set_agent_state(initial_agent_state_);
+      rollout_.emplace(spec, pool_.options_.unroll_length, Origin{static_cast<int32_t>(index_), num_lives_ - 1});
+      row_ = 0;
+      asked_ = Clock::now();
+      if (const auto stream = current_stream()) stream->read_first_row(rollout_->destinations(row_));
+    });
+  }
+
+  // Refuses a stream that has not what the first stream of the pool had, in any life: the learner takes them together.
+  void accept(const StreamSpec& spec) {
+    const StreamSpec expected = pool_.expect(spec);
+    const std::string other = difference(spec, expected);
+    if (!other.empty()) throw HandshakeError("environment server " + name_ + " has " + other);
+    ++num_lives_;
+    if (std::exchange(is_retired_, false)) --pool_.num_retired_;
+    is_accepted_ = true;
+    pool_.count_connected(1);
+  }
+
+  void row_came() override {
+    pool_.environment_ns_ += nanoseconds_since(asked_);
+    guarded([&] {
+      check_row();
+      if (row_ > 0) pool_.steps_ += spec_.num_envs;
+      if (row_ == pool_.options_.unroll_length) {
+        hand_on();
+      } else {
+        act();
+      }
+    });
+  }
+
+  // Refuses numbers that are not finite: one of them would spoil a whole update, and nobody would know whose it was.
+  void check_row() const {
+    const auto refuse = [&](const std::string& why) {
+      throw ConnectionError("environment server " + name_ + ": received a " + why);
+    };
+    const std::string infinite = rollout_->find_infinite(row_);
+    if (!infinite.empty()) refuse("row whose " + readable(infinite));
+    if (row_ == 0 && !rollout_->begins_episodes()) refuse("first row that is not done everywhere");
+  }
+
+ public:
+  void act() {  // also for the pool, when others were waited for
+    if (pool_.keeps_waiting(*this)) return;
+    asked_ = Clock::now();
+    pool_.inference_batcher_->compute_later(
+        ArrayNest::Tuple{rollout_->env_outputs(row_, 1), agent_state_},
+        [this, executor = pool_.executor_](ArrayNest outputs, std::exception_ptr failure) {
+          executor->post([this, outputs = std::move(outputs), failure] { answered(outputs, failure); });
+        });
   }
 
  private:
-  // One connection, from its first row on. Ends by an exception only.
-  void live(uint64_t seed) {
-    in_rollout_ = false;
-    const std::shared_ptr<EnvStream> stream = pool_.connect_(address_);
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      stream_ = stream;
-    }
-    const Interrupt interrupt = [this] {
-      if (pool_.stopping()) throw Stopped();
-    };
-    interrupt();  // stop() may have been called before there was a stream to cancel
-    const StreamSpec spec = stream->open(seed);
-    accept(spec);
-    check_memory(spec, pool_.options_.unroll_length);
-    const Counted connected(pool_.streams_connected_);
-
-    ArrayNest agent_state =
-        pool_.initial_agent_state_.map([&](const Array& array) { return repeated(array, spec.num_envs); });
-    const ArrayNest initial_agent_state = agent_state;
-    Rollout rollout(spec, pool_.options_.unroll_length, {static_cast<int32_t>(index_), num_lives_ - 1});
-    {
-      const Stopwatch stopwatch(pool_.environment_ns_);
-      read_row(*stream, rollout, 0);
-      if (!rollout.begins_episodes()) {
-        throw ConnectionError("environment server " + address_ + ": received a first row that is not done everywhere");
+  void answered(const ArrayNest& answer, const std::exception_ptr& failure) {
+    pool_.inference_ns_ += nanoseconds_since(asked_);
+    guarded([&] {
+      if (failure) std::rethrow_exception(failure);
+      if (!answer.is_tuple() || answer.tuple().size() != 2) {
+        throw std::invalid_argument(
+            "inference must answer with a tuple (agent_outputs, agent_state); an agent without a "
+            "state answers with (agent_outputs, ())");
       }
-    }
-    for (;;) {
-      // The rows of an answer keep the memory of its whole batch alive. A copy does not.
-      const ArrayNest state_before_row_0 = agent_state.map([](const Array& array) { return array.copied(); });
-      for (int64_t row = 0; row < pool_.options_.unroll_length; ++row) {
-        const ArrayNest agent_outputs = act(rollout.env_outputs(row, 1), agent_state, interrupt);
-        check_state(agent_state, initial_agent_state);
-        const Stopwatch stopwatch(pool_.environment_ns_);
-        rollout.set_agent_outputs(row + 1, agent_outputs);
-        stream->write_actions(actions_of(agent_outputs, spec));
-        in_rollout_ = true;
-        read_row(*stream, rollout, row + 1);
-        pool_.steps_ += spec.num_envs;
-      }
-      Rollout next = rollout.next();  // before the learner gets this one: it may write to it
-      {
-        const Stopwatch stopwatch(pool_.enqueue_ns_);
-        pool_.learner_queue_->enqueue(rollout.item(state_before_row_0), interrupt);
-      }
-      in_rollout_ = false;
-      rollout = std::move(next);
-    }
+      const ArrayNest& agent_outputs = answer.tuple()[0];
+      agent_state_ = answer.tuple()[1];
+      check_state(agent_state_, initial_agent_state_);
+      asked_ = Clock::now();
+      rollout_->set_agent_outputs(++row_, agent_outputs);
+      in_rollout_ = true;
+      const ArrayNest actions = actions_of(agent_outputs, spec_);
+      if (const auto stream = current_stream()) stream->step(actions, rollout_->destinations(row_));
+    });
   }
 
-  // Returns agent_outputs and replaces agent_state.
-  ArrayNest act(ArrayNest env_outputs, ArrayNest& agent_state, const Interrupt& interrupt) {
-    const Stopwatch stopwatch(pool_.inference_ns_);
-    const ArrayNest answer = pool_.inference_batcher_->compute(ArrayNest::Tuple{std::move(env_outputs), agent_state},
-                                                               interrupt, std::nullopt);
-    if (!answer.is_tuple() || answer.tuple().size() != 2) {
-      throw std::invalid_argument(
-          "inference must answer with a tuple (agent_outputs, agent_state); an agent without a "
-          "state answers with (agent_outputs, ())");
+  void hand_on() {
+    asked_ = Clock::now();
+    Rollout next = rollout_->next();  // before the learner gets this one: it may write to it
+    ArrayNest item = rollout_->item(std::move(state_before_row_0_));
+    rollout_ = std::move(next);
+    row_ = 0;
+    pool_.learner_queue_->enqueue_later(std::move(item), [this, executor = pool_.executor_](std::exception_ptr failure) {
+      executor->post([this, failure] { entered(failure); });
+    });
+  }
+
+  void entered(const std::exception_ptr& failure) {
+    pool_.enqueue_ns_ += nanoseconds_since(asked_);
+    guarded([&] {
+      if (failure) std::rethrow_exception(failure);
+      in_rollout_ = false;
+      set_agent_state(agent_state_);
+      act();
+    });
+  }
+
+  void lost(std::exception_ptr why) override {
+    if (why_lost_) why = why_lost_;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stream_.reset();
     }
-    agent_state = answer.tuple()[1];
-    return answer.tuple()[0];
+    if (is_accepted_) pool_.count_connected(-1);
+    if (!pool_.stopping()) {  // else inference may just be answering
+      rollout_.reset();
+      if (!has_ended_) guarded([&] { go_on_after(why); });
+    }
+    std::lock_guard<std::mutex> lock(pool_.mutex_);
+    if (has_ended_) --pool_.num_running_;
+    is_free = true;
+    --pool_.num_open_;
+    pool_.changed_.notify_all();  // run() may end now, and the pool
+  }
+
+  // Connects again, soon or after a rest, or ends the run.
+  void go_on_after(const std::exception_ptr& why) {
+    try {
+      std::rethrow_exception(why);
+    } catch (const HandshakeError& error) {
+      if (pool_.listen_) return pool_.say(std::string(error.what()) + "\nIt was refused.");
+      if (num_lives_ == 0 || !retire(error.what())) pool_.fail(why);
+    } catch (const ConnectionError& error) {
+      if (in_rollout_) ++pool_.dropped_rollouts_;
+      if (pool_.listen_) return pool_.say(error.what());
+      if (num_lives_ == 0) return pool_.fail(why);  // open() has retried already
+      if (Clock::now() - began_ > kForgivenAfter) num_restarts_ = 0;
+      const std::string limit = std::to_string(pool_.options_.max_env_restarts);
+      if (num_restarts_ < pool_.options_.max_env_restarts) {
+        const double jitter = 0.75 + 0.5 * (seed_ % 1024) / 1024.0;  // spreads the streams of a server in time
+        const double pause = jitter * std::min(kFirstPause * std::exp2(num_restarts_), kLongestPause);
+        ++num_restarts_;
+        ++pool_.restarts_;
+        pool_.say(std::string(error.what()) + "\nReconnecting (" + std::to_string(num_restarts_) +
+                  " of max_env_restarts " + limit + ").");
+        return pool_.connect_later(*this, std::chrono::duration<double>(pause));
+      }
+      const std::string text = std::string(error.what()) + "\nThe stream was reconnected " +
+                               std::to_string(num_restarts_) + " times in a row (max_env_restarts " + limit + ").";
+      if (!retire(text)) pool_.fail(std::make_exception_ptr(ConnectionError(text)));
+    }
   }
 
   // What restarts do not mend costs the run this stream alone, while enough others are left. Returns whether to try
@@ -413,39 +465,62 @@ class ActorPool::Actor {
     if (num_left < pool_.options_.min_streams) return false;
     pool_.say(why + "\nThis stream rests for " + std::to_string(static_cast<int64_t>(rest_)) + " s; " +
               std::to_string(num_left) + " of " + std::to_string(pool_.actors_.size()) + " are left.");
-    pool_.pause(std::chrono::duration<double>(rest_));
+    pool_.connect_later(*this, std::chrono::duration<double>(rest_));
     rest_ = std::min(2 * rest_, kLongestRest);
     return true;
   }
 
-  // Refuses a stream that has not what the first stream of the pool had, in any life: the learner takes them together.
-  void accept(const StreamSpec& spec) {
-    const StreamSpec expected = pool_.expect(spec);
-    const std::string other = difference(spec, expected);
-    if (!other.empty()) throw HandshakeError("environment server " + address_ + " has " + other);
-    ++num_lives_;
-    if (std::exchange(is_retired_, false)) --pool_.num_retired_;
+  // The rows of an answer keep the memory of its whole batch alive. A copy does not.
+  void set_agent_state(const ArrayNest& agent_state) {
+    agent_state_ = agent_state;
+    state_before_row_0_ = agent_state.map([](const Array& array) { return array.copied(); });
   }
 
-  // Reads the next row. Refuses numbers that are not finite: one of them would spoil a whole update, and nobody would
-  // know whose it was.
-  void read_row(EnvStream& stream, const Rollout& rollout, int64_t row) {
-    stream.read_row(rollout.destinations(row));
-    const std::string infinite = rollout.find_infinite(row);
-    if (!infinite.empty()) {
-      throw ConnectionError("environment server " + address_ + ": received a row whose " + readable(infinite));
+  std::shared_ptr<EnvStream> current_stream() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return stream_;
+  }
+
+  // Ends the stream, the actor or the pool if `function` throws.
+  template <typename Function>
+  void guarded(Function&& function) {
+    try {
+      function();
+    } catch (const ClosedBatchingQueue&) {
+      has_ended_ = true;
+      cancel();
+    } catch (const ConnectionError&) {
+      why_lost_ = std::current_exception();
+      cancel();
+    } catch (const HandshakeError& error) {
+      why_lost_ = std::current_exception();
+      if (const auto stream = current_stream()) stream->refuse(error.what());
+    } catch (...) {
+      pool_.fail(std::current_exception());
     }
   }
 
   ActorPool& pool_;
   const size_t index_;
-  const std::string address_;
+  std::string name_;                // the address, for messages
+  int64_t num_attempts_ = 0;        // to connect, each with a seed of its own
+  int64_t num_restarts_ = 0;        // in a row
+  int32_t num_lives_ = 0;           // connections so far, including this one; failed attempts do not count
   bool is_retired_ = false;         // it rests, or connects after a rest
   double rest_ = kFirstRest;        // seconds
-  int32_t num_lives_ = 0;           // connections so far, including this one; failed attempts do not count
+  std::atomic<bool> has_ended_{false};  // a queue is closed
+  // Of this life:
+  uint64_t seed_ = 0;
+  Clock::time_point began_, asked_;  // asked_: when what it waits for was asked for
+  StreamSpec spec_;
+  bool is_accepted_ = false;
+  std::exception_ptr why_lost_;     // if the actor has ended the stream itself
+  std::optional<Rollout> rollout_;
+  int64_t row_ = 0;                 // of the rollout: the newest, or the one that comes next
   bool in_rollout_ = false;         // the rollout has steps, which would be lost with the stream
+  ArrayNest initial_agent_state_, agent_state_, state_before_row_0_;
   std::mutex mutex_;                // guards stream_, which other threads cancel
-  std::shared_ptr<EnvStream> stream_;
+  std::shared_ptr<EnvStream> stream_;  // until it is lost
 };
 
 ActorPool::ActorPool(const ActorPoolOptions& options, std::shared_ptr<BatchingQueue> learner_queue,
@@ -457,6 +532,27 @@ ActorPool::ActorPool(const ActorPoolOptions& options, std::shared_ptr<BatchingQu
       initial_agent_state_(std::move(initial_agent_state)),
       connect_(std::move(connect)),
       expected_(options.expected) {
+  check_arguments();
+  if (addresses.empty()) throw std::invalid_argument("env_server_addresses is empty: a pool needs at least one");
+  for (std::string& address : addresses) {
+    actors_.push_back(std::make_unique<Actor>(*this, actors_.size(), std::move(address)));
+  }
+}
+
+ActorPool::ActorPool(const ActorPoolOptions& options, std::shared_ptr<BatchingQueue> learner_queue,
+                     std::shared_ptr<DynamicBatcher> inference_batcher, size_t num_places,
+                     ArrayNest initial_agent_state, Listen listen)
+    : options_(options),
+      learner_queue_(std::move(learner_queue)),
+      inference_batcher_(std::move(inference_batcher)),
+      initial_agent_state_(std::move(initial_agent_state)),
+      listen_(std::move(listen)),
+      expected_(options.expected) {
+  check_arguments();
+  while (actors_.size() < num_places) actors_.push_back(std::make_unique<Actor>(*this, actors_.size(), ""));
+}
+
+void ActorPool::check_arguments() const {
   if (options_.unroll_length < 1 || options_.unroll_length > kMaxUnrollLength) {
     throw std::invalid_argument("unroll_length is " + std::to_string(options_.unroll_length) + ", must be 1 to " +
                                 std::to_string(kMaxUnrollLength) + " steps");
@@ -465,16 +561,12 @@ ActorPool::ActorPool(const ActorPoolOptions& options, std::shared_ptr<BatchingQu
     throw std::invalid_argument("max_env_restarts is " + std::to_string(options_.max_env_restarts) +
                                 ", must be 0 or more");
   }
-  if (addresses.empty()) throw std::invalid_argument("env_server_addresses is empty: a pool needs at least one");
   initial_agent_state_.for_each([](const Array& array) {
     if (array.shape().size() < 2 || array.shape()[1] != 1) {
       throw std::invalid_argument("initial_agent_state has an array of shape " + to_string(array.shape()) +
                                   ", expected [L, 1, ...]: the state of one environment");
     }
   });
-  for (std::string& address : addresses) {
-    actors_.push_back(std::make_unique<Actor>(*this, actors_.size(), std::move(address)));
-  }
 }
 
 ActorPool::~ActorPool() { stop_and_wait(); }
@@ -483,6 +575,11 @@ void ActorPool::run(const Interrupt& interrupt, const Log& log) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (std::exchange(started_, true)) throw std::runtime_error("run() was called already: a pool runs once");
+    executor_ = std::make_shared<Executor>(num_threads());
+    num_running_ = actors_.size();
+    for (const auto& actor : actors_) {
+      if (!listen_) executor_->post([actor = actor.get()] { actor->connect(); });
+    }
   }
   const auto log_messages = [&] {
     std::vector<std::string> messages;
@@ -495,21 +592,20 @@ void ActorPool::run(const Interrupt& interrupt, const Log& log) {
     }
   };
   try {
-    for (const auto& actor : actors_) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      threads_.emplace_back([this, actor = actor.get()] {
-        actor->run();
-        std::lock_guard<std::mutex> lock(mutex_);
-        --num_running_;
-        changed_.notify_all();
-      });
-      ++num_running_;
-    }
+    if (listen_) listen_([this](auto stream, auto name) { return admit(std::move(stream), std::move(name)); });
     for (;;) {
       {
         std::unique_lock<std::mutex> lock(mutex_);
+        Time next = Clock::now() + std::chrono::milliseconds(100);
+        for (const auto& [time, actor] : resting_) next = std::min(next, time);
+        changed_.wait_until(lock, next, [&] { return stopping_ || num_running_ == 0 || !messages_.empty(); });
         if (stopping_ || num_running_ == 0) break;
-        changed_.wait_for(lock, std::chrono::milliseconds(100));
+        const auto is_due = [now = Clock::now()](const auto& resting) { return resting.first <= now; };
+        const auto due = std::stable_partition(resting_.begin(), resting_.end(), std::not_fn(is_due));
+        for (auto it = due; it != resting_.end(); ++it) {
+          executor_->post([actor = it->second] { actor->connect(); });
+        }
+        resting_.erase(due, resting_.end());
       }
       log_messages();
       if (interrupt) interrupt();
@@ -519,8 +615,14 @@ void ActorPool::run(const Interrupt& interrupt, const Log& log) {
     fail(std::current_exception());
   }
   stop();
-  for (std::thread& thread : threads_) thread.join();
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return num_open_ == 0; });
+  }
+  executor_->stop();
   try {
+    if (listen_) listen_(nullptr);
+    connect_ = nullptr;  // with the threads of its transport
     log_messages();
   } catch (...) {
     fail(std::current_exception());
@@ -540,6 +642,19 @@ void ActorPool::stop() {
   for (const auto& actor : actors_) actor->cancel();
 }
 
+bool ActorPool::admit(std::shared_ptr<EnvStream> stream, std::string name) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (stopping_ || !started_) return false;
+  for (const auto& actor : actors_) {
+    if (!actor->is_free) continue;
+    actor->is_free = false;
+    ++streams_come_;
+    executor_->post([actor = actor.get(), stream, name] { actor->admit(stream, name); });
+    return true;
+  }
+  return false;
+}
+
 void ActorPool::stop_and_wait() {
   stop();
   std::unique_lock<std::mutex> lock(mutex_);
@@ -550,7 +665,11 @@ ActorPoolCounters ActorPool::counters() const {
   ActorPoolCounters counters;
   counters.restarts = restarts_;
   counters.dropped_rollouts = dropped_rollouts_;
-  counters.streams_connected = streams_connected_;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    counters.streams_connected = num_connected_;
+  }
+  counters.streams_come = streams_come_;
   counters.seconds_inference = inference_ns_ * 1e-9;
   counters.seconds_environment = environment_ns_ * 1e-9;
   counters.seconds_enqueue = enqueue_ns_ * 1e-9;
@@ -576,9 +695,26 @@ void ActorPool::say(std::string message) {
   changed_.notify_all();
 }
 
-bool ActorPool::pause(std::chrono::duration<double> duration) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  return !changed_.wait_for(lock, duration, [this] { return stopping_.load(); });
+void ActorPool::connect_later(Actor& actor, std::chrono::duration<double> pause) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  resting_.emplace_back(Clock::now() + std::chrono::duration_cast<Clock::duration>(pause), &actor);
+  changed_.notify_all();
+}
+
+bool ActorPool::keeps_waiting(Actor& actor) {
+  if (!listen_) return false;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (num_connected_ >= options_.min_streams) return false;
+  waiting_.push_back(&actor);
+  return true;
+}
+
+void ActorPool::count_connected(int64_t change) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  num_connected_ += change;
+  if (!listen_ || num_connected_ < options_.min_streams) return;
+  for (Actor* actor : waiting_) executor_->post([actor] { actor->act(); });
+  waiting_.clear();
 }
 
 }  // namespace beast

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "actor_pool.h"
+#include "grpc_listener.h"
 #include "grpc_stream.h"
 #include "python_nest.h"
 
@@ -123,11 +123,8 @@ class PythonActorPool {
     live_pools->add(pool_);
   }
 
-  ~PythonActorPool() {
-    if (generation_ != generation()) return;
-    py::gil_scoped_release release;
-    pool_->stop_and_wait();
-  }
+  // There is no destructor that waits: run() has ended, as its caller holds this object. One that released the GIL could
+  // not get it back in a daemon thread while the interpreter shuts down.
 
   void run() {
     const auto log = [this](const std::string& message) {
@@ -155,6 +152,7 @@ class PythonActorPool {
     result["restarts"] = counters.restarts;
     result["dropped_rollouts"] = counters.dropped_rollouts;
     result["streams_connected"] = counters.streams_connected;
+    result["streams_come"] = counters.streams_come;
     result["seconds_inference"] = counters.seconds_inference;
     result["seconds_environment"] = counters.seconds_environment;
     result["seconds_enqueue"] = counters.seconds_enqueue;
@@ -167,6 +165,15 @@ class PythonActorPool {
   const int generation_ = generation();  // a forked child has no streams to stop, and must not touch its parent's
 };
 
+std::shared_ptr<GrpcListener> make_listener(const std::string& address, const std::string& token,
+                                            const std::string& certificate, const std::string& key, double env_timeout,
+                                            int64_t max_streams) {
+  if (max_streams < 1) throw py::value_error("max_streams is " + std::to_string(max_streams) + ", must be 1 or more");
+  py::gil_scoped_release release;
+  return shared_here(new GrpcListener({address, token, certificate, key, milliseconds_of("env_timeout", env_timeout),
+                                       static_cast<size_t>(max_streams)}));
+}
+
 std::unique_ptr<PythonActorPool> make_pool(int64_t unroll_length, std::shared_ptr<BatchingQueue> learner_queue,
                                            std::shared_ptr<DynamicBatcher> inference_batcher,
                                            std::vector<std::string> env_server_addresses,
@@ -174,7 +181,8 @@ std::unique_ptr<PythonActorPool> make_pool(int64_t unroll_length, std::shared_pt
                                            const std::string& root_certificates, uint64_t seed, const std::string& env,
                                            double env_timeout, double connect_timeout, int64_t max_env_restarts,
                                            bool insecure, std::optional<int64_t> min_streams,
-                                           const std::optional<py::dict>& expected, py::object log) {
+                                           const std::optional<py::dict>& expected,
+                                           std::shared_ptr<GrpcListener> listener, py::object log) {
   GrpcOptions options{"",
                       token,
                       root_certificates,
@@ -186,39 +194,31 @@ std::unique_ptr<PythonActorPool> make_pool(int64_t unroll_length, std::shared_pt
     options.address = address;
     check(options);
   }
-  const auto connect = [options](const std::string& address) {
+  const auto connect = [options, streams = std::make_shared<GrpcStreams>()](const std::string& address) {
     GrpcOptions with_address = options;
     with_address.address = address;
-    return make_grpc_stream(with_address);
+    return streams->connect(with_address);
   };
-  auto pool = shared_here(new ActorPool(
-      ActorPoolOptions{unroll_length, seed, max_env_restarts, min_streams.value_or(1 << 30),
-                       expected ? std::optional(spec_from_python(*expected)) : std::nullopt},
-      std::move(learner_queue), std::move(inference_batcher), std::move(env_server_addresses),
-      nest_from_python(initial_agent_state), connect));
-  return std::make_unique<PythonActorPool>(std::move(pool), std::move(log));
-}
-
-// Opens a stream in another thread, while this one watches for Ctrl-C.
-StreamSpec open_interruptibly(EnvStream& stream, const Interrupt& interrupt) {
-  auto opened = std::async(std::launch::async, [&] { return stream.open(0); });  // its destructor waits
-  try {
-    while (opened.wait_for(std::chrono::milliseconds(100)) != std::future_status::ready) {
-      if (interrupt) interrupt();
-    }
-  } catch (...) {
-    stream.cancel();
-    throw;
+  const ActorPoolOptions pool_options{unroll_length, seed, max_env_restarts, min_streams.value_or(1 << 30),
+                                      expected ? std::optional(spec_from_python(*expected)) : std::nullopt};
+  ArrayNest state = nest_from_python(initial_agent_state);
+  if (listener && !env_server_addresses.empty()) {
+    throw py::value_error("env_server_addresses and listener exclude each other");
   }
-  return opened.get();
+  const auto listen = [listener](const ActorPool::Admit& admit) { listener->serve(admit); };
+  auto pool = shared_here(listener
+                              ? new ActorPool(pool_options, std::move(learner_queue), std::move(inference_batcher),
+                                              listener->max_streams(), std::move(state), listen)
+                              : new ActorPool(pool_options, std::move(learner_queue), std::move(inference_batcher),
+                                              std::move(env_server_addresses), std::move(state), connect));
+  return std::make_unique<PythonActorPool>(std::move(pool), std::move(log));
 }
 
 py::dict handshake(const std::string& address, const std::string& token, const std::string& root_certificates,
                    const std::string& env, double timeout, bool insecure) {
   const std::chrono::milliseconds limit = milliseconds_of("timeout", timeout);
-  const auto stream = make_grpc_stream({address, token, root_certificates, env, insecure, limit, limit, true});
-  return spec_to_python(
-      without_gil([&](const Interrupt& interrupt) { return open_interruptibly(*stream, interrupt); }));
+  const GrpcOptions options{address, token, root_certificates, env, insecure, limit, limit};
+  return spec_to_python(without_gil([&](const Interrupt& interrupt) { return ask_for_hello(options, interrupt); }));
 }
 
 }  // namespace
@@ -233,13 +233,26 @@ void bind_actor_pool(py::module_& module) {
       PyErr_SetString(PyExc_ConnectionRefusedError, refused.what());
     }
   });
+  py::class_<GrpcListener, std::shared_ptr<GrpcListener>>(module, "EnvListener")
+      .def(py::init(&make_listener), py::arg("address"), py::kw_only(), py::arg("token") = "",
+           py::arg("certificate") = py::bytes(), py::arg("key") = py::bytes(), py::arg("env_timeout") = 60.0,
+           py::arg("max_streams") = 256)
+      .def_property_readonly("address", &GrpcListener::address)
+      .def_property_readonly("max_streams", &GrpcListener::max_streams)
+      .def("first_hello",
+           [](GrpcListener& listener) {
+             return spec_to_python(
+                 without_gil([&](const Interrupt& interrupt) { return listener.first_hello(interrupt); }));
+           })
+      .def("refusals", &GrpcListener::refusals)
+      .def("close", [](GrpcListener& listener) { without_gil([&](const Interrupt&) { listener.serve(nullptr); }); });
   py::class_<PythonActorPool>(module, "ActorPool")
       .def(py::init(&make_pool), py::arg("unroll_length"), py::arg("learner_queue"), py::arg("inference_batcher"),
            py::arg("env_server_addresses"), py::arg("initial_agent_state"), py::kw_only(), py::arg("token") = "",
            py::arg("root_certificates") = py::bytes(), py::arg("seed") = 1, py::arg("env") = "",
            py::arg("env_timeout") = 60.0, py::arg("connect_timeout") = 30.0, py::arg("max_env_restarts") = 5,
            py::arg("insecure") = false, py::arg("min_streams") = py::none(), py::arg("expected") = py::none(),
-           py::arg("log") = py::none())
+           py::arg("listener") = nullptr, py::arg("log") = py::none())
       .def("run", &PythonActorPool::run)
       .def("stop", &PythonActorPool::stop)
       .def("count", &PythonActorPool::count)

@@ -164,30 +164,60 @@ void RowQueue::put(ArrayNest item, Counts counts, std::shared_ptr<Call> call, co
   const int64_t rows = count_rows(item, counts);
   Waiter waiter(interrupt);
   std::unique_lock lock(mutex_);
-  if (options_.maximum_queue_size) {
-    // In order of arrival: otherwise others could overtake a rollout again and again while its policy lag grows. Each
-    // waits for a notification of its own: one that woke all of a thousand to let one in would cost 17 ms.
-    std::condition_variable turn;
-    const auto place = turns_.insert(turns_.end(), &turn);
-    const auto leave = [&] {
-      turns_.erase(place);
-      wake_next_put();
-    };
-    try {
-      while (!closed_ && (turns_.front() != &turn || !has_room())) waiter.wait(turn, lock);
-    } catch (...) {
-      if (!lock.owns_lock()) lock.lock();
-      leave();
-      throw;
-    }
-    leave();
+  Part part{std::move(item), counts, 0, rows, Clock::now(), std::move(call)};
+  if (!is_full()) return let_in(std::move(part));
+  // A condition of its own: a notification of all of a thousand that let one in would cost 17 ms.
+  std::condition_variable ended;
+  bool has_ended = false;
+  std::exception_ptr failure;
+  const auto place = waiting_.insert(waiting_.end(), {std::move(part), [&](std::exception_ptr why) {
+                                       has_ended = true;
+                                       failure = std::move(why);
+                                       ended.notify_one();
+                                     }});
+  try {
+    while (!has_ended) waiter.wait(ended, lock);
+  } catch (...) {
+    if (!lock.owns_lock()) lock.lock();
+    if (!has_ended) waiting_.erase(place);
+    throw;
   }
+  if (failure) std::rethrow_exception(failure);
+}
+
+void RowQueue::put_later(ArrayNest item, Counts counts, Entered entered) {
+  const int64_t rows = count_rows(item, counts);
+  std::unique_lock lock(mutex_);
+  waiting_.push_back({{std::move(item), counts, 0, rows, Clock::now(), nullptr}, std::move(entered)});
+  let_in_waiting();
+}
+
+bool RowQueue::is_full() const {
+  return options_.maximum_queue_size && !closed_ && num_rows_ >= *options_.maximum_queue_size;
+}
+
+void RowQueue::let_in(Part part) {
   if (closed_) throw ClosedBatchingQueue("Enqueue to closed queue");
-  check_joins(item);
-  parts_.push_back({std::move(item), counts, 0, rows, Clock::now(), std::move(call)});
-  num_rows_ += rows;
+  check_joins(part.item);
+  num_rows_ += part.rows;
+  part.arrival = Clock::now();
+  parts_.push_back(std::move(part));
   // A consumer has to wake up when the minimum is reached, or to wait for the timeout that a first row starts.
   if (num_rows_ >= options_.minimum_batch_size || (options_.timeout && parts_.size() == 1)) rows_came_.notify_one();
+}
+
+void RowQueue::let_in_waiting() {
+  while (!waiting_.empty() && !is_full()) {
+    Waiting next = std::move(waiting_.front());
+    waiting_.pop_front();
+    std::exception_ptr failure;
+    try {
+      let_in(std::move(next.part));
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    next.entered(failure);
+  }
 }
 
 std::optional<RowQueue::Time> RowQueue::deadline(Time since) const {
@@ -242,12 +272,8 @@ std::vector<RowQueue::Part> RowQueue::take(const Interrupt& interrupt) {
   }
   leave();
   if (!parts_.empty()) rows_came_.notify_one();
-  wake_next_put();
+  let_in_waiting();
   return taken;
-}
-
-void RowQueue::wake_next_put() {
-  if (!turns_.empty() && (closed_ || has_room())) turns_.front()->notify_one();
 }
 
 void RowQueue::remove(const Call* call) {
@@ -281,7 +307,7 @@ void RowQueue::close() {
     num_rows_ = 0;
   }
   rows_came_.notify_all();
-  for (std::condition_variable* turn : turns_) turn->notify_one();
+  let_in_waiting();  // tells them that the queue is closed
 }
 
 BatchingQueue::BatchingQueue(const BatchingOptions& options) : rows_(options, /*may_split=*/true) {}
@@ -290,21 +316,25 @@ void BatchingQueue::enqueue(ArrayNest item, const Interrupt& interrupt, Counts c
   rows_.put(std::move(item), counts, nullptr, interrupt);
 }
 
+void BatchingQueue::enqueue_later(ArrayNest item, RowQueue::Entered entered) {
+  rows_.put_later(std::move(item), Counts::kRows, std::move(entered));
+}
+
 ArrayNest BatchingQueue::dequeue(const Interrupt& interrupt) {
   return join(rows_.take(interrupt), rows_.options());
 }
 
 // A compute() that waits for its answer. Only the first answer counts.
-class Call {
+class Call : public std::enable_shared_from_this<Call> {
  public:
-  void answer(ArrayNest outputs) {
-    finish(State::kAnswered, [&] { outputs_ = std::move(outputs); });
-  }
-  void fail(const std::string& message) {
-    finish(State::kFailed, [&] { message_ = message; });
-  }
+  using Ended = std::function<void(const std::shared_ptr<Call>& call)>;
+
+  explicit Call(Ended ended = nullptr) : ended_(std::move(ended)) {}
+
+  void answer(ArrayNest outputs) { end(std::move(outputs), nullptr); }
+  void fail(const std::string& message) { end({}, std::make_exception_ptr(AsyncError(message))); }
   void close() {
-    finish(State::kClosed, [] {});
+    end({}, std::make_exception_ptr(ClosedBatchingQueue("Batching queue closed during compute")));
   }
 
   ArrayNest wait(const Interrupt& interrupt, std::optional<std::chrono::milliseconds> timeout) {
@@ -312,35 +342,39 @@ class Call {
     std::optional<Clock::time_point> deadline;
     if (timeout) deadline = Clock::now() + *timeout;
     std::unique_lock lock(mutex_);
-    while (state_ == State::kWaiting) {
+    while (!has_ended_) {
       if (deadline && Clock::now() >= *deadline) {
         throw TimeoutError("Compute timeout reached. No consumer set outputs within " +
                            std::to_string(timeout->count()) + " ms");
       }
-      waiter.wait(finished_, lock, deadline);
+      waiter.wait(changed_, lock, deadline);
     }
-    if (state_ == State::kFailed) throw AsyncError(message_);
-    if (state_ == State::kClosed) throw ClosedBatchingQueue("Batching queue closed during compute");
+    if (failure_) std::rethrow_exception(failure_);
     return std::move(outputs_);
   }
 
- private:
-  enum class State { kWaiting, kAnswered, kFailed, kClosed };
+  // For `ended`, which is called without a lock.
+  ArrayNest outputs() { return std::move(outputs_); }
+  std::exception_ptr failure() const { return failure_; }
 
-  template <typename Function>
-  void finish(State state, Function&& keep) {
-    std::lock_guard lock(mutex_);
-    if (state_ != State::kWaiting) return;
-    state_ = state;
-    keep();
-    finished_.notify_one();
+ private:
+  void end(ArrayNest outputs, std::exception_ptr failure) {
+    {
+      std::lock_guard lock(mutex_);
+      if (std::exchange(has_ended_, true)) return;
+      outputs_ = std::move(outputs);
+      failure_ = std::move(failure);
+      changed_.notify_one();
+    }
+    if (ended_) ended_(shared_from_this());
   }
 
+  const Ended ended_;
   std::mutex mutex_;
-  std::condition_variable finished_;
-  State state_ = State::kWaiting;
+  std::condition_variable changed_;
+  bool has_ended_ = false;
   ArrayNest outputs_;
-  std::string message_;
+  std::exception_ptr failure_;
 };
 
 Batch::Batch(std::vector<RowQueue::Part> parts, const BatchingOptions& options, bool check_outputs)
@@ -417,25 +451,37 @@ BatchingOptions batcher_options(BatchingOptions options) {
 }  // namespace
 
 DynamicBatcher::DynamicBatcher(BatchingOptions options, bool check_outputs)
-    : rows_(batcher_options(std::move(options)), /*may_split=*/false), check_outputs_(check_outputs) {}
+    : rows_(batcher_options(std::move(options)), /*may_split=*/false),
+      check_outputs_(check_outputs),
+      calls_(std::make_shared<Calls>()) {}
 
-DynamicBatcher::~DynamicBatcher() = default;
+DynamicBatcher::~DynamicBatcher() {
+  std::set<std::shared_ptr<Call>> calls;  // freed after the lock is released; a call owns the set that it is in
+  std::lock_guard lock(calls_->mutex);
+  calls.swap(calls_->calls);
+}
 
 ArrayNest DynamicBatcher::compute(ArrayNest inputs, const Interrupt& interrupt,
                                   std::optional<std::chrono::milliseconds> timeout, Counts counts) {
   return wait(*start(std::move(inputs), counts), interrupt, timeout);
 }
 
+void DynamicBatcher::Calls::add(std::shared_ptr<Call> call) {
+  std::lock_guard lock(mutex);
+  calls.insert(std::move(call));
+}
+
+void DynamicBatcher::Calls::remove(const std::shared_ptr<Call>& call) {
+  std::lock_guard lock(mutex);
+  calls.erase(call);
+}
+
 // Lets close() find a call while it lasts, and takes its rows off the queue however it ends.
 struct DynamicBatcher::Pending {
-  explicit Pending(DynamicBatcher& b) : batcher(b), call(std::make_shared<Call>()) {
-    std::lock_guard lock(batcher.mutex_);
-    batcher.calls_.insert(call);
-  }
+  explicit Pending(DynamicBatcher& b) : batcher(b), call(std::make_shared<Call>()) { batcher.calls_->add(call); }
   ~Pending() {
     batcher.rows_.remove(call.get());
-    std::lock_guard lock(batcher.mutex_);
-    batcher.calls_.erase(call);
+    batcher.calls_->remove(call);
   }
 
   DynamicBatcher& batcher;
@@ -446,6 +492,22 @@ std::shared_ptr<DynamicBatcher::Pending> DynamicBatcher::start(ArrayNest inputs,
   const auto pending = std::make_shared<Pending>(*this);
   rows_.put(std::move(inputs), counts, pending->call, nullptr);  // which does not wait: the queue has no maximum
   return pending;
+}
+
+void DynamicBatcher::compute_later(ArrayNest inputs, Answered answered) {
+  const auto call = std::make_shared<Call>([calls = calls_, answered = std::move(answered)](const auto& ended) {
+    calls->remove(ended);
+    answered(ended->outputs(), ended->failure());
+  });
+  calls_->add(call);
+  try {
+    rows_.put(std::move(inputs), Counts::kRows, call, nullptr);
+  } catch (const ClosedBatchingQueue&) {
+    call->close();
+  } catch (...) {
+    calls_->remove(call);
+    throw;
+  }
 }
 
 ArrayNest DynamicBatcher::wait(const Pending& pending, const Interrupt& interrupt,
@@ -459,8 +521,12 @@ std::shared_ptr<Batch> DynamicBatcher::next(const Interrupt& interrupt) {
 
 void DynamicBatcher::close() {
   rows_.close();
-  std::lock_guard lock(mutex_);
-  for (const std::shared_ptr<Call>& call : calls_) call->close();
+  std::set<std::shared_ptr<Call>> calls;  // a copy, as calls leave the set when they end
+  {
+    std::lock_guard lock(calls_->mutex);
+    calls = calls_->calls;
+  }
+  for (const std::shared_ptr<Call>& call : calls) call->close();
 }
 
 }  // namespace beast

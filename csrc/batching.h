@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <list>
 #include <memory>
@@ -73,8 +74,13 @@ class RowQueue {
 
   RowQueue(const BatchingOptions& options, bool may_split);
 
-  // Adds an item. Throws std::invalid_argument if it cannot be queued.
+  // Gets null when an item is queued, else why it never will be. It is called with the queue's lock, and may not use it.
+  using Entered = std::function<void(std::exception_ptr failure)>;
+
+  // Adds an item, and waits while the queue is full. Throws std::invalid_argument if it cannot be queued.
   void put(ArrayNest item, Counts counts, std::shared_ptr<Call> call, const Interrupt& interrupt);
+  // The same without waiting: a consumer that makes room lets the item in. Throws std::invalid_argument.
+  void put_later(ArrayNest item, Counts counts, Entered entered);
   std::vector<Part> take(const Interrupt& interrupt);
   void remove(const Call* call);  // if its rows are still queued
   int64_t size() const;
@@ -89,8 +95,9 @@ class RowQueue {
   int64_t count_rows(const ArrayNest& item, Counts counts) const;
   // When fewer rows than the minimum make a batch, for a consumer that waits since `since`; none if never.
   std::optional<Time> deadline(Time since) const;
-  bool has_room() const { return num_rows_ < *options_.maximum_queue_size; }
-  void wake_next_put();
+  bool is_full() const;
+  void let_in(Part part);  // throws what put() throws
+  void let_in_waiting();
   void check_joins(const ArrayNest& item) const;
 
   const BatchingOptions options_;
@@ -100,7 +107,13 @@ class RowQueue {
   std::deque<Part> parts_;
   int64_t num_rows_ = 0;
   int64_t num_waiting_ = 0;  // consumers
-  std::list<std::condition_variable*> turns_;  // of the calls of put() that wait for room, in order of arrival
+  // Items that wait for room, in order of arrival: otherwise others could overtake a rollout again and again while its
+  // policy lag grows. There are none while there is room.
+  struct Waiting {
+    Part part;
+    Entered entered;
+  };
+  std::list<Waiting> waiting_;
   bool closed_ = false;
 };
 
@@ -112,6 +125,9 @@ class BatchingQueue {
 
   // Waits while `maximum_queue_size` rows are queued; calls proceed in order of arrival. Throws ClosedBatchingQueue.
   void enqueue(ArrayNest item, const Interrupt& interrupt, Counts counts = Counts::kRows);
+  // The same without waiting. `entered` is called once the item is queued or the queue is closed, in any thread, which
+  // may be this one. Throws std::invalid_argument.
+  void enqueue_later(ArrayNest item, RowQueue::Entered entered);
   // The next batch, its leaves joined along batch_dim. Throws ClosedBatchingQueue.
   ArrayNest dequeue(const Interrupt& interrupt);
 
@@ -176,6 +192,9 @@ class DynamicBatcher {
   struct Pending;
   std::shared_ptr<Pending> start(ArrayNest inputs, Counts counts);
   ArrayNest wait(const Pending& pending, const Interrupt& interrupt, std::optional<std::chrono::milliseconds> timeout);
+  // compute() without waiting: `answered` gets the outputs, or what compute() would have thrown, once, in any thread.
+  using Answered = std::function<void(ArrayNest outputs, std::exception_ptr failure)>;
+  void compute_later(ArrayNest inputs, Answered answered);
   // The next batch. Throws ClosedBatchingQueue.
   std::shared_ptr<Batch> next(const Interrupt& interrupt);
 
@@ -187,10 +206,18 @@ class DynamicBatcher {
   void close();
 
  private:
+  // The calls in progress. A batch may be answered when its batcher is gone.
+  struct Calls {
+    std::mutex mutex;
+    std::set<std::shared_ptr<Call>> calls;
+
+    void add(std::shared_ptr<Call> call);
+    void remove(const std::shared_ptr<Call>& call);
+  };
+
   RowQueue rows_;
   const bool check_outputs_;
-  std::mutex mutex_;
-  std::set<std::shared_ptr<Call>> calls_;  // in progress
+  const std::shared_ptr<Calls> calls_;
 };
 
 }  // namespace beast

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -58,17 +59,32 @@ struct HandshakeError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// One thread calls all methods but cancel(). They throw the errors above.
+// A stream of K environments. Nothing here waits: each call starts what it is named for, and its end is an event of the
+// owner. A call is made when the event of the one before has come; cancel() and refuse() may come at any time, from any
+// thread.
 class EnvStream {
  public:
+  // Gets the events, from threads of the transport and never from within a call. An owner outlives its stream's lost().
+  class Owner {
+   public:
+    virtual void opened(const StreamSpec& spec) = 0;
+    virtual void row_came() = 0;
+    virtual void lost(std::exception_ptr why) = 0;  // one of the errors above. It comes once, after all other events
+
+   protected:
+    ~Owner() = default;
+  };
+
   virtual ~EnvStream() = default;
-  // Connects and exchanges hellos. Called once. `seed` is the first environment's.
-  virtual StreamSpec open(uint64_t seed) = 0;
-  // Reads the next row: field i goes to destinations[i], which has room for it from all K environments.
-  virtual void read_row(const std::vector<std::byte*>& destinations) = 0;
-  virtual void write_actions(const Nest<Array>& actions) = 0;  // [K, *shape]; a nest where any action is taken
-  // May be called from any thread. Makes a blocked call, and all later calls, throw ConnectionError.
-  virtual void cancel() = 0;
+  // Connects, and learns what the environments are. Called once. `seed` is the first environment's.
+  virtual void open(uint64_t seed, Owner* owner) = 0;
+  // Reads the first row: field i goes to destinations[i], which has room for it from all K environments.
+  virtual void read_first_row(std::vector<std::byte*> destinations) = 0;
+  // Sends actions, [K, *shape] or a nest where any action is taken, and reads the row that they lead to.
+  virtual void step(const Nest<Array>& actions, std::vector<std::byte*> destinations) = 0;
+  virtual void cancel() = 0;  // makes lost() come soon, if open() was called
+  // The same, and tells the peer why, where it has called: another try would be refused, too.
+  virtual void refuse(const std::string& why) = 0;
 };
 
 }  // namespace beast

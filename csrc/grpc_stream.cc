@@ -1,45 +1,29 @@
 #include "grpc_stream.h"
 
-#include <grpcpp/generic/generic_stub.h>
-#include <grpcpp/grpcpp.h>
+#include <grpcpp/alarm.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/support/proto_buffer_reader.h>
-#include <stdlib.h>  // setenv
 
 #include <algorithm>
-#include <condition_variable>
+#include <future>
 #include <iterator>
-#include <mutex>
 #include <numeric>
 #include <utility>
 #include <vector>
 
+#include "grpc_loop.h"
 #include "wire.h"
 
 namespace beast {
 namespace {
 
 using std::chrono::milliseconds;
-using Clock = std::chrono::steady_clock;
 
-constexpr char kMethod[] = "/beast.rpc.Environments/Stream";
 constexpr size_t kQuotaBytes = 32 << 20;  // of a connection, beside its messages
-constexpr milliseconds kStatusTimeout{1000};  // for the status of a stream that has ended
-
-// On gRPC's monotonic clock: changes of the system time do not move it.
-gpr_timespec deadline_after(milliseconds timeout) {
-  return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(timeout.count(), GPR_TIMESPAN));
-}
+constexpr milliseconds kFirstPause{50}, kLongestPause{1000};  // between tries to connect
 
 milliseconds until(Clock::time_point deadline) {
   return std::max(std::chrono::ceil<milliseconds>(deadline - Clock::now()), milliseconds(0));
-}
-
-std::string seconds(milliseconds duration) {
-  std::string text = std::to_string(duration.count() / 1000.0);
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.back() == '.') text.pop_back();
-  return text + " s";
 }
 
 bool starts_with(const std::string& text, const std::string& prefix) {
@@ -81,133 +65,49 @@ struct NotYet : ConnectionError {
   using ConnectionError::ConnectionError;
 };
 
-// An operation took longer than its timeout.
-struct NoAnswer : ConnectionError {
-  using ConnectionError::ConnectionError;
-};
-
 using Headers = std::vector<std::pair<std::string, std::string>>;
 
-// One gRPC call. Operations run one after another, and each is waited for, so they all use one tag.
-class Call {
+class ClientCall : public GrpcCall {
  public:
-  Call(grpc::GenericStub& stub, grpc::CompletionQueue& queue, const Headers& headers) : queue_(queue) {
+  ClientCall(GrpcLoop& loop, grpc::GenericStub& stub, const Headers& headers) : GrpcCall(loop) {
     for (const auto& [name, value] : headers) context_.AddMetadata(name, value);
-    stream_ = stub.PrepareCall(&context_, kMethod, &queue);
+    stream_ = stub.PrepareCall(&context_, kStreamMethod, &loop.queue());
   }
 
-  // gRPC requires that all operations have ended and the call is finished before its memory is freed.
-  ~Call() {
-    context_.TryCancel();
-    if (pending_) reap();
-    if (started_ && !finished_) finish();
+  void start(Then then) {
+    operate([&](void* tag) { stream_->StartCall(tag); }, std::move(then));
   }
-
-  void cancel() { context_.TryCancel(); }  // from any thread
-
-  // The next three return false once the stream has ended, and throw NoAnswer after `timeout`.
-  bool start(milliseconds timeout) {
-    started_ = true;
-    stream_->StartCall(this);
-    return wait(timeout);
-  }
-
-  bool write(const std::string& message, milliseconds timeout) {
-    if (finished_) return false;
-    const grpc::Slice slice(message);
-    stream_->Write(grpc::ByteBuffer(&slice, 1), this);
-    return wait(timeout);
-  }
-
-  bool read(grpc::ByteBuffer* message, milliseconds timeout) {
-    if (finished_) return false;
-    stream_->Read(message, this);
-    return wait(timeout);
-  }
-
-  // Returns why the stream has ended.
-  grpc::Status finish() {
-    if (std::exchange(finished_, true)) return status_;
-    stream_->Finish(&status_, this);
-    try {
-      wait(kStatusTimeout);
-    } catch (const NoAnswer&) {
-    }
-    return status_;
-  }
+  void cancel() override { context_.TryCancel(); }
 
  private:
-  bool wait(milliseconds timeout) {
-    void* tag;
-    bool ok = false;
-    pending_ = true;
-    if (queue_.AsyncNext(&tag, &ok, deadline_after(timeout)) == grpc::CompletionQueue::TIMEOUT) {
-      context_.TryCancel();
-      reap();
-      throw NoAnswer("no answer within " + seconds(timeout));
-    }
-    pending_ = false;
-    return ok;
-  }
+  void start_read(grpc::ByteBuffer* message, void* tag) override { stream_->Read(message, tag); }
+  void start_write(const grpc::ByteBuffer& message, void* tag) override { stream_->Write(message, tag); }
+  void start_finish(grpc::Status* status, void* tag) override { stream_->Finish(status, tag); }
 
-  void reap() {  // waits for an operation that was cancelled, which ends at once
-    void* tag;
-    bool ok;
-    queue_.Next(&tag, &ok);
-    pending_ = false;
-  }
-
-  grpc::CompletionQueue& queue_;
   grpc::ClientContext context_;
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
-  grpc::Status status_;
-  bool pending_ = false, started_ = false, finished_ = false;
 };
 
-class GrpcStream : public EnvStream {
+// A stream to a server that listens.
+class ClientStream : public GrpcStream {
  public:
-  explicit GrpcStream(const GrpcOptions& options) : options_(options) { check(options); }
-
-  ~GrpcStream() override {
-    call_.reset();
-    queue_.Shutdown();
-    void* tag;
-    bool ok;
-    while (queue_.Next(&tag, &ok)) {
-    }
+  ClientStream(GrpcLoop& loop, const GrpcOptions& options)
+      : GrpcStream(loop, options.address, options.env_timeout), options_(options) {
+    check(options);
   }
 
-  StreamSpec open(uint64_t seed) override {
-    return named([&] { return connect(seed); });
+  void open(uint64_t seed, Owner* owner) override {
+    owner_ = owner;
+    seed_ = seed;
+    give_up_at_ = Clock::now() + options_.connect_timeout;
+    // Asks for the hello alone first: it says how long a row may be.
+    max_message_bytes_ = kMaxHelloBytes;
+    shake_hands();
   }
 
-  void read_row(const std::vector<std::byte*>& destinations) override {
-    named([&] {
-      grpc::ByteBuffer message;
-      if (!call_->read(&message, options_.env_timeout)) throw_status();
-      grpc::ProtoBufferReader reader(&message);
-      beast::read_row(&reader, message.Length(), field_bytes_, destinations);
-    });
-  }
+  void read_first_row(std::vector<std::byte*> destinations) override { exchange(nullptr, std::move(destinations)); }
 
-  void write_actions(const Nest<Array>& actions) override {
-    named([&] {
-      if (call_->write(actions_message(actions), options_.env_timeout)) return;
-      grpc::ByteBuffer message;  // the stream has ended, but the server's last message may be unread
-      if (call_->read(&message, options_.env_timeout)) {
-        grpc::ProtoBufferReader reader(&message);
-        beast::read_row(&reader, message.Length(), {}, {});
-      }
-      throw_status();
-    });
-  }
-
-  void cancel() override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    cancelled_ = true;
-    cancelled_now_.notify_all();
-    if (call_) call_->cancel();
-  }
+  void refuse(const std::string&) override { cancel(); }  // the server need not know
 
  private:
   // A connection that ends at a message of more bytes than that, before memory is taken for it.
@@ -235,59 +135,111 @@ class GrpcStream : public EnvStream {
     return grpc::CreateCustomChannel(options.address, credentials, arguments);
   }
 
-  // Asks for the hello alone first: it says how long a row may be.
-  StreamSpec connect(uint64_t seed) {
-    const Clock::time_point deadline = Clock::now() + options_.connect_timeout;
-    StreamSpec spec = retry(deadline, [&] { return shake_hands(seed, true, kMaxHelloBytes, deadline); });
-    if (options_.only_hello) return spec;
-    field_bytes_ = field_bytes(spec);
-    const size_t row_bytes = std::accumulate(field_bytes_.begin(), field_bytes_.end(), size_t{0});
-    const size_t longest = std::max(row_bytes, hello_bytes_) + kMaxErrorBytes;
-    const StreamSpec again = retry(deadline, [&] { return shake_hands(seed, false, longest, deadline); });
-    const std::string other = difference(again, spec);
-    if (!other.empty()) throw HandshakeError("the stream has " + other + ", as the same server said a moment before");
-    return spec;
+  bool has_asked() const { return max_message_bytes_ != kMaxHelloBytes; }  // for the hello alone
+
+  void shake_hands() {
+    Headers headers = {{"hello-bin", learner_hello(seed_, options_.env, /*only_hello=*/!has_asked())}};
+    if (!options_.token.empty()) headers.emplace_back("authorization", authorization(options_.token));
+    if (!stub_) stub_ = std::make_unique<grpc::GenericStub>(make_channel(options_, max_message_bytes_));
+    const auto call = std::make_shared<ClientCall>(loop_, *stub_, headers);
+    bool is_cancelled;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      is_cancelled = is_cancelled_;
+      if (!is_cancelled) call_ = call;
+      set_timeout(std::max(until(give_up_at_), kStatusTimeout));  // the last try needs time for its answer, too
+    }
+    if (is_cancelled) return tell_lost(std::make_exception_ptr(ConnectionError("the stream was cancelled")));
+    const auto self = std::static_pointer_cast<ClientStream>(shared_from_this());
+    call->start([self, call](bool ok) {
+      if (!ok) return self->end_try(nullptr);
+      call->read(&self->message_, [self](bool ok) { self->hello_came(ok); });
+    });
   }
 
-  template <typename Function>
-  StreamSpec retry(Clock::time_point deadline, Function&& shake_hands) {
-    for (milliseconds pause(50);; pause = std::min(2 * pause, milliseconds(1000))) {
-      try {
-        return shake_hands();
-      } catch (const NoAnswer&) {
-        throw ConnectionError("no answer within " + seconds(options_.connect_timeout));
-      } catch (const NotYet& error) {
-        if (Clock::now() >= deadline) {
-          throw ConnectionError("not reached within " + seconds(options_.connect_timeout) + ": " + error.what() +
-                                tls_hint());
+  void hello_came(bool ok) {
+    if (!ok) return end_try(nullptr);
+    StreamSpec spec;
+    try {
+      const size_t length = message_.Length();
+      grpc::ProtoBufferReader reader(&message_);
+      spec = read_hello(&reader, length);
+      if (has_asked()) {
+        const std::string other = difference(spec, spec_);
+        if (!other.empty()) {
+          throw HandshakeError("the stream has " + other + ", as the same server said a moment before");
         }
       }
-      std::unique_lock<std::mutex> lock(mutex_);
-      cancelled_now_.wait_for(lock, std::min(pause, until(deadline)), [&] { return cancelled_; });
+      if (has_asked() || options_.only_hello) {
+        set_row(spec);
+        tell_opened(spec);
+        if (options_.only_hello) end(nullptr);
+        return;
+      }
+      spec_ = spec;
+      const std::vector<size_t> bytes = field_bytes(spec);
+      max_message_bytes_ =
+          std::max(std::accumulate(bytes.begin(), bytes.end(), size_t{0}), length) + kMaxErrorBytes;
+    } catch (...) {
+      return end_try(std::current_exception());
+    }
+    // The stream itself, in a connection that takes no longer messages than it needs.
+    std::shared_ptr<GrpcCall> call;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      call = std::move(call_);
+    }
+    call->cancel();
+    call->finish([](const grpc::Status&) {});
+    stub_.reset();
+    pause_ = kFirstPause;
+    shake_hands();
+  }
+
+  // Ends a call that has not opened the stream, and tries again where that may help. A null `why` is the call's status.
+  void end_try(std::exception_ptr why) {
+    std::shared_ptr<GrpcCall> call;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      call = call_;
+      if (!is_late()) set_timeout(kStatusTimeout);
+    }
+    if (why) call->cancel();
+    call->finish([self = std::static_pointer_cast<ClientStream>(shared_from_this()), why](const grpc::Status& status) {
+      self->try_ended(why ? why : self->error_of(status));
+    });
+  }
+
+  void try_ended(std::exception_ptr why) {
+    bool is_cancelled;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (is_late()) why = std::make_exception_ptr(ConnectionError("no answer within " + seconds(options_.connect_timeout)));
+      is_cancelled = is_cancelled_;
+      end_timeout();
+      call_.reset();
+    }
+    try {
+      std::rethrow_exception(why);
+    } catch (const NotYet& error) {
+      if (is_cancelled) return tell_lost(why);
+      if (Clock::now() < give_up_at_) return try_again();
+      tell_lost(std::make_exception_ptr(ConnectionError("not reached within " + seconds(options_.connect_timeout) +
+                                                        ": " + error.what() + tls_hint())));
+    } catch (...) {
+      tell_lost(why);
     }
   }
 
-  StreamSpec shake_hands(uint64_t seed, bool only_hello, size_t max_message_bytes, Clock::time_point deadline) {
-    deadline = std::max(deadline, Clock::now() + kStatusTimeout);  // the last try needs time for its answer, too
-    Headers headers = {{"hello-bin", learner_hello(seed, options_.env, only_hello)}};
-    if (!options_.token.empty()) headers.emplace_back("authorization", authorization(options_.token));
-    {
-      std::unique_ptr<Call> last;  // destroyed after the lock is released
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (cancelled_) throw ConnectionError("the stream was cancelled");
-      last = std::move(call_);
-      if (!stub_ || max_message_bytes != max_message_bytes_) {
-        stub_ = std::make_unique<grpc::GenericStub>(make_channel(options_, max_message_bytes));
-        max_message_bytes_ = max_message_bytes;
-      }
-      call_ = std::make_unique<Call>(*stub_, queue_, headers);
-    }
-    grpc::ByteBuffer message;
-    if (!call_->start(until(deadline)) || !call_->read(&message, until(deadline))) throw_status();
-    hello_bytes_ = message.Length();
-    grpc::ProtoBufferReader reader(&message);
-    return read_hello(&reader, hello_bytes_);
+  void try_again() {
+    const milliseconds pause = std::min(std::exchange(pause_, std::min(2 * pause_, kLongestPause)), until(give_up_at_));
+    const auto self = std::static_pointer_cast<ClientStream>(shared_from_this());
+    std::lock_guard<std::mutex> lock(mutex_);
+    alarm_.Set(&loop_.queue(), deadline_after(is_cancelled_ ? milliseconds(0) : pause),
+               GrpcLoop::tag([self](bool) { self->shake_hands(); }));
   }
+
+  void cancelled() override { alarm_.Cancel(); }
 
   // A hint for the case that only one side uses TLS, or that the certificate is not trusted: gRPC's error is vague.
   std::string tls_hint() const {
@@ -297,58 +249,35 @@ class GrpcStream : public EnvStream {
                                                 "certificate one of them has signed and names this host)";
   }
 
-  [[noreturn]] void throw_status() {
-    const grpc::Status status = call_->finish();
-    if (status.ok()) throw ConnectionError("the server ended the stream");
+  std::exception_ptr error_of(const grpc::Status& status) override {
+    if (status.ok()) return std::make_exception_ptr(ConnectionError("the server ended the stream"));
     std::string text = std::string(code_name(status.error_code())) + ": " + readable(status.error_message());
-    if (is_refusal(status.error_code())) throw HandshakeError(text);
+    if (is_refusal(status.error_code())) return std::make_exception_ptr(HandshakeError(text));
     // In the words of gRPC and OpenSSL. It is a status of a server that is not there yet, too, but a certificate stays what it is.
     for (const char* certificate : {"CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "not in peer certificate"}) {
-      if (text.find(certificate) != std::string::npos) throw HandshakeError(text + tls_hint());
+      if (text.find(certificate) == std::string::npos) continue;
+      return std::make_exception_ptr(HandshakeError(text + tls_hint()));
     }
     bool too_long = false;
     for (const char* words : {"larger than max", "Buffers full"}) too_long |= text.find(words) != std::string::npos;
     if (too_long) text += " (a message may have " + std::to_string(max_message_bytes_) + " bytes)";
     if (status.error_code() == grpc::UNAVAILABLE || (status.error_code() == grpc::RESOURCE_EXHAUSTED && !too_long)) {
-      throw NotYet(text);
+      return std::make_exception_ptr(NotYet(text));
     }
-    throw ConnectionError(text);
-  }
-
-  // Adds the address to every error, and makes what the server sent safe to show.
-  template <typename Function>
-  auto named(Function&& function) -> decltype(function()) {
-    const std::string server = "environment server " + options_.address + ": ";
-    const auto shown = [](const std::exception& error) { return readable(std::string(error.what()).substr(0, 2000)); };
-    try {
-      return function();
-    } catch (const EnvError& error) {
-      throw EnvError(server + error.what());  // which is readable, and may be long
-    } catch (const HandshakeError& error) {
-      throw HandshakeError(server + shown(error));
-    } catch (const ConnectionError& error) {
-      throw ConnectionError(server + shown(error));
-    }
+    return std::make_exception_ptr(ConnectionError(text));
   }
 
   const GrpcOptions options_;
+  uint64_t seed_ = 0;
+  Clock::time_point give_up_at_;
+  milliseconds pause_ = kFirstPause;
   std::unique_ptr<grpc::GenericStub> stub_;
   size_t max_message_bytes_ = 0;  // of stub_'s channel
-  size_t hello_bytes_ = 0;        // of the last one
-  grpc::CompletionQueue queue_;
-  std::vector<size_t> field_bytes_;
-  std::mutex mutex_;  // guards what follows; only the stream's own thread replaces call_
-  std::condition_variable cancelled_now_;
-  std::unique_ptr<Call> call_;
-  bool cancelled_ = false;
+  StreamSpec spec_;               // of the hello that was asked for alone
+  grpc::Alarm alarm_;
 };
 
 }  // namespace
-
-// Threads that wait for a connection make gRPC read it. While the learner is busy (it may compile its net for a
-// minute), none waits, and a timer of gRPC reads one connection per tick, by default every 5 seconds. With more than a
-// few streams that is too slow for the answers to keepalives. At 20 ms it is fast enough for hundreds of streams.
-void poll_idle_connections() { setenv("GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS", "20", /*overwrite=*/0); }
 
 void check(const GrpcOptions& options) {
   if (!is_unix(options.address)) {
@@ -367,8 +296,42 @@ void check(const GrpcOptions& options) {
   }
 }
 
-std::unique_ptr<EnvStream> make_grpc_stream(const GrpcOptions& options) {
-  return std::make_unique<GrpcStream>(options);
+GrpcStreams::GrpcStreams() : loop_(std::make_unique<GrpcLoop>(num_loop_threads())) {}
+GrpcStreams::~GrpcStreams() = default;
+
+std::shared_ptr<EnvStream> GrpcStreams::connect(const GrpcOptions& options) {
+  const auto stream = std::make_shared<ClientStream>(*loop_, options);
+  loop_->watch(stream);
+  return stream;
+}
+
+StreamSpec ask_for_hello(GrpcOptions options, const std::function<void()>& interrupt) {
+  struct Asker : EnvStream::Owner {
+    void opened(const StreamSpec& spec) override { hello = spec; }
+    void row_came() override {}
+    void lost(std::exception_ptr why) override { ended.set_value(why); }
+
+    std::optional<StreamSpec> hello;
+    std::promise<std::exception_ptr> ended;
+  };
+  options.only_hello = true;
+  Asker asker;
+  GrpcLoop loop(1);
+  const auto stream = std::make_shared<ClientStream>(loop, options);
+  loop.watch(stream);
+  auto ended = asker.ended.get_future();
+  stream->open(0, &asker);
+  try {
+    while (ended.wait_for(milliseconds(100)) != std::future_status::ready) {
+      if (interrupt) interrupt();
+    }
+  } catch (...) {
+    stream->cancel();
+    ended.wait();
+    throw;
+  }
+  if (!asker.hello) std::rethrow_exception(ended.get());
+  return *asker.hello;
 }
 
 }  // namespace beast

@@ -1,7 +1,8 @@
-// Streams of environments over gRPC. Only grpc_stream.cc includes gRPC's headers.
+// Streams of environments over gRPC. Only grpc_*.cc include gRPC's headers.
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -17,17 +18,27 @@ struct GrpcOptions {
   bool insecure = false;          // allows a token to cross a network in plain text
   std::chrono::milliseconds env_timeout{60000};      // for one message
   std::chrono::milliseconds connect_timeout{30000};  // for connecting and the server's hello, retries included
-  bool only_hello = false;                           // only open() will be called
+  bool only_hello = false;                           // the stream ends after open()
 };
-
-// Makes gRPC look at idle connections often enough for their keepalive. Call it before the first stream is made and
-// while no other thread uses environment variables: it sets one that gRPC reads.
-void poll_idle_connections();
 
 // Throws std::invalid_argument if the address is malformed, or if a token would cross a network in plain text.
 void check(const GrpcOptions& options);
 
-// Returns a stream that is not open yet. Every stream has its own connection.
-std::unique_ptr<EnvStream> make_grpc_stream(const GrpcOptions& options);
+class GrpcLoop;
+
+// Makes streams to servers that listen, each with a connection of its own, and serves all of them on a few threads. It is
+// destroyed after they are lost.
+class GrpcStreams {
+ public:
+  GrpcStreams();
+  ~GrpcStreams();
+  std::shared_ptr<EnvStream> connect(const GrpcOptions& options);
+
+ private:
+  std::unique_ptr<GrpcLoop> loop_;
+};
+
+// What a server says it has. Calls `interrupt` about every 100 ms, which may throw. Throws the errors of env_stream.h.
+StreamSpec ask_for_hello(GrpcOptions options, const std::function<void()>& interrupt);
 
 }  // namespace beast

@@ -133,7 +133,6 @@ PYBIND11_MODULE(libbeast, module) {
   module.doc() = "Batching queues and the actor pool of PolyBeast, in C++.";
   module.attr("__version__") = BEAST_VERSION;
   beast::watch_main_thread();
-  beast::poll_idle_connections();
   beast::bind_errors(module);
   beast::bind_batching_queue(module);
   beast::bind_dynamic_batcher(module);

@@ -23,18 +23,15 @@ class ServerProcess:
     """`polybeast_env.py` as a user starts it. A context that ends with the process; `errors()` is its stderr so far."""
 
     def __init__(
-        self, directory: Path, env: str, *flags: str, address: str = "", script: list[str] | None = None, prefix=()
-    ):
-        """`directory` is for the socket and stderr; `script` replaces polybeast_env.py; `prefix` runs the command."""
+        self, directory: Path, env: str, *flags: str, address: str = "", script: list[str] | None = None, prefix=(),
+        learners: tuple[str, ...] = (),
+    ):  # fmt: skip
+        """`directory` is for the socket and stderr; `script` replaces polybeast_env.py; `prefix` runs the command. With
+        `learners` it dials these."""
         self.socket = directory / "envs"
         self._errors = directory / "errors"
-        command = script or [
-            str(ROOT / "polybeast_env.py"),
-            "--env",
-            env,
-            "--address",
-            address or f"unix:{self.socket}",
-        ]
+        where = ["--learner", *learners] if learners else ["--address", address or f"unix:{self.socket}"]
+        command = script or [str(ROOT / "polybeast_env.py"), "--env", env, *where]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "compat")]),
@@ -49,6 +46,9 @@ class ServerProcess:
                 env=environment,
                 start_new_session=True,
             )
+        self.start_seconds = 2.0
+        if learners:
+            return
         line = self.process.stdout.readline()  # "serving … on <address>", once it does
         assert line.startswith("serving "), f"{line}{self.errors()}"
         self.address = line.split()[-1]
@@ -94,16 +94,7 @@ class Stream:
         return next(self.call)
 
     def row(self) -> dict[str, np.ndarray]:
-        message = self.receive()
-        assert message.WhichOneof("kind") == "row", message
-        arrays, offset = {}, 0
-        for field in self.hello.fields:
-            shape, dtype = (self.hello.num_envs, *field.shape), np.dtype(field.dtype)
-            count = int(np.prod(shape))
-            arrays[field.name] = np.frombuffer(message.row, dtype, count, offset).reshape(shape)
-            offset += count * dtype.itemsize
-        assert offset == len(message.row)
-        return arrays
+        return arrays_of(self.receive(), self.hello)
 
     def act(self, actions: np.ndarray) -> dict[str, np.ndarray]:
         """The row that these actions lead to."""
@@ -128,6 +119,19 @@ class Stream:
 
     def __exit__(self, *exception) -> None:
         self.close()
+
+
+def arrays_of(message, hello) -> dict[str, np.ndarray]:
+    """The arrays [K, *shape] of a message's row, by name."""
+    assert message.WhichOneof("kind") == "row", message
+    arrays, offset = {}, 0
+    for field in hello.fields:
+        shape, dtype = (hello.num_envs, *field.shape), np.dtype(field.dtype)
+        count = int(np.prod(shape))
+        arrays[field.name] = np.frombuffer(message.row, dtype, count, offset).reshape(shape)
+        offset += count * dtype.itemsize
+    assert offset == len(message.row)
+    return arrays
 
 
 def headers(token: str = "", **hello) -> list[tuple[str, str | bytes]]:

@@ -61,6 +61,31 @@ def test_a_row_is_serialized_as_protobuf_would():
         assert row.SerializeToString() == wire.FromServer(row=b"\7" * size).SerializeToString()
 
 
+def test_the_message_of_a_row_is_what_its_views_say_now():
+    fields = {"obs/image": ((2, 3), "uint8"), "obs/number": ((), "float64"), "reward": ((), "float32")}
+    row, rng = env_server.Row(fields, 4), np.random.default_rng(0)
+    for _ in range(3):
+        image, number, reward = rng.integers(256, size=(4, 2, 3)), rng.normal(size=4), rng.normal(size=4)
+        row.views["obs"]["image"][...], row.views["obs"]["number"][...], row.views["reward"][...] = (
+            image,
+            number,
+            reward,
+        )
+        data = image.astype("uint8").tobytes() + number.tobytes() + reward.astype("float32").tobytes()
+        assert row.SerializeToString() == wire.FromServer(row=data).SerializeToString()
+        assert wire.FromServer.FromString(row.SerializeToString()).row == data
+
+
+def test_rows_have_memory_of_their_own_which_their_views_keep():
+    def image_of_a_new_row(value: int):
+        image = env_server.Row({"obs/image": ((100_000,), "uint8")}, 1).views["obs"]["image"]
+        image[...] = value
+        return image
+
+    images = [image_of_a_new_row(value) for value in range(200)]  # freed memory would be used again
+    assert [int(image.min()) for image in images] == [int(image.max()) for image in images] == list(range(200))
+
+
 def test_structures_keep_their_nesting():
     message = wire.structure_message({"b": ("x", ["y"]), "a": (), "c": {}}, {"x": 0, "y": 1})
     parts = message.dict.parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hmac
 import ipaddress
 import math
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 import grpc
 import numpy as np
@@ -37,6 +39,9 @@ STUCK_SECONDS = 5.0  # for which a step may go on after its learner has left
 MAKING_SECONDS = 240.0  # more while environments are made and first reset: 128 of Atari take 25 to 66 CPU seconds
 END_SECONDS = 0.7  # for environments to close when the server ends
 CONNECTING_MS, IDLE_MS = 5000, 20_000  # then a connection ends that does not speak HTTP/2, or has no stream
+# A learner that lost its power or its network says no goodbye. It is missed within 50 seconds; a link that is cut for
+# less than 20 costs nothing.
+KEEPALIVE = [("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 20_000)]
 MAX_ACTION_BYTES = 2**20  # of one message, where it is not known what the actions are
 MAX_ERROR = 60_000  # characters of a traceback that a learner gets: it takes 64 KB more than a row
 REFUSALS_PER_MINUTE = 20  # that are logged
@@ -76,25 +81,48 @@ class VectorEnvGroup(EnvGroup):
 
 
 class Row:
-    """One row as it lies on the wire: its fields side by side in one piece of memory, with a view of each."""
+    """One row as it lies on the wire: its fields side by side in the memory of its message, with a view of each."""
 
     def __init__(self, fields: dict[str, tuple[tuple[int, ...], str]], num_envs: int):
         """`fields` maps names to (shape, dtype) of one environment. `views` maps them to arrays [num_envs, *shape];
         `obs/<name>` is `views["obs"][name]`."""
         layout = np.dtype([(name, wire.little_endian(d), (num_envs, *shape)) for name, (shape, d) in fields.items()])
-        self._memory = bytearray(layout.itemsize)
-        record = np.ndarray((), layout, self._memory)
+        # gRPC takes `bytes` and nothing else, and copies them before it asks for the next message. Environments write
+        # into the memory of the very object that it gets, which nobody else has, so that its copy is the only one.
+        self._message = wire.FromServer(row=bytes(layout.itemsize)).SerializeToString()
+        size = len(self._message)
+        memory: Any = (ctypes.c_ubyte * size).from_address(np.frombuffer(self._message, np.uint8).ctypes.data)
+        memory.owner = self._message  # which the views keep alive, also after this row
+        record = np.ndarray((), layout, memory, size - layout.itemsize)
         self.views = nest_observations({name: record[name] for name in fields})
-        message = wire.FromServer(row=bytes(layout.itemsize)).SerializeToString()
-        self._prefix = message[: len(message) - layout.itemsize]
 
     def SerializeToString(self) -> bytes:
-        """The message FromServer(row=…), as protobuf would serialize it, with a single copy."""
-        return b"".join((self._prefix, self._memory))
+        """The message FromServer(row=…), as protobuf would serialize it. The next row overwrites it in place."""
+        return self._message
+
+
+class ServedGroup:
+    """A group of environments (see `VectorEnvGroup`) with what is said of it: `hello` and, time after time, `row`."""
+
+    def __init__(self, group, env_id: str):
+        """Raises InputError where its spaces cannot be sent."""
+        self._group, self.num_envs = group, group.num_envs
+        self.hello = describe(group, env_id)
+        self.row = Row(_fields(group), group.num_envs)
+
+    def reset(self, seed: int) -> None:
+        """Begin new episodes, with the seed of a learner's hello."""
+        self._group.reset(seed % (2**31 - self.num_envs), self.row.views)
+
+    def step(self, actions) -> None:
+        """Step with an Array message. Raises Refusal where the actions are not what the hello said."""
+        self._group.step(_checked_actions(actions, self._group), self.row.views)
 
 
 class EnvServer(grpc.GenericRpcHandler):
     """Serves groups of environments, one to each stream, to learners that know the token."""
+
+    failure = ""  # it serves whatever happens
 
     def __init__(
         self, make_group: Callable, address: str, *,
@@ -124,21 +152,17 @@ class EnvServer(grpc.GenericRpcHandler):
         self._hello: wire.FromServer | None = None
         message_bytes = MAX_ACTION_BYTES
         if example:
-            shape, dtype = example.action or ((), "uint8")
-            message_bytes = example.num_envs * math.prod(shape) * np.dtype(dtype).itemsize + 2**16
-            self._hello = self._describe(example)
+            message_bytes = max_action_bytes(example)
+            self._hello = describe(example, env_id)
             example.close()
         threads = max_streams + 64  # the rest is for streams that wait for a place or are refused, which is quick
         self._server = grpc.server(
             futures.ThreadPoolExecutor(threads),
             maximum_concurrent_rpcs=threads,
             options=[
+                *KEEPALIVE,
                 ("grpc.max_receive_message_length", message_bytes),
                 ("grpc.so_reuseport", 0),  # or two servers share a port, and its streams by chance
-                # A learner that lost its power or its network says no goodbye. It is missed within 50 seconds; a link
-                # that is cut for less than 20 costs nothing.
-                ("grpc.keepalive_time_ms", 30_000),
-                ("grpc.keepalive_timeout_ms", 20_000),
                 ("grpc.http2.max_ping_strikes", 0),  # learners may ask as often as they like
                 ("grpc.server_handshake_timeout_ms", CONNECTING_MS),
                 ("grpc.max_connection_idle_ms", IDLE_MS),
@@ -146,6 +170,7 @@ class EnvServer(grpc.GenericRpcHandler):
         )
         self._server.add_generic_rpc_handlers((self,))
         self.address = self._bind(address, tls)
+        self.socket_path = Path(address.removeprefix("unix:")) if address.startswith("unix:") else None
 
     def start(self) -> None:
         self._server.start()
@@ -196,23 +221,7 @@ class EnvServer(grpc.GenericRpcHandler):
                 "the same version of Beast on both",
                 grpc.StatusCode.UNAUTHENTICATED,
             )
-        try:
-            hello = wire.LearnerHello.FromString(headers.get(wire.HELLO_HEADER, b""))
-        except DecodeError as error:
-            raise Refusal(f"the learner's hello cannot be read: {error}") from error
-        if hello.protocol != wire.PROTOCOL:
-            raise Refusal(
-                f"the learner speaks version {hello.protocol or 'unknown'} of the protocol, the env server version "
-                f"{wire.PROTOCOL}: install the same version of Beast on both",
-                grpc.StatusCode.FAILED_PRECONDITION,
-            )
-        if hello.env and hello.env != self._env_id:
-            raise Refusal(
-                f"the learner expects environment {hello.env!r}, the env server has {self._env_id!r}: "
-                "start either with the other's --env",
-                grpc.StatusCode.FAILED_PRECONDITION,
-            )
-        return hello
+        return read_learner_hello(headers, self._env_id)
 
     # The rest runs in the threads of the streams.
 
@@ -255,64 +264,37 @@ class EnvServer(grpc.GenericRpcHandler):
             stuck.cancel()
 
     def _end_stuck(self, peer: str) -> None:
-        self._log(f"{peer} has left and its environment hangs: this env server ends; with --keep it starts again")
-        if os.getpgrp() == os.getpid():
-            os.killpg(os.getpid(), signal.SIGKILL)  # with what the environment started
-        os._exit(1)
+        end_stuck(peer, self._log)
 
     def _serve(self, requests: Iterator, hello, peer: str, stuck: threading.Timer) -> Iterator:
         began = time.monotonic()
         group = self._make_group()
         try:
-            answer = self._describe(group)
-            row, width = Row(_fields(group), group.num_envs), group.num_envs
+            served, width = ServedGroup(group, self._env_id), group.num_envs
             # Before the hello: a learner gives making and the first reset more time together than it gives a step.
             self._log(f"made {width} environments for {peer} in {time.monotonic() - began:.1f} s, resetting them")
             try:
-                group.reset(hello.seed % (2**31 - width), row.views)
+                served.reset(hello.seed)
             except BaseException:  # after the hello it is a failure that the learner may try again
-                yield answer
+                yield served.hello
                 raise
             stuck.interval = STUCK_SECONDS
             self._log(f"{peer} is served {width} environments, the first with seed {hello.seed}")
-            yield answer
-            yield row
+            yield served.hello
+            yield served.row
             for request in requests:
-                group.step(_checked_actions(request, group), row.views)
-                yield row
+                served.step(request)
+                yield served.row
         finally:  # also when the learner has left: gRPC then closes this generator where it is
-            try:
-                group.close()
-            except Exception:
-                self._log(f"the environments of {peer} did not close\n{traceback.format_exc()}")
-            self._log(f"closed the environments of {peer}")
+            close_group(group, peer, self._log)
 
     def _example_hello(self):
         """The hello of every stream. Where no example was given, environments are made for the first who asks."""
         if not self._hello:
             group = self._make_group()
-            self._hello = self._describe(group)
+            self._hello = describe(group, self._env_id)
             group.close()
         return self._hello
-
-    def _describe(self, group):
-        fields, (shape, dtype) = _fields(group), group.action or ((), "")
-        hello = wire.ServerHello(
-            protocol=wire.PROTOCOL,
-            env=self._env_id,
-            num_envs=group.num_envs,
-            fields=[wire.Field(name=name, shape=shape, dtype=dtype) for name, (shape, dtype) in fields.items()],
-            observation=wire.structure_message(group.structure, {name: index for index, name in enumerate(fields)}),
-            action=wire.Field(name="action", shape=shape, dtype=dtype),
-            observation_space=group.observation_space,
-            action_space=group.action_space,
-        )
-        if hello.ByteSize() > wire.MAX_HELLO_BYTES - 1000:
-            raise InputError(
-                f"the description of the spaces has {hello.ByteSize()} bytes, learners take {wire.MAX_HELLO_BYTES}: "
-                "give a Box one bound for all of its numbers"
-            )
-        return wire.FromServer(hello=hello)
 
 
 class Throttled:
@@ -332,6 +314,73 @@ class Throttled:
             self._lines += 1
             if self._lines <= self._count:
                 self._log(line)
+
+
+def read_learner_hello(headers: dict, env_id: str):
+    """The LearnerHello in the headers of a learner that fits; Refusal of one that does not."""
+    try:
+        hello = wire.LearnerHello.FromString(headers.get(wire.HELLO_HEADER, b""))
+    except DecodeError as error:
+        raise Refusal(f"the learner's hello cannot be read: {error}") from error
+    if hello.protocol != wire.PROTOCOL:
+        raise Refusal(
+            f"the learner speaks version {hello.protocol or 'unknown'} of the protocol, the env server version "
+            f"{wire.PROTOCOL}: install the same version of Beast on both",
+            grpc.StatusCode.FAILED_PRECONDITION,
+        )
+    if hello.env and hello.env != env_id:
+        raise Refusal(
+            f"the learner expects environment {hello.env!r}, the env server has {env_id!r}: "
+            "start either with the other's --env",
+            grpc.StatusCode.FAILED_PRECONDITION,
+        )
+    return hello
+
+
+def describe(group, env_id: str):
+    """The hello of a group's stream, a FromServer. Raises InputError where its spaces cannot be sent."""
+    fields, (shape, dtype) = _fields(group), group.action or ((), "")
+    hello = wire.ServerHello(
+        protocol=wire.PROTOCOL,
+        env=env_id,
+        num_envs=group.num_envs,
+        fields=[wire.Field(name=name, shape=shape, dtype=dtype) for name, (shape, dtype) in fields.items()],
+        observation=wire.structure_message(group.structure, {name: index for index, name in enumerate(fields)}),
+        action=wire.Field(name="action", shape=shape, dtype=dtype),
+        observation_space=group.observation_space,
+        action_space=group.action_space,
+    )
+    if hello.ByteSize() > wire.MAX_HELLO_BYTES - 1000:
+        raise InputError(
+            f"the description of the spaces has {hello.ByteSize()} bytes, learners take {wire.MAX_HELLO_BYTES}: "
+            "give a Box one bound for all of its numbers"
+        )
+    return wire.FromServer(hello=hello)
+
+
+def max_action_bytes(group) -> int:
+    """Of one message of a learner, for gRPC to refuse what is longer."""
+    if not group.action:
+        return MAX_ACTION_BYTES
+    shape, dtype = group.action
+    return group.num_envs * math.prod(shape) * np.dtype(dtype).itemsize + 2**16
+
+
+def close_group(group, whose: str, log: Callable[[str], None]) -> None:
+    """Close environments, and log if they raise."""
+    try:
+        group.close()
+    except Exception:
+        log(f"the environments of {whose} did not close\n{traceback.format_exc()}")
+    log(f"closed the environments of {whose}")
+
+
+def end_stuck(peer: str, log: Callable[[str], None]) -> None:
+    """End this process, as nothing else ends a thread that hangs in an environment."""
+    log(f"{peer} has left and its environment hangs: this env server ends; with --keep it starts again")
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)  # with what the environment started
+    os._exit(1)
 
 
 def _fields(group) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -394,6 +443,23 @@ def security(address: str, token_file="", tls_cert="", tls_key="", insecure=Fals
     return token, tls
 
 
+def dial_security(addresses: list[str], token_file="", tls_ca="", insecure=False) -> tuple[str, bytes | None]:
+    """The token for learners at these addresses, and the certificate (PEM) that theirs must be signed with, or None
+    for plain text.
+
+    Raises InputError if one is on another machine and is not dialed with both, or if a file cannot be used.
+    """
+    for address in addresses:
+        if not (is_local(address) or insecure or (token_file and tls_ca)):
+            raise InputError(
+                f"other machines are between here and the learner at {address}: give --token_file and --tls_ca; "
+                "--insecure lets everyone on the way read along, the token too, and step these environments"
+            )
+        if tls_ca and address.startswith("unix:"):
+            raise InputError(f"{address} needs no TLS, as only its owner can open it: leave out --tls_ca")
+    return read_token(token_file) if token_file else "", _read(tls_ca, "--tls_ca") if tls_ca else None
+
+
 def read_token(path: str) -> str:
     """The secret in a file, without white space around it. Raises InputError if the file cannot be read, holds no
     token, or is open to other users."""
@@ -439,8 +505,20 @@ def _check_socket_path(address: str) -> None:
     raise InputError(f"cannot listen on {address}: {reason}")
 
 
-def serve(server: EnvServer, what: str, parent_pid: int = 0) -> None:
-    """Print `serving <what> on <address>` and serve until Ctrl-C, SIGTERM, or the parent's end; exit with code 0.
+class Served(Protocol):
+    """What `serve` runs: an EnvServer or a Dialer."""
+
+    failure: str  # why it cannot go on; empty while it can
+    socket_path: Path | None  # a file to remove at the end
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def serve(server: Served, announcement: str, parent_pid: int = 0) -> None:
+    """Start, print `announcement` and serve until Ctrl-C, SIGTERM, the parent's end (exit code 0), or a failure of the
+    server (its message and exit code 1).
 
     The end of the parent, even by kill -9, is noticed within half a second. Where there is a parent and this process
     leads its process group, what environments started and did not end is killed too.
@@ -452,26 +530,29 @@ def serve(server: EnvServer, what: str, parent_pid: int = 0) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)  # raises KeyboardInterrupt, in forked environments too
         server.start()
-        print(f"serving {what} on {server.address}", flush=True)
-        while not parent_pid or os.getppid() == parent_pid:
+        if announcement:
+            print(announcement, flush=True)
+        while not server.failure and (not parent_pid or os.getppid() == parent_pid):
             time.sleep(0.5)
     except KeyboardInterrupt:
         pass
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     server.stop()
+    if server.failure:
+        print(f"error: {server.failure}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     orphaned = bool(parent_pid) and os.getppid() != parent_pid  # nobody asks for the exit code, or else cleans up
-    if server.address.startswith("unix:"):
-        path = Path(server.address.removeprefix("unix:"))
+    if server.socket_path:
         with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)  # gRPC removes it in a thread of its own, which ends here
+            server.socket_path.unlink(missing_ok=True)  # gRPC removes it in a thread of its own, which ends here
             if orphaned:
-                path.parent.rmdir()  # with the last of its sockets
+                server.socket_path.parent.rmdir()  # with the last of its sockets
     if parent_pid and os.getpgrp() == os.getpid():
+        # SIGTERM is ignored here, and the exit code is still to come.
         os.killpg(os.getpid(), signal.SIGKILL if orphaned else signal.SIGTERM)
-    os._exit(0)  # the thread of a hanging environment would hold up an ordinary exit
+    os._exit(1 if server.failure else 0)  # the thread of a hanging environment would hold up an ordinary exit
 
 
 def keep(command: list[str], address: str, log: Callable[[str], None]) -> None:

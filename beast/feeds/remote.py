@@ -22,6 +22,7 @@ import libbeast
 from beast.envs.rows import AGENT_FIELDS, action_shape_dtype
 from beast.errors import WorkerFailure
 from beast.feeds.actors import PROGRESS_SECONDS
+from beast.feeds.env_server import REFUSALS_PER_MINUTE, Throttled
 from beast.feeds.feed import Feed, Rows
 from beast.feeds.memory import nest_observations
 from beast.feeds.processes import Child, cpu_seconds_of_children
@@ -38,17 +39,19 @@ class RemoteFeed(Feed):
     """Rows from streams of env servers, answered in batches, and their rollouts in the order in which they arrive."""
 
     def __init__(
-        self, learner: Learner, flags, action_space: Space, addresses: list[str], servers,
-        log: Callable[[str], None], **stream_options,
+        self, learner: Learner, flags, action_space: Space, addresses: list[str], servers, listener, *,
+        log: Callable[[str], None], min_streams: int, **stream_options,
     ):  # fmt: skip
-        """`addresses` has one entry for each stream, `stream_options` are those of libbeast.ActorPool. `servers` are
-        LocalServers, whose CPU time is told, or None. `log` gets a line when a stream is lost."""
+        """`addresses` has one entry for each stream, or there is a libbeast.EnvListener where streams dial in.
+        `stream_options` are those of libbeast.ActorPool. `servers` are LocalServers, whose CPU time is told, or None.
+        `log` gets a line when a stream is lost."""
         super().__init__(learner, flags.max_policy_lag)
-        self._log, self._is_lost = log, threading.Event()
+        self._log, self._is_lost, self._listener, self._min_streams = log, threading.Event(), listener, min_streams
         self.workers = {"streams": self._stream_seconds}
         self.cores = {"envs": partial(cpu_seconds_of_children, servers.processes)} if servers else {}
-        self.num_streams, self.closed = len(addresses), threading.Event()
-        T, B, num_rows = flags.unroll_length, flags.batch_width, flags.group_width * len(addresses)
+        self.num_streams, self.closed = listener.max_streams if listener else len(addresses), threading.Event()
+        self._num_measured = 1 if listener else self.num_streams  # most at a time so far
+        T, B, num_rows = flags.unroll_length, flags.batch_width, flags.group_width * self.num_streams
         self.queue = libbeast.BatchingQueue(
             batch_dim=1, minimum_batch_size=B, maximum_batch_size=B, maximum_queue_size=flags.queue_width
         )
@@ -59,8 +62,9 @@ class RemoteFeed(Feed):
         # What a group carries from row to row: the core's state and its last action, which the net sees, too.
         state = learner.net.initial_state(1), torch.from_numpy(np.zeros((1, 1, *shape), dtype))
         self.pool = libbeast.ActorPool(
-            T, self.queue, self.batcher, addresses, state, log=self._tell_lost, **stream_options
-        )
+            T, self.queue, self.batcher, addresses, state, listener=listener, min_streams=min_streams,
+            log=self._tell_lost, **stream_options,
+        )  # fmt: skip
         # As many as streams, queue and learner hold, twice, as a stream may be slower than the others.
         self._seen = SeenObservations(2 * (num_rows + flags.queue_width + B) * T, self.device)
         self._to_device = partial(Tensor.to, device=self.device, non_blocking=True)
@@ -76,7 +80,10 @@ class RemoteFeed(Feed):
         self.closed.set()
 
     def watch(self, group_width: int) -> None:
-        """Until the feed closes: log how many environments are reset at the start, and when lost streams are back."""
+        """Until the feed closes: log how many environments are reset at the start, and when lost streams are back.
+        Where streams dial in, log how many there are."""
+        if self._listener:
+            return self._watch_callers()
         width, total, is_started, told_at = group_width, group_width * self.num_streams, False, time.monotonic()
         while not self.closed.wait(0.1):
             reset = width * self.pool.counters()["streams_connected"]  # a server connects when it has reset a group
@@ -90,6 +97,30 @@ class RemoteFeed(Feed):
                 told_at = now
                 self._log(f"{'connected' if is_started else 'resetting'} environments: {reset} of {total}")
 
+    def _watch_callers(self) -> None:
+        num_come, told_at = 0, time.monotonic()
+        log_refusal = Throttled(self._log, REFUSALS_PER_MINUTE, 60.0)
+        while not self.closed.wait(0.1):
+            refusals, num_more = self._listener.refusals()
+            for refusal in refusals:
+                log_refusal(refusal)
+            if num_more:
+                log_refusal(f"refused {num_more} more")
+            counters, now = self.pool.counters(), time.monotonic()
+            connected, come = counters["streams_connected"], counters["streams_come"]
+            is_waiting = connected < self._min_streams and now - told_at > PROGRESS_SECONDS
+            if is_waiting:
+                self._log(
+                    f"waiting for env servers on {self._listener.address}: {connected} streams now, {come} have come, "
+                    f"{self._min_streams} are needed (--min_envs)"
+                )
+            elif come > num_come and now - told_at > 1.0:
+                self._log(f"{connected} streams of env servers now, {come} have come")
+                num_come, self._num_measured = come, max(self._num_measured, connected)
+            else:
+                continue
+            told_at = now
+
     def _tell_lost(self, message: str) -> None:
         self._log(message)
         self._is_lost.set()
@@ -100,13 +131,14 @@ class RemoteFeed(Feed):
             "stats/actor_wait": shares["time/streams_enqueue"],
             "stats/queue_waiting_columns": sum(waiting) / max(len(waiting), 1),
             "stats/env_restarts": self.pool.counters()["restarts"],
+            "stats/streams": self.pool.counters()["streams_connected"],
             **super().measure(seconds, shares),
         }
 
     def _stream_seconds(self) -> dict[str, float]:
         counters: dict = {**self.pool.counters()}
         waits = ("environment", "inference", "enqueue")  # of a stream, in turn
-        return {stage: counters[f"seconds_{stage}"] / self.num_streams for stage in waits}
+        return {stage: counters[f"seconds_{stage}"] / self._num_measured for stage in waits}
 
     def acting(self) -> Iterator[Rows]:
         for batch in self.batcher:

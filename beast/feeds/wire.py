@@ -17,8 +17,9 @@ from beast.errors import InputError
 
 PROTOCOL = 2  # both sides' must be equal; raise it with every change to the meaning of a message
 PACKAGE = "beast.rpc"
-STREAM = f"/{PACKAGE}.Environments/Stream"
-HELLO_HEADER, TOKEN_HEADER = "hello-bin", "authorization"  # of the learner's call
+STREAM, DIAL = f"/{PACKAGE}.Environments/Stream", f"/{PACKAGE}.Environments/Dial"
+HELLO_HEADER, TOKEN_HEADER = "hello-bin", "authorization"  # the learner's hello; of who calls
+STREAM_HEADER = "beast-stream"  # of an env server that dials: 32 hexadecimal digits of its own and the stream's index
 MAX_HELLO_BYTES = 2**20
 MAX_TEXT = 1000  # characters of a message about the other host
 MAX_NUMBERS = 2**23  # of all Boxes of a space: a line of JSON must not fill the learner's memory
@@ -61,9 +62,10 @@ def file_descriptor() -> descriptor_pb2.FileDescriptorProto:
                 field.type = field.Type.Value(f"TYPE_{kind.upper()}")
             if path in ONEOFS:
                 field.oneof_index = 0
-    stream = file.service.add(name="Environments").method.add(name="Stream")
-    stream.input_type, stream.output_type = f".{PACKAGE}.Array", f".{PACKAGE}.FromServer"
-    stream.client_streaming = stream.server_streaming = True
+    service = file.service.add(name="Environments")
+    for name, sent, answered in (("Stream", "Array", "FromServer"), ("Dial", "FromServer", "Array")):
+        method = service.method.add(name=name, client_streaming=True, server_streaming=True)
+        method.input_type, method.output_type = f".{PACKAGE}.{sent}", f".{PACKAGE}.{answered}"
     return file
 
 

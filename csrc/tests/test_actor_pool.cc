@@ -17,16 +17,21 @@ using std::chrono::milliseconds;
 
 const Interrupt kNever;
 
+Executor& transport() {  // whose threads tell the streams' events
+  static auto* executor = new Executor(3);
+  return *executor;
+}
+
 // K environments that count their steps. Breaks or hangs in step `fault_step`.
-class CountingStream : public EnvStream {
+class CountingStream : public EnvStream, public std::enable_shared_from_this<CountingStream> {
  public:
   enum class Fault { kNone, kBreaks, kHangs, kIsRefused, kSaysNaN, kBeginsLate };
 
   explicit CountingStream(int64_t num_envs, Fault fault = Fault::kNone, int64_t fault_step = 0)
       : num_envs_(num_envs), fault_(fault), fault_step_(fault_step) {}
 
-  StreamSpec open(uint64_t seed) override {
-    if (fault_ == Fault::kIsRefused) throw HandshakeError("nobody is let in");
+  void open(uint64_t seed, Owner* owner) override {
+    owner_ = owner;
     seed_ = static_cast<int64_t>(seed);
     StreamSpec spec;
     spec.env = "counting";
@@ -37,14 +42,43 @@ class CountingStream : public EnvStream {
                    {"episode_step", DType::kInt32, {}}};
     spec.observation = Nest<int64_t>(int64_t{0});
     spec.takes_any_action = true;
-    return spec;
+    tell([this, spec] {
+      if (fault_ == Fault::kIsRefused) return lose(std::make_exception_ptr(HandshakeError("nobody is let in")));
+      owner_->opened(spec);
+    });
   }
 
-  void read_row(const std::vector<std::byte*>& destinations) override {
-    if (step_ > 0 && step_ == fault_step_) {
-      if (fault_ == Fault::kBreaks) throw EnvError("broken in step " + std::to_string(step_));
-      if (fault_ == Fault::kHangs) wait_for_cancel();
-    }
+  void read_first_row(std::vector<std::byte*> destinations) override { read_row(std::move(destinations)); }
+
+  void step(const Nest<Array>& actions, std::vector<std::byte*> destinations) override {
+    ASSERT_TRUE(actions.is_leaf());
+    EXPECT_EQ(actions.leaf().shape(), (Shape{num_envs_}));
+    EXPECT_EQ(reinterpret_cast<const int64_t*>(actions.leaf().data())[0], step_ - 1) << "the agent saw the row before";
+    read_row(std::move(destinations));
+  }
+
+  void cancel() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    is_cancelled_ = true;
+    if (num_told_ == 0) tell_later([] {});
+  }
+
+  void refuse(const std::string&) override { cancel(); }
+
+ private:
+  void read_row(std::vector<std::byte*> destinations) {
+    const bool has_fault = step_ > 0 && step_ == fault_step_;
+    if (has_fault && fault_ == Fault::kHangs) return;
+    tell([=, this_step = step_] {
+      if (has_fault && fault_ == Fault::kBreaks) {
+        return lose(std::make_exception_ptr(EnvError("broken in step " + std::to_string(this_step))));
+      }
+      write_row(destinations);
+      owner_->row_came();
+    });
+  }
+
+  void write_row(const std::vector<std::byte*>& destinations) {
     auto* x = reinterpret_cast<int64_t*>(destinations[0]);
     for (int64_t k = 0; k < num_envs_; ++k) {
       x[2 * k] = seed_ + k;
@@ -61,32 +95,41 @@ class CountingStream : public EnvStream {
     ++step_;
   }
 
-  void write_actions(const Nest<Array>& actions) override {
-    ASSERT_TRUE(actions.is_leaf());
-    EXPECT_EQ(actions.leaf().shape(), (Shape{num_envs_}));
-    EXPECT_EQ(reinterpret_cast<const int64_t*>(actions.leaf().data())[0], step_ - 1) << "the agent saw the row before";
-  }
-
-  void cancel() override {
+  void tell(std::function<void()> event) {
     std::lock_guard<std::mutex> lock(mutex_);
-    cancelled_ = true;
-    changed_.notify_all();
+    tell_later(std::move(event));
   }
 
- private:
-  void wait_for_cancel() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return cancelled_; });
-    throw ConnectionError("cancelled");
+  void tell_later(std::function<void()> event) {  // mutex_ is held
+    ++num_told_;
+    transport().post([self = shared_from_this(), this, event = std::move(event)] {
+      bool is_cancelled;
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        is_cancelled = is_cancelled_;
+      }
+      if (!is_cancelled) event();
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (--num_told_ > 0 || !is_cancelled_) return;
+      }
+      lose(std::make_exception_ptr(ConnectionError("cancelled")));
+    });
+  }
+
+  void lose(std::exception_ptr why) {
+    if (!is_lost_.exchange(true)) owner_->lost(why);
   }
 
   const int64_t num_envs_;
   const Fault fault_;
   const int64_t fault_step_;
+  Owner* owner_ = nullptr;
   int64_t seed_ = 0, step_ = 0;
+  std::atomic<bool> is_lost_{false};
   std::mutex mutex_;
-  std::condition_variable changed_;
-  bool cancelled_ = false;
+  int num_told_ = 0;
+  bool is_cancelled_ = false;
 };
 
 using Fault = CountingStream::Fault;
@@ -171,7 +214,7 @@ class Learner {
 };
 
 ActorPool::Connect always(int64_t num_envs, Fault fault = Fault::kNone, int64_t step = 0) {
-  return [=](const std::string&) { return std::make_unique<CountingStream>(num_envs, fault, step); };
+  return [=](const std::string&) { return std::make_shared<CountingStream>(num_envs, fault, step); };
 }
 
 // Group and life, leaves 7 and 8 of env_outputs, of one item [row, column] of a rollout.
@@ -233,7 +276,7 @@ TEST(ActorPool, StreamsThatAreRefusedAreNotTriedAgain) {
       1,
       [&](const std::string&) {
         ++tries;
-        return std::make_unique<CountingStream>(1, Fault::kIsRefused);
+        return std::make_shared<CountingStream>(1, Fault::kIsRefused);
       },
       5);
   EXPECT_EQ(learner.wait(), "nobody is let in");
@@ -251,7 +294,7 @@ TEST(ActorPool, ARowWithNaNAndAFirstRowThatIsNotDoneEndTheirStream) {
 
 TEST(ActorPool, AStreamThatHasOtherEnvironmentsThanTheFirstIsRefused) {
   std::atomic<int64_t> num_envs{4};
-  Learner learner(2, [&](const std::string&) { return std::make_unique<CountingStream>(num_envs++); });
+  Learner learner(2, [&](const std::string&) { return std::make_shared<CountingStream>(num_envs++); });
   EXPECT_NE(learner.wait().find(" environments instead of "), std::string::npos);
 }
 
@@ -312,17 +355,17 @@ TEST(ActorPool, SeedsOfStreamsAndLivesDiffer) {
   std::multiset<uint64_t> seeds;
   struct Seeded : CountingStream {
     using CountingStream::CountingStream;
-    std::function<void(uint64_t)> tell;
-    StreamSpec open(uint64_t seed) override {
-      tell(seed);
-      return CountingStream::open(seed);
+    std::function<void(uint64_t)> tell_seed;
+    void open(uint64_t seed, Owner* owner) override {
+      tell_seed(seed);
+      CountingStream::open(seed, owner);
     }
   };
   Learner learner(
       4,
       [&](const std::string&) {
-        auto stream = std::make_unique<Seeded>(4, Fault::kBreaks, 1);
-        stream->tell = [&](uint64_t seed) {
+        auto stream = std::make_shared<Seeded>(4, Fault::kBreaks, 1);
+        stream->tell_seed = [&](uint64_t seed) {
           std::lock_guard<std::mutex> lock(mutex);
           seeds.insert(seed);
         };

@@ -1,0 +1,332 @@
+#include "grpc_listener.h"
+
+#include <grpcpp/resource_quota.h>
+#include <grpcpp/support/proto_buffer_reader.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <thread>
+#include <utility>
+
+#include "grpc_loop.h"
+#include "wire.h"
+
+namespace beast {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kHelloTimeout{10000};
+constexpr int kMaxWaiting = 64;               // callers that have not said their hello
+constexpr size_t kMaxRefusals = 20;           // that are kept for the log
+constexpr size_t kQuotaBytes = 64 << 20;      // of all connections, beside their messages
+
+class DialedCall : public GrpcCall {
+ public:
+  explicit DialedCall(GrpcLoop& loop) : GrpcCall(loop), stream_(&context_) {}
+
+  void request(grpc::AsyncGenericService& service, grpc::ServerCompletionQueue* notifications, void* tag) {
+    service.RequestCall(&context_, &stream_, &loop_.queue(), notifications, tag);
+  }
+  void send_headers(const std::string& name, const std::string& value, Then then) {
+    context_.AddInitialMetadata(name, value);
+    operate([&](void* tag) { stream_.SendInitialMetadata(tag); }, std::move(then));
+  }
+  void turn_away(const grpc::Status& why) {
+    answer_ = why;
+    finish([](const grpc::Status&) {});
+  }
+  void cancel() override { context_.TryCancel(); }
+
+  std::string header(const char* name) const {
+    const auto& headers = context_.client_metadata();
+    const auto found = headers.find(name);
+    return found == headers.end() ? "" : std::string(found->second.data(), found->second.size());
+  }
+  const std::string& method() const { return context_.method(); }
+  std::string peer() const { return readable(context_.peer()); }
+  void set_answer(const grpc::Status& answer) { answer_ = answer; }
+
+ private:
+  void start_read(grpc::ByteBuffer* message, void* tag) override { stream_.Read(message, tag); }
+  void start_write(const grpc::ByteBuffer& message, void* tag) override { stream_.Write(message, tag); }
+  void start_finish(grpc::Status* status, void* tag) override {
+    *status = answer_;
+    stream_.Finish(answer_, tag);
+  }
+
+  grpc::GenericServerContext context_;
+  grpc::GenericServerAsyncReaderWriter stream_;
+  grpc::Status answer_{grpc::CANCELLED, "the learner has ended the stream"};
+};
+
+// Takes as long for every text of a length, so that the time tells nothing about the token.
+bool equal(const std::string& a, const std::string& b) {
+  if (a.size() != b.size()) return false;
+  unsigned char difference = 0;
+  for (size_t i = 0; i < a.size(); ++i) difference |= a[i] ^ b[i];
+  return difference == 0;
+}
+
+// A stream of a server that has called.
+class DialedStream : public GrpcStream {
+ public:
+  DialedStream(GrpcLoop& loop, std::shared_ptr<DialedCall> call, milliseconds env_timeout)
+      : GrpcStream(loop, call->peer(), env_timeout), dialed_(call) {
+    call_ = std::move(call);
+  }
+
+  // Reads the first message. `came` gets an empty text, or why it is none.
+  void read_hello(std::function<void(const std::string& error)> came) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      set_timeout(kHelloTimeout);
+    }
+    dialed_->read(&message_, [self = shared(), came = std::move(came)](bool ok) {
+      {
+        std::lock_guard<std::mutex> lock(self->mutex_);
+        self->end_timeout();
+      }
+      if (!ok) return came("it has said no hello within " + seconds(kHelloTimeout));
+      try {
+        grpc::ProtoBufferReader reader(&self->message_);
+        self->spec_ = beast::read_hello(&reader, self->message_.Length());
+        self->set_row(self->spec_);
+      } catch (const std::exception& error) {
+        return came(error.what());
+      }
+      came("");
+    });
+  }
+
+  void open(uint64_t seed, Owner* owner) override {
+    owner_ = owner;
+    seed_ = seed;
+    tell_opened(spec_);
+  }
+
+  void read_first_row(std::vector<std::byte*> destinations) override {
+    const auto say_hello = [&](GrpcCall&, Then then) {
+      dialed_->send_headers("hello-bin", learner_hello(seed_, spec_.env, false), std::move(then));
+    };
+    exchange(say_hello, std::move(destinations));
+  }
+
+  void refuse(const std::string& why) override {
+    dialed_->set_answer({grpc::FAILED_PRECONDITION, why.substr(0, 2000)});
+    end(std::make_exception_ptr(HandshakeError(why)), /*politely=*/true);
+  }
+
+  const StreamSpec& spec() const { return spec_; }
+  const std::string& name() const { return name_; }
+
+ private:
+  std::shared_ptr<DialedStream> shared() { return std::static_pointer_cast<DialedStream>(shared_from_this()); }
+  std::exception_ptr error_of(const grpc::Status&) override {
+    return std::make_exception_ptr(ConnectionError("the env server has left"));
+  }
+
+  const std::shared_ptr<DialedCall> dialed_;
+  StreamSpec spec_;
+  uint64_t seed_ = 0;
+};
+
+}  // namespace
+
+// A server with one limit for its messages.
+class GrpcListener::Server {
+ public:
+  using OnHello = std::function<grpc::Status(const std::shared_ptr<DialedStream>& stream)>;
+
+  // `on_hello` gets each stream that has said its hello. A status other than OK turns it away.
+  Server(const ListenerOptions& options, const std::string& address, size_t max_message_bytes, OnHello on_hello)
+      : options_(options), on_hello_(std::move(on_hello)), loop_(num_loop_threads()) {
+    grpc::ServerBuilder builder;
+    std::shared_ptr<grpc::ServerCredentials> credentials = grpc::InsecureServerCredentials();
+    if (!options.key.empty()) {
+      grpc::SslServerCredentialsOptions tls;
+      tls.pem_key_cert_pairs.push_back({options.key, options.certificate});
+      credentials = grpc::SslServerCredentials(tls);
+    }
+    builder.AddListeningPort(address, credentials, &port_);
+    builder.RegisterAsyncGenericService(&service_);
+    builder.SetMaxReceiveMessageSize(static_cast<int>(std::min<size_t>(max_message_bytes, kMaxMessageBytes)));
+    builder.SetMaxSendMessageSize(-1);
+    // gRPC compares a message's length with the limit when it has all of it, but takes no more memory than its quota.
+    grpc::ResourceQuota quota;
+    quota.Resize((options.max_streams + kMaxWaiting) * max_message_bytes + kQuotaBytes);
+    builder.SetResourceQuota(quota);
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 64);  // of a connection
+    builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 5000);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, 20000);
+    // A host that lost its power is missed within 50 seconds. Its own pings are no offence.
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30000);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20000);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
+    accepted_ = builder.AddCompletionQueue();
+    server_ = builder.BuildAndStart();
+    if (!server_) {
+      accepted_->Shutdown();
+      void* tag;
+      bool ok;
+      while (accepted_->Next(&tag, &ok)) {
+      }
+      throw std::invalid_argument("cannot listen on " + address +
+                                  ": it is taken, not an address of this machine, or its certificate is bad");
+    }
+    thread_ = std::thread([this] { accept(); });
+  }
+
+  ~Server() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      is_ending_ = true;
+    }
+    server_->Shutdown(std::chrono::system_clock::now());
+    accepted_->Shutdown();
+    thread_.join();
+  }
+
+  int port() const { return port_; }
+
+  std::pair<std::vector<std::string>, int64_t> refusals() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return {std::exchange(refusals_, {}), std::exchange(num_more_refusals_, 0)};
+  }
+
+ private:
+  void accept() {
+    request();
+    void* tag;
+    bool ok;
+    while (accepted_->Next(&tag, &ok)) {
+      const std::unique_ptr<Then> then(static_cast<Then*>(tag));
+      (*then)(ok);
+    }
+  }
+
+  void request() {
+    const auto call = std::make_shared<DialedCall>(loop_);
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (is_ending_) return;
+    call->request(service_, accepted_.get(), GrpcLoop::tag([this, call](bool ok) {
+                    if (!ok) return;  // the server ends
+                    request();
+                    called(call);
+                  }));
+  }
+
+  void called(const std::shared_ptr<DialedCall>& call) {
+    if (call->method() != kDialMethod) {
+      return refuse(call, grpc::UNIMPLEMENTED, "this is a learner that env servers dial: it serves no " + call->method());
+    }
+    if (!options_.token.empty() && !equal(call->header("authorization"), authorization(options_.token))) {
+      return refuse(call, grpc::UNAUTHENTICATED, "the token is not the one of the learner's --token_file");
+    }
+    if (num_waiting_ >= kMaxWaiting) return refuse(call, grpc::RESOURCE_EXHAUSTED, "too many say hello at a time");
+    ++num_waiting_;
+    const auto stream = std::make_shared<DialedStream>(loop_, call, options_.env_timeout);
+    loop_.watch(stream);
+    stream->read_hello([this, call, stream](const std::string& error) {
+      --num_waiting_;
+      if (!error.empty()) return refuse(call, grpc::INVALID_ARGUMENT, "its hello cannot be used: " + error);
+      end_predecessor(call->header("beast-stream"), stream);
+      const grpc::Status status = on_hello_(stream);
+      if (!status.ok()) call->turn_away(status);
+    });
+  }
+
+  // A host whose connection was cut dials again before the learner has noticed: its place is free at once.
+  void end_predecessor(const std::string& id, const std::shared_ptr<DialedStream>& stream) {
+    if (id.empty()) return;
+    std::shared_ptr<DialedStream> predecessor;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (auto it = streams_.begin(); it != streams_.end();) it = it->second.expired() ? streams_.erase(it) : ++it;
+      predecessor = std::exchange(streams_[id], stream).lock();
+    }
+    if (predecessor) predecessor->cancel();
+  }
+
+  void refuse(const std::shared_ptr<DialedCall>& call, grpc::StatusCode code, const std::string& why) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (refusals_.size() < kMaxRefusals) {
+        refusals_.push_back("refused " + call->peer() + ": " + readable(why.substr(0, 2000)));
+      } else {
+        ++num_more_refusals_;
+      }
+    }
+    call->turn_away({code, why.substr(0, 2000)});
+  }
+
+  const ListenerOptions& options_;
+  const OnHello on_hello_;
+  int port_ = 0;
+  GrpcLoop loop_;
+  grpc::AsyncGenericService service_;
+  std::unique_ptr<grpc::ServerCompletionQueue> accepted_;
+  std::unique_ptr<grpc::Server> server_;
+  std::thread thread_;
+  std::atomic<int> num_waiting_{0};
+  std::mutex mutex_;  // guards what follows
+  bool is_ending_ = false;
+  std::map<std::string, std::weak_ptr<DialedStream>> streams_;
+  std::vector<std::string> refusals_;
+  int64_t num_more_refusals_ = 0;
+};
+
+GrpcListener::GrpcListener(const ListenerOptions& options) : options_(options), address_(options.address) {
+  server_ = std::make_unique<Server>(options_, address_, kMaxHelloBytes, [this](const auto& stream) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!spec_) spec_ = stream->spec();
+    said_hello_.notify_all();
+    return grpc::Status(grpc::UNAVAILABLE, "the learner knows the environments now and gets ready: dial again");
+  });
+  if (address_.size() > 2 && address_.compare(address_.size() - 2, 2, ":0") == 0) {
+    address_ = address_.substr(0, address_.size() - 1) + std::to_string(server_->port());
+  }
+}
+
+GrpcListener::~GrpcListener() = default;
+
+StreamSpec GrpcListener::first_hello(const std::function<void()>& interrupt) {
+  for (;;) {
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      if (said_hello_.wait_for(lock, milliseconds(100), [this] { return spec_.has_value(); })) return *spec_;
+    }
+    if (interrupt) interrupt();
+  }
+}
+
+void GrpcListener::serve(Admit admit) {
+  replace_server(nullptr);
+  if (!admit) return;
+  const std::vector<size_t> bytes = field_bytes(first_hello(nullptr));
+  const size_t longest = std::max(std::accumulate(bytes.begin(), bytes.end(), size_t{0}), kMaxHelloBytes);
+  const auto on_hello = [this, admit = std::move(admit)](const std::shared_ptr<DialedStream>& stream) {
+    if (admit(stream, stream->name())) return grpc::Status::OK;
+    return grpc::Status(grpc::RESOURCE_EXHAUSTED, "all " + std::to_string(options_.max_streams) +
+                                                      " places of the learner are taken: start it with a higher "
+                                                      "--max_streams");
+  };
+  replace_server(std::make_unique<Server>(options_, address_, longest + kMaxErrorBytes, on_hello));
+}
+
+void GrpcListener::replace_server(std::unique_ptr<Server> server) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  server_.swap(server);
+  lock.unlock();  // the former one ends without it, as it may be telling a hello
+}
+
+std::pair<std::vector<std::string>, int64_t> GrpcListener::refusals() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return server_ ? server_->refusals() : std::pair<std::vector<std::string>, int64_t>{};
+}
+
+}  // namespace beast
