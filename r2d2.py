@@ -27,7 +27,7 @@ from beast.run.flags import FREE_ON_RESUME, RUN_LIMITS, RunFlags
 
 @dataclass
 class Flags(RunFlags):
-    """R2D2 on one machine. A *step* is one decision of the agent; in Atari it lasts 4 frames."""
+    """R2D2. A *step* is one decision of the agent; in Atari it lasts 4 frames."""
 
     episodic_life: Literal["auto", "on", "off"] = "off"
     """Atari: end an episode at every lost life, for the learner; auto: on for -v4, off for -v5."""
@@ -50,6 +50,22 @@ class Flags(RunFlags):
     """Bind each actor to a core in turn."""
     deterministic: bool = False
     """Run everything in lock-step in one process: slow, but two runs with one seed are equal to the bit on a CPU."""
+
+    # Env servers.
+    feed: Literal["shared", "remote"] = "shared"
+    """Environments by actors of this machine in shared memory, or by env servers (docs/polybeast.md), which needs
+    libbeast."""
+    addresses: tuple[str, ...] = ()
+    """Env servers that run already, `host:port` or `unix:/path`; implies --feed remote. Environment and group width are
+    theirs. Without addresses --feed remote starts --num_servers here."""
+    num_servers: int = 2
+    """Env servers to start here, where no --addresses are given; each serves two groups of environments."""
+    token_file: str = ""
+    """File with the secret that the env servers ask for."""
+    tls_ca: str = ""
+    """Certificate (PEM) that the env servers' certificates are signed with, or their own; a token needs it."""
+    insecure: bool = False
+    """Send a token to other hosts without TLS: in a trusted network."""
 
     # The agent.
     net: Literal["shallow", "deep", "mlp"] = "shallow"
@@ -140,6 +156,7 @@ run_if_actor(Flags, create_env)  # an actor process reads this file down to here
 if __name__ == "__main__":
     command_line.print_help_if_asked(Flags, __doc__, PRESETS, ABOUT)  # nor does --help
 
+import contextlib
 import copy
 import math
 import os
@@ -475,6 +492,13 @@ def make_replay(flags: Flags, env_spaces: EnvSpaces, learner: QLearner, num_grou
     )  # fmt: skip
 
 
+# Flags of R2D2, beside those of every run, that may differ when a run is resumed.
+RESUME_FREE = FREE_ON_RESUME | {
+    *("actor_niceness", "pin_actors", "feed", "addresses", "num_servers", "token_file", "tls_ca", "insecure"),
+    *("replay_gb", "replay_sequences", "min_fill", "save_replay", "epsilon"),
+}
+
+
 def train(flags: Flags) -> Result:
     """Train until steps or minutes are used up, or a signal asks for an end; a checkpoint is left in any case.
 
@@ -482,26 +506,41 @@ def train(flags: Flags) -> Result:
     is logged and raises SystemExit(1).
     """
     keep_freed_memory()
-    validate(flags)  # before any environment is made
-    env_spaces = probe_env(create_env, flags)
-    flags = validate(replace(flags, env=env_spaces.env_id, atari_backend=env_spaces.atari_backend))
-    torch.manual_seed(flags.seed)
-    learner = make_learner(flags, env_spaces)
-    resume_free = FREE_ON_RESUME | {"actor_niceness", "pin_actors", "replay_gb", "replay_sequences", "min_fill"}
-    resume_free |= {"save_replay", "epsilon"}
-    num_groups = flags.num_actors * GROUPS_PER_ACTOR
-    with Training("r2d2", flags, learner, resume_free, env_spaces.frames_per_step) as training:
+    flags = validate(flags)  # before any environment is made
+    with contextlib.ExitStack() as to_close:
+        if flags.feed == "remote":
+            import polybeast  # which needs libbeast
+
+            connection = polybeast.connect(server_flags(flags, polybeast.Flags), to_close)
+            width, num_groups = connection.flags.group_width, connection.num_streams
+            connection = connection._replace(flags=replace(connection.flags, batch_width=width))  # whole groups
+            env_spaces, frames_per_step = connection.spaces, connection.frames_per_step
+            flags = validate(replace(flags, env=connection.flags.env, group_width=width))
+        else:
+            env_spaces, num_groups = probe_env(create_env, flags), flags.num_actors * GROUPS_PER_ACTOR
+            frames_per_step = env_spaces.frames_per_step
+            flags = validate(replace(flags, env=env_spaces.env_id, atari_backend=env_spaces.atari_backend))
+        torch.manual_seed(flags.seed)
+        learner = make_learner(flags, env_spaces)
+        training = to_close.enter_context(Training("r2d2", flags, learner, RESUME_FREE, frames_per_step))
+        run, cleanup = training.run, training.cleanup
         replay = make_replay(flags, env_spaces, learner, num_groups)
         limiter = RatioLimiter(flags.replay_ratio, flags.batch_width * flags.trained, flags.min_fill)
         if flags.save_replay:
-            path = training.run.path / "replay.npz"
+            path = run.path / "replay.npz"
             if path.exists():
                 is_loaded = replay.load(path, learner.updates)
                 found = f"{replay.num_sequences():,} sequences are those of" if is_loaded else "filled anew, not from"
-                training.run.log(f"replay: {found} {path}" + ("" if is_loaded else ", of another update or capacity"))
+                run.log(f"replay: {found} {path}" + ("" if is_loaded else ", of another update or capacity"))
                 limiter.min_fill = 0 if is_loaded else flags.min_fill
-            training.cleanup.callback(lambda: replay.save(path, learner.updates))
-        feed = shared_memory_feed(training, flags, env_spaces, num_groups)
+            cleanup.callback(lambda: replay.save(path, learner.updates))
+        cleanup.callback(lambda: run.log(limiter.describe()))
+        feed: Feed
+        others: list = []
+        if flags.feed == "remote":
+            feed, others = polybeast.make_feed(training, connection)
+        else:
+            feed = shared_memory_feed(training, flags, env_spaces, num_groups)
         quarter = max(flags.group_width // 4, 1)
         feed.return_columns = slice(flags.group_width - (flags.eval_columns or quarter), None)
         weights = PublishedWeights(learner.net, learner.updates)
@@ -510,18 +549,12 @@ def train(flags: Flags) -> Result:
             f"{replay.capacity:,} steps of {replay.bytes_of_row:,} bytes, updates of {flags.batch_width} sequences of "
             f"{flags.burn_in} + {flags.trained} steps, {flags.replay_ratio:g} trained transitions a step"
         )
-        training.cleanup.callback(
-            lambda: training.run.log(
-                f"replay ratio {limiter.measured():.3f} (--replay_ratio {flags.replay_ratio:g}): {limiter.updates:,} "
-                f"updates x {flags.batch_width} x {flags.trained} transitions for {limiter.steps:,} steps, after "
-                f"{limiter.filled:,} that filled the replay"
-            )
-        )
         return training.train(
             feed,
             lambda: act(training, feed, weights, num_groups),
             lambda: learn(training, learner, feed, weights, replay, limiter),
             introduction,
+            others,
         )
 
 
@@ -546,6 +579,13 @@ class RolloutFlags:
 
     def __init__(self, flags: Flags):
         vars(self).update(vars(flags) | {"batch_width": flags.group_width, "max_policy_lag": 0})
+
+
+def server_flags(flags: Flags, flags_class: type):
+    """PolyBeast's flags of the same names and values, for its connection to env servers. Any group's width suits a
+    batch of 1."""
+    names = {field.name for field in fields(flags_class)} & {field.name for field in fields(flags)}
+    return flags_class(**{name: getattr(flags, name) for name in names} | {"batch_width": 1})
 
 
 def test(flags: Flags) -> dict:
@@ -598,6 +638,8 @@ def validate(flags: Flags) -> Flags:
         )
     if flags.compile:
         raise InputError("--compile: r2d2.py does not compile its net yet; leave it out")
+    if flags.deterministic and (flags.addresses or flags.feed == "remote"):
+        raise InputError("--deterministic: env servers answer in any order; leave it out, or --feed remote")
     num_groups = flags.num_actors * GROUPS_PER_ACTOR
     num_slots = flags.num_slots or num_groups + 2
     if not num_groups <= num_slots <= 2**16:
@@ -605,6 +647,7 @@ def validate(flags: Flags) -> Flags:
     return replace(
         flags,
         num_slots=num_slots,
+        feed="remote" if flags.addresses else flags.feed,
         burn_in=flags.burn_in if flags.core != "none" else 0,  # there is no state to burn in
         learner_threads=1 if flags.deterministic else flags.learner_threads,
         name=run_name("r2d2", flags),

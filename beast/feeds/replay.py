@@ -323,3 +323,11 @@ class RatioLimiter:
     def measured(self) -> float:
         """Trained transitions per step so far."""
         return self.updates * self.transitions_of_update / max(self.steps, 1)
+
+    def describe(self) -> str:
+        """What it came to, in a line."""
+        return (
+            f"replay ratio {self.measured():.3f} (--replay_ratio {self.ratio:g}): {self.updates:,} updates x "
+            f"{self.transitions_of_update:,} transitions for {self.steps:,} steps, after {self.filled:,} that filled "
+            "the replay"
+        )
