@@ -135,15 +135,24 @@ class Flags(RunFlags):
     """--mode test, evaluations and --eval_columns: probability of a random action; --greedy takes none."""
 
 
-# Kapturowski et al. 2019, with SEED RL's replay ratio; for a GPU and 36 GB of memory. Not measured here.
 PRESETS = {
+    "vector": {
+        "num_actors": 1, "group_width": 8, "unroll_length": 5, "trained": 10, "stride": 5, "core": "none",
+        "head_size": 128, "normalize_observations": True, "min_fill": 2000, "replay_ratio": 4.0, "discount": 0.99,
+        "n_steps": 10, "priority_exponent": 0.5, "importance_exponent": 0.5, "learning_rate": 1e-3,
+        "optimizer_epsilon": 1e-5, "target_period": 50,
+    },
+    # Kapturowski et al. 2019, with SEED RL's replay ratio; for a GPU and 36 GB of memory. Nobody has run it here.
     "paper": {
         "num_actors": 8, "group_width": 16, "unroll_length": 40, "burn_in": 40, "trained": 80, "stride": 40,
         "batch_width": 64, "replay_gb": 29.0, "min_fill": 200_000, "replay_ratio": 0.75, "target_period": 2500,
         "core_size": 512, "head_size": 512, "grad_clip": 80.0, "full_action_space": "on",
-    }
+    },
 }  # fmt: skip
-ABOUT = {"paper": "the settings of R2D2 and SEED RL, for Atari: 256 environments, batches of 64 x 80"}
+ABOUT = {  # what --help says of each
+    "vector": "vectors, and few actions: CartPole",
+    "paper": "Atari on a GPU: 256 environments, batches of 64 x 80 steps",
+}
 
 
 # FORK HERE: your environment. Any gymnasium environment with discrete actions will do.
@@ -160,7 +169,9 @@ import contextlib
 import copy
 import math
 import os
+from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -269,7 +280,7 @@ def compute_loss(
         target_q, _, _ = target(rows, target_state)
         state = burn_in(flags, net, batch, core_state)
     q, _, _ = net(rows, state)  # [T+1, N, actions]
-    h, h_inverse = (rescale, rescale_inverse) if flags.rescale else (torch.clone, torch.clone)
+    h, h_inverse = rescaling(flags)
     with torch.no_grad():
         mask, discounts = vtrace.transition_masks(rows["done"], rows["terminated"], rows["truncated"], flags.discount)
         rewards = rows["reward"][1:]
@@ -290,6 +301,11 @@ def compute_loss(
             "stats/importance_weight": weights.mean(),
         }
     return loss, stats, sequence_priorities(errors.detach(), mask, flags.priority_eta)
+
+
+def rescaling(flags: Flags) -> tuple[Callable, Callable]:
+    """What the networks' values are of the returns, and its inverse."""
+    return (rescale, rescale_inverse) if flags.rescale else (torch.clone, torch.clone)
 
 
 def burn_in(flags: Flags, net: Net, batch: dict, core_state: tuple) -> tuple:
@@ -319,11 +335,11 @@ def final_values(net: Net, target: Net, rows: dict, state: tuple, target_state: 
 
 
 def initial_priorities(flags: Flags, rows: dict) -> torch.Tensor:
-    """Priorities [N] of new sequences [B+T+1, N], by the Q values that acting recorded; for want of a target network
-    theirs are both sides. The Q of the last row is not known yet, so its transition is left out."""
+    """Priorities [N] of new sequences [B+T+1, N] by the Q values that acted, which stand in for the target network's,
+    too. That of the last row is not known yet, so the transition to it is left out."""
     q = rows["policy_logits"][flags.burn_in + 1 :]  # row t+1 holds Q(x_t): [T, N, actions]
     rows = map_tensors(lambda x: x[flags.burn_in : -1], {name: x for name, x in rows.items() if name != "obs"})
-    h, h_inverse = (rescale, rescale_inverse) if flags.rescale else (torch.clone, torch.clone)
+    h, h_inverse = rescaling(flags)
     mask, discounts = vtrace.transition_masks(rows["done"], rows["terminated"], rows["truncated"], flags.discount)
     targets = h(n_step_targets(rows["reward"][1:], discounts, mask, h_inverse(q.amax(-1)), flags.n_steps))
     chosen = q[:-1].gather(-1, rows["action"][1:].unsqueeze(-1)).squeeze(-1)
@@ -570,15 +586,13 @@ def shared_memory_feed(training: Training, flags: Flags, env_spaces: EnvSpaces, 
         script = os.path.abspath(__file__)
         actors = ActorProcesses(script, flags, memory, num_groups, training.env_seed, training.run.log)
     training.cleanup.callback(actors.close)
-    # A rollout is a whole group's, and none is too old for the replay.
-    return SharedMemoryFeed(training.learner, RolloutFlags(flags), memory, actors)
+    return SharedMemoryFeed(training.learner, rollout_flags(flags), memory, actors)
 
 
-class RolloutFlags:
-    """What a feed is told of the flags: its batches are the rollouts of one group, whatever an update's are."""
-
-    def __init__(self, flags: Flags):
-        vars(self).update(vars(flags) | {"batch_width": flags.group_width, "max_policy_lag": 0})
+def rollout_flags(flags: Flags) -> SimpleNamespace:
+    """What a feed is told of the flags: its batches are the rollouts of one group, whatever an update's are, and none
+    is too old for the replay."""
+    return SimpleNamespace(**vars(flags) | {"batch_width": flags.group_width, "max_policy_lag": 0})
 
 
 def server_flags(flags: Flags, flags_class: type):

@@ -36,12 +36,6 @@ R2D2_MEMORY = "--env toy_envs:MemoryCue-v0 --num_actors 1 --unroll_length 4 --bu
 R2D2_MEMORY += " --batch_width 32 --replay_ratio 4 --min_fill 2000 --hidden_size 128 --core_size 64 --head_size 64"
 R2D2_MEMORY += " --discount 0.9 --learning_rate 1e-3 --optimizer_epsilon 1e-5 --target_period 100"
 R2D2_MEMORY += " --total_steps 60000 --log_steps 5000"
-R2D2_CARTPOLE = "--env CartPole-v1 --num_actors 1 --group_width 8 --unroll_length 5 --trained 10 --stride 5"
-R2D2_CARTPOLE += " --core none --head_size 128 --normalize_observations --min_fill 2000 --replay_ratio 4"
-R2D2_CARTPOLE += " --discount 0.99 --n_steps 10 --priority_exponent 0.5 --importance_exponent 0.5"
-R2D2_CARTPOLE += (
-    " --learning_rate 1e-3 --optimizer_epsilon 1e-5 --target_period 50 --total_steps 200000 --log_steps 10000"
-)
 R2D2_PONG = "--env PongNoFrameskip-v4 --num_actors 1 --burn_in 4 --trained 16 --batch_width 12 --replay_ratio 4"
 R2D2_PONG += " --min_fill 10000 --center_images --discount 0.99 --learning_rate 3e-4 --optimizer_epsilon 1e-5"
 R2D2_PONG += " --target_period 250 --total_steps 1500000 --log_steps 10000"
@@ -82,7 +76,7 @@ TASKS = {
     "memory-gru": f"{MEMORY} --core gru",
     "memory-none": f"{MEMORY} --core none",
     "r2d2-pong": R2D2_PONG,
-    "r2d2-cartpole": R2D2_CARTPOLE,
+    "r2d2-cartpole": "--preset vector --env CartPole-v1 --total_steps 200000 --log_steps 10000",
     "r2d2-memory-lstm": f"{R2D2_MEMORY} --core lstm",
     "r2d2-memory-gru": f"{R2D2_MEMORY} --core gru",
     "r2d2-memory-none": f"{R2D2_MEMORY} --core none",

@@ -65,7 +65,7 @@ class LockStep:
         num_groups = 2 * flags.num_actors
         memory = RolloutMemory(rollout_fields(self.spaces), flags.num_slots, flags.unroll_length, flags.group_width)
         actors = LocalActors(create_env, flags, memory, num_groups, lambda group, life: 100 * group)
-        self.feed = SharedMemoryFeed(self.learner, r2d2.RolloutFlags(flags), memory, actors)
+        self.feed = SharedMemoryFeed(self.learner, r2d2.rollout_flags(flags), memory, actors)
         self.replay = r2d2.make_replay(flags, self.spaces, self.learner, num_groups)
         self.limiter = RatioLimiter(flags.replay_ratio, flags.batch_width * flags.trained, flags.min_fill)
         training = types.SimpleNamespace(generator=torch.Generator().manual_seed(1), flags=flags, device=CPU)

@@ -66,7 +66,7 @@ def check_sequences(replay: SequenceReplay, ids: np.ndarray) -> None:
     rewards = batch["reward"].numpy().astype(int)
     assert (np.diff(rewards, axis=0) == 10).all(), "consecutive rows"
     first_rows, obs = rewards[0] // 10, batch["obs"]["obs"]
-    assert (first_rows % replay.unroll_length == 0).all()
+    assert (first_rows % (replay.stride * replay.unroll_length) == 0).all()
     np.testing.assert_array_equal(states[0, :, 0].numpy(), first_rows)
     assert (obs == obs[0]).all() and (obs[0, :, 0] == batch["group"][0]).all(), "one group, one life"
     np.testing.assert_array_equal(rewards[0] % 10, ids % replay.width)
@@ -276,4 +276,7 @@ def test_the_replay_ratio_holds_within_a_percent_and_neither_side_waits_for_ever
         while limiter.may_update():
             limiter.updates += 1
     assert limiter.measured() == pytest.approx(ratio, rel=0.01)
-    assert 1000 <= limiter.filled < 1000 + steps, "what fills the replay does not count"
+    assert 1000 <= limiter.filled < 1000 + steps
+    limiter = RatioLimiter(ratio, transitions, min_fill=10**6)
+    limiter.add(10**6)
+    assert limiter.steps == 0 and not limiter.may_update(), "what fills the replay does not count"

@@ -223,7 +223,8 @@ class SequenceReplay:
         is_stacked = {name: name == "obs/obs" and self.stack > 0 for name in names}
         found: dict[str, Any] = {name: take(self.arrays[name]) for name in names if not is_stacked[name]}
         found["action"] = found["action"].long()
-        found["group"] = torch.from_numpy(np.broadcast_to(groups, (self.length + 1, len(ids))).copy()).to(device)
+        for name, number in (("group", groups), ("env_number", columns)):  # for messages
+            found[name] = torch.from_numpy(number).to(device).expand(self.length + 1, -1)
         if any(is_stacked.values()):
             images = take(self.arrays["obs/obs"], self.stack - 1)
             found["obs/obs"] = stack_images(images, found["episode_step"], self.stack)

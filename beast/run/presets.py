@@ -93,4 +93,4 @@ def take(arguments: list[str], known: Mapping[str, dict[str, Any]]) -> tuple[dic
 def describe(about: Mapping[str, str]) -> str:
     """What --help says of them."""
     lines = [f"    {name:<10}  {what}" for name, what in about.items()]
-    return "\n".join(["--preset NAME takes other defaults, for tasks of a kind (beast/run/presets.py):", *lines])
+    return "\n".join(["--preset NAME takes other defaults, for tasks of a kind:", *lines])
