@@ -355,6 +355,9 @@ class QLearner(Learner):
         self.random = np.random.Generator(np.random.PCG64(seed))
         self.all_returns: list[float] = []  # of the last 100 games of all environments, however much they explore
 
+    def mean_of_all_returns(self) -> float:
+        return float(np.mean(self.all_returns)) if self.all_returns else math.nan
+
     def copy_to_target(self) -> None:
         self.target.load_state_dict(self.net.state_dict())  # buffers, too
 
@@ -457,7 +460,8 @@ def learn(
                 replay.update(sample.ids, sample.generations, priorities.cpu().numpy())
                 limiter.updates += 1
                 laps.lap("priorities")
-                training.record(numbers and numbers | replay_stats(learner, replay, limiter))
+                own = {"stats/replay_ratio": limiter.measured(), "charts/return_all": learner.mean_of_all_returns()}
+                training.record(numbers and {**numbers, **replay.stats(), **own})
         if training.finished():
             return
 
@@ -477,18 +481,6 @@ def store(
         rows, _ = replay.gather(ids, torch.device("cpu"), observations=False)
         replay.update(ids, replay.generation_of(ids), initial_priorities(flags, rows).numpy())
     learner.laps.lap("insert")
-
-
-def replay_stats(learner: QLearner, replay: SequenceReplay, limiter: RatioLimiter) -> dict[str, float]:
-    mean = {"charts/return_all": float(np.mean(learner.all_returns))} if learner.all_returns else {}
-    return {
-        **mean,
-        "stats/replay_ratio": limiter.measured(),
-        "stats/replay_rows": min(replay.rows, replay.capacity),
-        "stats/replay_fill": min(replay.rows / replay.capacity, 1.0),
-        "stats/late_priorities": replay.late_priorities,
-        "stats/bad_priorities": replay.bad_priorities,
-    }
 
 
 def make_replay(flags: Flags, env_spaces: EnvSpaces, learner: QLearner, num_groups: int) -> SequenceReplay:

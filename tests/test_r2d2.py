@@ -309,6 +309,13 @@ def test_the_target_network_is_copied_every_so_many_updates_buffers_included_and
         expected = online if number % 3 == 0 else kept
         assert all(torch.equal(expected[name], x) for name, x in learner.target.state_dict().items()), number
         assert any("center" in name for name in expected)
+    resumed = r2d2.make_learner(flags, EnvSpaces(OBSERVATIONS, gymnasium.spaces.Discrete(2)))
+    learner.random.random(5)
+    resumed.load_state_dict(copy.deepcopy(learner.state_dict()))
+    kept = learner.target.state_dict()
+    assert all(torch.equal(kept[name], x) for name, x in resumed.target.state_dict().items()), "it is saved"
+    assert not torch.equal(kept["value.0.weight"], learner.net.state_dict()["value.0.weight"])
+    assert resumed.random.random() == learner.random.random()
 
 
 def test_a_truncated_episode_bootstraps_from_its_own_last_observation_where_the_next_one_lies_in_its_place():

@@ -231,6 +231,16 @@ class SequenceReplay:
         states = (torch.from_numpy(kept[groups, blocks, columns]).to(device).unsqueeze(0) for kept in self.states)
         return nest_observations(found), tuple(states)
 
+    def stats(self) -> dict[str, float]:
+        """Metrics: rows that are stored, their share of the capacity, and priorities that were dropped so far."""
+        rows = min(self.rows, self.capacity)
+        return {
+            "stats/replay_rows": rows,
+            "stats/replay_fill": rows / self.capacity,
+            "stats/late_priorities": self.late_priorities,
+            "stats/bad_priorities": self.bad_priorities,
+        }
+
     def save(self, path: Path, version: int) -> None:
         """Write all of it to an .npz file, whose checksums `load` checks; `version` tells one state of a run from
         others."""
