@@ -236,7 +236,7 @@ def test_stacks_of_images_that_are_stored_once_are_those_of_the_environment(env_
     U, B, T, replay, games, checked = 10, 10, 20, None, 0, 0
     history: list[torch.Tensor] = []
     completed: dict[int, int] = {}  # generation of a sequence -> the number of its last rollout
-    for fields, rollout in play_atari(env_id, U, 60, atari_backend=backend, frame_skip=8):
+    for fields, rollout in play_atari(env_id, U, 45, atari_backend=backend, frame_skip=8):
         if replay is None:
             replay = SequenceReplay(
                 fields, [], 1, 2, unroll_length=U, burn_in=B, trained=T, stride=U, capacity_gb=1, max_sequences=10,
@@ -258,7 +258,7 @@ def test_stacks_of_images_that_are_stored_once_are_those_of_the_environment(env_
                 assert torch.equal(replay.gather(of_it, CPU)[0]["obs"]["obs"], true)
                 checked += 1
     assert replay.rows > 2 * replay.capacity, "the ring wraps"
-    assert games >= 2 and checked > 50, (games, checked)
+    assert games >= 2 and checked > 40, (games, checked)
 
 
 def test_a_stack_shows_nothing_of_the_game_before():
