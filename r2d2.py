@@ -136,11 +136,13 @@ class Flags(RunFlags):
 
 
 PRESETS = {
+    # CartPole-v1: 500 in 20 whole games after 80,000 steps (seed 1). With 3 to 10 steps in a target, which here takes
+    # over the random actions of those that explore, six runs of other settings stayed at 134 to 161, and one reached 484.
     "vector": {
         "num_actors": 1, "group_width": 8, "unroll_length": 5, "trained": 10, "stride": 5, "core": "none",
-        "head_size": 128, "normalize_observations": True, "min_fill": 2000, "replay_ratio": 4.0, "discount": 0.99,
-        "n_steps": 10, "priority_exponent": 0.5, "importance_exponent": 0.5, "learning_rate": 1e-3,
-        "optimizer_epsilon": 1e-5, "target_period": 50,
+        "head_size": 128, "normalize_observations": True, "min_fill": 2000, "replay_ratio": 8.0, "discount": 0.99,
+        "n_steps": 1, "priority_exponent": 0.5, "importance_exponent": 0.5, "learning_rate": 1e-3,
+        "optimizer_epsilon": 1e-5, "target_period": 20,
     },
     # Kapturowski et al. 2019, with SEED RL's replay ratio; for a GPU and 36 GB of memory. Nobody has run it here.
     "paper": {
