@@ -76,7 +76,7 @@ TASKS = {
     "memory-gru": f"{MEMORY} --core gru",
     "memory-none": f"{MEMORY} --core none",
     "r2d2-pong": R2D2_PONG,
-    "r2d2-cartpole": "--preset vector --env CartPole-v1 --total_steps 120000 --log_steps 10000",
+    "r2d2-cartpole": "--preset vector --env CartPole-v1 --total_steps 80000 --log_steps 10000",
     "r2d2-memory-lstm": f"{R2D2_MEMORY} --core lstm",
     "r2d2-memory-gru": f"{R2D2_MEMORY} --core gru",
     "r2d2-memory-none": f"{R2D2_MEMORY} --core none",
