@@ -18,9 +18,11 @@ import os
 import shlex
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -112,60 +114,94 @@ def train(flags: Flags) -> Result:
     is logged and raises SystemExit(1).
     """
     keep_freed_memory()
-    runs_servers = not (flags.addresses or flags.listen)
-    validate(flags, widths_known=runs_servers)
-    choose_device(flags.device, flags.amp)  # a device that there is not is reported before servers start
-    security = read_security(flags)
-    with contextlib.ExitStack() as servers_to_close:
-        addresses, servers, listener = list(flags.addresses), None, None
-        if runs_servers:
-            # An environment that cannot be used is reported here.
-            spaces = probe_env(create_env, parse_flags(server_command_line(flags)))
-            frames_per_step, flags = spaces.frames_per_step, replace(flags, env=spaces.env_id)
-            servers = LocalServers(
-                os.path.join(os.path.dirname(os.path.abspath(__file__)), "polybeast_env.py"),
-                [*server_command_line(flags), "--niceness", str(flags.server_niceness)],
-                flags.num_servers,
-                flags.max_env_restarts,
-            )
-            servers_to_close.callback(servers.close)
-            addresses = servers.addresses
-        if flags.listen:
-            listener = listen(flags)
-            servers_to_close.callback(listener.close)
-            tell(f"waiting for env servers on {listener.address}: polybeast_env.py --learner {listener.address}")
-            flags, spaces, hello = use_hello(flags, listener.address, listener.first_hello())
-        else:
-            flags, spaces, hello = query_servers(flags, addresses, security)
-        if not runs_servers:
-            frames_per_step = envs.frames_per_step(flags.env, flags.frame_skip)
+    with contextlib.ExitStack() as to_close:
+        connection = connect(flags, to_close)
+        flags, spaces = connection.flags, connection.spaces
         torch.manual_seed(flags.seed)
         learner = make_learner(flags, spaces)
-        with Training("poly", flags, learner, FREE_ON_RESUME | PLACEMENT_FLAGS, frames_per_step) as training:
+        resume_free = FREE_ON_RESUME | PLACEMENT_FLAGS
+        with Training("poly", flags, learner, resume_free, connection.frames_per_step) as training:
             weights = PublishedWeights(learner.net, learner.updates, flags.compile)
             if flags.compile:
                 learner.net.forward = torch.compile(learner.net.forward)
-            streams = [address for address in addresses for _ in range(STREAMS_PER_SERVER)]
-            num_streams = len(streams) or flags.max_streams or MAX_STREAMS
-            min_streams = math.ceil(flags.min_envs * num_streams)
-            if listener:
-                min_streams = max(min_streams, 1) if flags.max_streams else 1
-            feed = RemoteFeed(
-                learner, flags, spaces.action, streams, servers, listener, seed=training.env_seed(0, 0), expected=hello,
-                env_timeout=flags.env_timeout, connect_timeout=max(flags.env_timeout, CONNECT_SECONDS) + MAKING_SECONDS,
-                max_env_restarts=flags.max_env_restarts, min_streams=min_streams, log=training.run.log, **security,
-            )  # fmt: skip
-            others = [feed.pool.run, lambda: feed.watch(flags.group_width)]
-            if servers:
-                others.append(lambda: servers.watch(feed.closed.is_set, training.run.log))
+            feed, others = make_feed(training, connection)
             updates = describe_updates(flags, value_head(learner.net))
             introduction = (
-                f"{'up to ' if listener else ''}{num_streams} groups of {flags.group_width} environments, {updates}"
+                f"{'up to ' if connection.listener else ''}{connection.num_streams} groups of {flags.group_width} "
+                f"environments, {updates}"
             )
             return training.train(
                 feed, lambda: infer(training, feed, weights), lambda: learn(training, feed, weights), introduction,
                 others,
             )  # fmt: skip
+
+
+class Connection(NamedTuple):
+    """Env servers that run, and what they have."""
+
+    flags: Flags  # with the servers' environment and group width
+    spaces: EnvSpaces
+    hello: dict
+    frames_per_step: int
+    addresses: list[str]
+    servers: LocalServers | None  # that were started here
+    listener: Any
+    security: dict
+
+    @property
+    def num_streams(self) -> int:
+        return STREAMS_PER_SERVER * len(self.addresses) or self.flags.max_streams or MAX_STREAMS
+
+
+def connect(flags: Flags, to_close: contextlib.ExitStack) -> Connection:
+    """Start env servers, or find those that run or dial in, and ask them what they have. Raises InputError or
+    Unreachable."""
+    runs_servers = not (flags.addresses or flags.listen)
+    validate(flags, widths_known=runs_servers)
+    choose_device(flags.device, flags.amp)  # a device that there is not is reported before servers start
+    security = read_security(flags)
+    addresses, servers, listener = list(flags.addresses), None, None
+    if runs_servers:
+        # An environment that cannot be used is reported here.
+        spaces = probe_env(create_env, parse_flags(server_command_line(flags)))
+        frames_per_step, flags = spaces.frames_per_step, replace(flags, env=spaces.env_id)
+        servers = LocalServers(
+            os.path.join(os.path.dirname(os.path.abspath(__file__)), "polybeast_env.py"),
+            [*server_command_line(flags), "--niceness", str(flags.server_niceness)],
+            flags.num_servers,
+            flags.max_env_restarts,
+        )
+        to_close.callback(servers.close)
+        addresses = servers.addresses
+    if flags.listen:
+        listener = listen(flags)
+        to_close.callback(listener.close)
+        tell(f"waiting for env servers on {listener.address}: polybeast_env.py --learner {listener.address}")
+        flags, spaces, hello = use_hello(flags, listener.address, listener.first_hello())
+    else:
+        flags, spaces, hello = query_servers(flags, addresses, security)
+    if not runs_servers:
+        frames_per_step = envs.frames_per_step(flags.env, flags.frame_skip)
+    return Connection(flags, spaces, hello, frames_per_step, addresses, servers, listener, security)
+
+
+def make_feed(training: Training, connection: Connection) -> tuple[RemoteFeed, list[Callable[[], None]]]:
+    """The feed of these env servers, and the loops that have to run beside the agent's."""
+    flags, servers, listener = connection.flags, connection.servers, connection.listener
+    streams = [address for address in connection.addresses for _ in range(STREAMS_PER_SERVER)]
+    min_streams = math.ceil(flags.min_envs * connection.num_streams)
+    if listener:
+        min_streams = max(min_streams, 1) if flags.max_streams else 1
+    feed = RemoteFeed(
+        training.learner, flags, connection.spaces.action, streams, servers, listener, seed=training.env_seed(0, 0),
+        expected=connection.hello, env_timeout=flags.env_timeout,
+        connect_timeout=max(flags.env_timeout, CONNECT_SECONDS) + MAKING_SECONDS,
+        max_env_restarts=flags.max_env_restarts, min_streams=min_streams, log=training.run.log, **connection.security,
+    )  # fmt: skip
+    others = [feed.pool.run, lambda: feed.watch(flags.group_width)]
+    if servers:
+        others.append(lambda: servers.watch(feed.closed.is_set, training.run.log))
+    return feed, others
 
 
 def make_env(flags: Flags, num_envs: int, **overrides):
@@ -256,7 +292,8 @@ def use_hello(flags: Flags, address: str, hello: dict) -> tuple[Flags, EnvSpaces
         )
     flags = validate(replace(flags, env=hello["env"], group_width=hello["num_envs"]))
     observation_space, action_space = (wire.space_from_json(hello[f"{of}_space"]) for of in ("observation", "action"))
-    spaces = EnvSpaces(spaces_by_name(observation_space), action_space)
+    has_final = any(name.startswith("final_obs/") for name in hello["fields"])
+    spaces = EnvSpaces(spaces_by_name(observation_space), action_space, has_final)
     described = {f"obs/{name}": observation_field(space)[::-1] for name, space in spaces.observations.items()}
     served = {name: field for name, field in hello["fields"].items() if name.startswith("obs/")}
     if described != served or hello["action"] != action_shape_dtype(action_space)[::-1]:

@@ -31,6 +31,14 @@ MEMORY += " --ppo_clip 0 --learning_rate 5e-4 --entropy_cost 0.02 --total_steps 
 MEMORY += f" {RAW}"
 BREAKOUT = "--env MinAtar/Breakout-v0 --num_actors 1 --ppo_clip 0 --vtrace_lambda 0.95 --entropy_cost 0.05"
 BREAKOUT += " --normalize_returns off"
+# Of r2d2.py.
+R2D2_MEMORY = "--env toy_envs:MemoryCue-v0 --num_actors 1 --unroll_length 4 --burn_in 4 --trained 12 --stride 4"
+R2D2_MEMORY += " --batch_width 32 --replay_ratio 4 --min_fill 2000 --hidden_size 128 --core_size 64 --head_size 64"
+R2D2_MEMORY += " --discount 0.9 --learning_rate 1e-3 --optimizer_epsilon 1e-5 --target_period 100"
+R2D2_MEMORY += " --total_steps 60000 --log_steps 5000"
+R2D2_PONG = "--env PongNoFrameskip-v4 --num_actors 1 --burn_in 4 --trained 16 --batch_width 12 --replay_ratio 4"
+R2D2_PONG += " --min_fill 10000 --center_images --discount 0.99 --learning_rate 3e-4 --optimizer_epsilon 1e-5"
+R2D2_PONG += " --target_period 250 --total_steps 1500000 --log_steps 10000"
 MINATAR = f"{BREAKOUT} --batch_width 8 --hidden_size 256 --learning_rate 1.5e-3"
 # docs/recipes.md has the same commands.
 RECIPES = {
@@ -75,6 +83,11 @@ TASKS = {
     "memory-lstm": f"{MEMORY} --core lstm",
     "memory-gru": f"{MEMORY} --core gru",
     "memory-none": f"{MEMORY} --core none",
+    "r2d2-pong": R2D2_PONG,
+    "r2d2-cartpole": "--preset vector --env CartPole-v1 --total_steps 80000 --log_steps 10000",
+    "r2d2-memory-lstm": f"{R2D2_MEMORY} --core lstm",
+    "r2d2-memory-gru": f"{R2D2_MEMORY} --core gru",
+    "r2d2-memory-none": f"{R2D2_MEMORY} --core none",
     "pendulum": f"--env Pendulum-v1 {SMALL} --batch_width 4 --learning_rate 1e-3 --discount 0.9 --vtrace_lambda 0.95"
     " --ppo_clip 0.2 --entropy_cost 0 --reward_scale 0.1 --reward_clip 0 --total_steps 600000",
     "multidiscrete": f"--env toy_envs:MultiDiscrete-v0 {SMALL} --batch_width 8 --ppo_clip 0 --learning_rate 1e-3"
@@ -104,6 +117,7 @@ def main(options: Options) -> None:
     path = Path(options.run or os.path.join(options.root, name))
     if not options.run:
         script = "polybeast.py" if options.task.endswith("-poly") else "monobeast.py"
+        script = "r2d2.py" if options.task.startswith("r2d2-") else script
         command = [sys.executable, str(ROOT / script), *TASKS[options.task].split()]
         command += ["--root", options.root, "--name", name, "--seed", str(options.seed)]
         tests = str(ROOT / "tests")  # the toy environments live there

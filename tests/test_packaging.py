@@ -19,7 +19,7 @@ def test_an_installation_has_the_agents_and_all_of_beast_but_no_module_with_a_co
     subprocess.run([sys.executable, "setup.py", "-q", *command], cwd=ROOT, check=True, capture_output=True)
     installed = {path.relative_to(tmp_path / "installed") for path in (tmp_path / "installed").rglob("*.py")}
     modules = {path.relative_to(ROOT) for path in (ROOT / "beast").rglob("*.py")}
-    assert installed == modules | {Path("monobeast.py"), Path("polybeast.py"), Path("polybeast_env.py")}
+    assert installed == modules | {Path(f"{name}.py") for name in ("monobeast", "r2d2", "polybeast", "polybeast_env")}
     assert (tmp_path / "installed" / "beast" / "py.typed").exists()
 
 

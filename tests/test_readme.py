@@ -235,7 +235,7 @@ def test_every_flag_that_the_pages_name_exists():
     known = {field.name for flags in programs for field in dataclasses.fields(flags)}
     known |= set(vars(polybeast_env.parse_flags([])))
     # Read as text: these need libbeast, and peers.
-    for path in ("polybeast.py", "examples/seeds.py", "benchmarks/peers/compare.py"):
+    for path in ("polybeast.py", "r2d2.py", "examples/seeds.py", "benchmarks/peers/compare.py"):
         known |= set(re.findall(r"^    (\w+): ", (ROOT / path).read_text(), re.MULTILINE))
     named = {name.removeprefix("no_") for name in re.findall(r"--([a-z_]+)", BEAST_COMMANDS)}
     named -= {"help", "preset", "logdir", "level"}  # TensorBoard's, and an example's

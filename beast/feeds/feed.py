@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -39,6 +40,8 @@ class Feed:
         self.device = next(learner.net.parameters()).device
         self.laps = Laps()  # of the thread that acts
         self.dropped_rollouts = 0
+        self.closed = threading.Event()
+        self.return_columns = slice(None)  # of each rollout: the environments whose games the learner's returns are of
 
     def acting(self) -> Iterator[Rows]:
         """Rows whenever groups are ready. Answer them before asking for the next."""
@@ -63,7 +66,8 @@ class Feed:
     def _accept(self, rollout: dict, lag: int) -> bool:
         """Record the games that ended in a rollout of numpy arrays; False if its `lag` is too high."""
         with self.learner.updating:
-            self.learner.record_episodes(finished_episodes(rollout))
+            rows = {name: x[:, self.return_columns] for name, x in rollout.items() if not isinstance(x, dict)}
+            self.learner.record_episodes(finished_episodes(rows))
         self.learner.laps.lap("records")
         is_too_old = 0 < self.max_policy_lag < lag
         self.dropped_rollouts += is_too_old

@@ -50,6 +50,7 @@ class SharedMemoryFeed(Feed):
         self._batch_sizes: collections.deque[int] = collections.deque(maxlen=1000)
 
     def close(self) -> None:
+        self.closed.set()
         self.slots.close()
         self.actors.wake()
 

@@ -132,6 +132,13 @@ def distribution(space: spaces.Space, parameters: Tensor) -> Categoricals | Gaus
     return Categoricals(parameters, category_sizes(space), action_shape_dtype(space)[0])
 
 
+def policy_of(net: torch.nn.Module, parameters: Tensor) -> Categoricals | Gaussian:
+    """The policy that a net's first output [..., width] stands for: the distribution of its action space with these
+    parameters, or what its own `acting_policy(parameters)` makes of them, such as of Q values."""
+    own = getattr(net, "acting_policy", None)
+    return own(parameters) if own else distribution(net.action_space, parameters)
+
+
 def encode_action(space: spaces.Space, action: Tensor) -> Tensor:
     """An action [..., *action_shape] as input of a model, float32 [..., gymnasium.spaces.flatdim(space)].
 

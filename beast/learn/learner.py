@@ -129,7 +129,8 @@ def describe_non_finite(batch: dict, first_env: int, group_width: int) -> str:
     """Each float field of a rollout [T+1, B, …] that holds a NaN or Inf from an environment: its name, the first such
     environment's group and number there, and how many have one; empty if there is none.
 
-    `first_env` is the number of the first column's environment in its group.
+    `first_env` is the number of the first column's environment in its group; a batch of any environments has
+    `env_number` [T+1, B] instead.
     """
     observed = {f"observation {name!r}": x for kind in ("obs", "final_obs") for name, x in batch.get(kind, {}).items()}
     found = []
@@ -140,6 +141,7 @@ def describe_non_finite(batch: dict, first_env: int, group_width: int) -> str:
         if spoiled.any():
             row, column = (int(index) for index in spoiled.nonzero()[0])
             number, group = (first_env + column) % group_width, int(batch["group"][row, column])
+            number = int(batch["env_number"][row, column]) if "env_number" in batch else number
             found.append(
                 f"NaN or Inf in {name} of environment {number} in group {group} "
                 f"(in {int(spoiled.any(0).sum())} of {spoiled.shape[1]} environments of this update)"

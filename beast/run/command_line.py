@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -59,12 +59,15 @@ def read_source(flags_class: type) -> dict[str, Flag]:
     return found
 
 
-def parse(flags_class: type[F], description: str | None) -> F:
-    """Flags from the command line, or of its `--preset`. `--help`, and an error in the line, end the program."""
+def parse(
+    flags_class: type[F], description: str | None, known=presets.PRESETS, about: Mapping[str, str] = presets.ABOUT
+) -> F:
+    """Flags from the command line, or of its `--preset`, one of those that are `known`; `about` is what --help says of
+    each. `--help`, and an error in the line, end the program."""
     import tyro
 
     with exit_with_message():
-        preset, arguments = presets.take(sys.argv[1:])
+        preset, arguments = presets.take(sys.argv[1:], known)
         if unknown := preset.keys() - {each.name for each in fields(flags_class)}:  # type: ignore[arg-type]
             raise InputError(f"--preset: this program has no flag --{', --'.join(sorted(unknown))}")
     known, hints = read_source(flags_class), get_type_hints(flags_class, include_extras=True)
@@ -82,7 +85,7 @@ def parse(flags_class: type[F], description: str | None) -> F:
         part = make_dataclass("Section", own)
         kind = annotated[part, tyro.conf.arg(name=title.lower() or "general"), tyro.conf.OmitArgPrefixes]
         parts.append((f"section_{len(parts)}", kind, field(default_factory=part)))
-    description = f"{description or ''}\n{presets.describe()}"
+    description = f"{description or ''}\n{presets.describe(about)}"
     with _reader_may_leave():
         parsed: Any = tyro.cli(
             make_dataclass("Sections", parts), args=arguments, description=description, use_underscores=True
@@ -103,7 +106,7 @@ def _reader_may_leave() -> Iterator[None]:
         sys.exit(0)
 
 
-def print_help_if_asked(flags_class: type, description: str | None) -> None:
+def print_help_if_asked(flags_class: type, description: str | None, *presets_of_it) -> None:
     """End the program with `--help` if that is asked for: before torch is imported, which takes seconds."""
     if {"-h", "--help"} & set(sys.argv[1:]):
-        parse(flags_class, description)
+        parse(flags_class, description, *presets_of_it)

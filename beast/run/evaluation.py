@@ -20,7 +20,7 @@ from beast.envs.groups import EnvGroup, finished_episodes
 from beast.errors import MissingPackage
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.processes import Child
-from beast.learn.distributions import distribution
+from beast.learn.distributions import policy_of
 from beast.learn.nests import columns, map_tensors
 from beast.run import checkpoint
 from beast.run.console import tell
@@ -68,7 +68,7 @@ def play(
         inputs = map_tensors(lambda x: torch.from_numpy(x[:1]), memory.rollout(0))
         with torch.no_grad():
             policy_logits, _, core_state = net(inputs, core_state)
-        policy = distribution(net.action_space, policy_logits)
+        policy = policy_of(net, policy_logits)
         after["action"][...] = (policy.mode() if greedy else policy.sample(generator))[0].numpy()
         group.step(after["action"], after)
         if film:

@@ -22,7 +22,7 @@ from torch import nn
 from beast.envs.groups import EnvGroup
 from beast.envs.rows import action_shape_dtype, env_actions, observation_field, parts_by_name, spaces_by_name
 from beast.errors import InputError
-from beast.learn.distributions import distribution
+from beast.learn.distributions import policy_of
 from beast.run import checkpoint
 
 
@@ -77,7 +77,7 @@ class Policy:
         inputs, core = self.inputs(observations, state, reward, done)
         with torch.no_grad():
             policy_logits, _, core = self.net(inputs, core)
-        policy = distribution(self.action_space, policy_logits)
+        policy = policy_of(self.net, policy_logits)
         action = policy.mode() if greedy else policy.sample(self.generator)
         return env_actions(self.action_space, action[0].numpy()), State(core, action)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from beast.errors import InputError
@@ -71,9 +72,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def take(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """The flags of `--preset NAME` among the arguments, and the arguments without it. Raises InputError for an
-    unknown name."""
+def take(arguments: list[str], known: Mapping[str, dict[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+    """The flags of `--preset NAME` among the arguments, and the arguments without it. Raises InputError for a name
+    that is not `known`."""
     flags: dict[str, Any] = {}
     rest: list[str] = []
     words = iter(arguments)
@@ -83,13 +84,13 @@ def take(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
             rest.append(word)
             continue
         name = name if equals else next(words, "")
-        if name not in PRESETS:
-            raise InputError(f"--preset {name}: an unknown name; there are {', '.join(PRESETS)}")
-        flags |= PRESETS[name]
+        if name not in known:
+            raise InputError(f"--preset {name}: an unknown name; there are {', '.join(known)}")
+        flags |= known[name]
     return flags, rest
 
 
-def describe() -> str:
+def describe(about: Mapping[str, str]) -> str:
     """What --help says of them."""
-    lines = [f"    {name:<10}  {about}" for name, about in ABOUT.items()]
-    return "\n".join(["--preset NAME takes other defaults, for tasks of a kind (beast/run/presets.py):", *lines])
+    lines = [f"    {name:<10}  {what}" for name, what in about.items()]
+    return "\n".join(["--preset NAME takes other defaults, for tasks of a kind:", *lines])

@@ -1,0 +1,344 @@
+"""Prioritized replay of sequences: what environments did, kept in rings of rows, and sampled by priority.
+
+A *sequence* is the rows s … s+B+T of one environment: B of burn-in, T trained transitions, and the row that the last
+one leads to. Rows are stored once, however many sequences they are part of. All rows of a group come together, so a
+ring belongs to a group. It consists of *blocks* of U rows, one for each rollout; the rollout's row U is row 0 of the
+next block. A sequence begins with a block, where the core's state is known.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from beast.errors import InputError, OutOfMemory
+from beast.feeds.memory import nest_observations
+from beast.run.directory import replace_file
+
+LEAST_PRIORITY = 1e-6  # of a sequence that can be trained on: none is forgotten
+ROW_FIELDS = ("reward", "done", "terminated", "truncated", "action", "policy_logits", "policy_version", "episode_step")
+
+
+class SumTree:
+    """Numbers >= 0, the leaves of a binary tree whose inner nodes hold sums, to draw one in proportion to its size."""
+
+    def __init__(self, size: int):
+        self.capacity = 1 << max(size - 1, 1).bit_length()
+        self.nodes = np.zeros(2 * self.capacity)  # node i has the children 2i and 2i+1; leaves come last
+
+    @property
+    def total(self) -> float:
+        return float(self.nodes[1])
+
+    @property
+    def leaves(self) -> np.ndarray:
+        return self.nodes[self.capacity :]
+
+    def set(self, indices: np.ndarray, values: np.ndarray | float) -> None:
+        """Write leaves. Each node above them is summed anew, so that rounding errors do not add up."""
+        self.leaves[indices] = values
+        nodes = np.asarray(indices) + self.capacity
+        while len(nodes) and nodes[0] > 1:
+            nodes = np.unique(nodes // 2)
+            self.nodes[nodes] = self.nodes[2 * nodes] + self.nodes[2 * nodes + 1]
+
+    def find(self, targets: np.ndarray) -> np.ndarray:
+        """The leaf at which the sum over all leaves passes each of the targets in [0, total); never an empty one,
+        unless all are."""
+        nodes, targets = np.ones(len(targets), np.int64), np.array(targets)
+        while nodes[0] < self.capacity:
+            left = self.nodes[2 * nodes]
+            right = (targets >= left) & (self.nodes[2 * nodes + 1] > 0)  # not empty, whatever rounding did to a target
+            targets -= np.where(right, left, 0)
+            nodes = 2 * nodes + right
+        return nodes - self.capacity
+
+
+class Sample(NamedTuple):
+    """N sequences. `ids` and `generations` are for `SequenceReplay.update`."""
+
+    ids: np.ndarray
+    generations: np.ndarray
+    weights: torch.Tensor  # [N] on the device: importance weights, the largest is 1
+    batch: dict  # [B+T+1, N, …] on the device
+    core_state: tuple  # tensors [1, N, size] on the device, before row 0
+
+
+class SequenceReplay:
+    """The latest rows of all groups, and the priorities of the sequences in them. Used by one thread.
+
+    A sequence has a *generation*, a number that no other has: priorities that come for a sequence that has been
+    overwritten meanwhile are dropped. No sequence has rows of two lives of its environments.
+    """
+
+    def __init__(
+        self, fields: dict[str, tuple[tuple[int, ...], str]], state_sizes: list[int], num_groups: int, width: int, *,
+        unroll_length: int, burn_in: int, trained: int, stride: int, capacity_gb: float, max_sequences: int = 0,
+        is_stack: bool = False, priority_exponent: float = 0.9, importance_exponent: float = 0.6,
+        random: np.random.Generator | None = None,
+    ):  # fmt: skip
+        """`fields` are those of `rollout_fields`; `width` columns of each group are stored; `state_sizes` are the sizes
+        of the parts of the core's state. `is_stack`: of `obs/obs` [stack, height, width], the last images of a game,
+        store only the newest. `random` draws the samples. Capacity is that of `capacity_gb`, or of `max_sequences`
+        where that is less and not 0.
+
+        Raises InputError if the capacity is too small, OutOfMemory if there is not so much memory."""
+        self.num_groups, self.width, self.unroll_length = num_groups, width, unroll_length
+        self.length, self.stride = burn_in + trained, stride // unroll_length
+        self.blocks_of_sequence = -(-self.length // unroll_length)
+        self.priority_exponent, self.importance_exponent = priority_exponent, importance_exponent
+        self.random = random or np.random.default_rng()
+        kept = {name: field for name, field in fields.items() if name.startswith("obs/") or name in ROW_FIELDS}
+        kept |= {name: field for name, field in fields.items() if name.startswith("final_obs/")}
+        self.stack = 0
+        if is_stack:
+            (self.stack, *image), dtype = fields["obs/obs"]
+            kept["obs/obs"] = tuple(image), dtype
+        kept["action"] = (), "uint8" if fields["policy_logits"][0][0] <= 256 else "int64"
+        kept["episode_step"] = (), "uint8"  # the first steps matter to stacks; more than 255 counts as 255
+        self.bytes_of_row = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in kept.values())
+        bytes_of_block = (unroll_length * self.bytes_of_row + 4 * sum(state_sizes) + 16) * width * num_groups
+        # One block is written while the next one, whose row 0 is written with it, is lost as well.
+        needed = self.blocks_of_sequence + 2
+        self.num_blocks = int(capacity_gb * 1e9 / bytes_of_block)
+        if max_sequences:
+            wanted = -(-max_sequences // (num_groups * width)) * self.stride + needed - 1
+            self.num_blocks = min(self.num_blocks, max(wanted, needed))
+        if self.num_blocks < needed:
+            raise InputError(
+                f"--replay_gb {capacity_gb:g}: one sequence of each environment needs "
+                f"{needed * bytes_of_block / 1e9:.2g} GB; give that, or use fewer "
+                "environments (--num_actors, --group_width)"
+            )
+        self.num_bytes = self.num_blocks * bytes_of_block
+        self._check_memory()
+        ring = num_groups, self.num_blocks * unroll_length, width
+        self.arrays = {name: np.empty((*ring, *shape), dtype) for name, (shape, dtype) in kept.items()}
+        for array in self.arrays.values():
+            array.fill(0)  # missing memory is missed now, not in the middle of a run
+        self.states = [np.zeros((num_groups, self.num_blocks, width, size), np.float32) for size in state_sizes]
+        self.tree = SumTree(num_groups * self.num_blocks * width)  # id: (group, block, column)
+        self.generations = np.zeros((num_groups, self.num_blocks), np.int64)
+        self.is_complete = np.zeros((num_groups, self.num_blocks), bool)
+        self._last_generation = 0
+        # Of each group. Blocks are counted from the start of the run; a block's place in the ring is the remainder.
+        self._next_block, self._life_began, self._life = ([start] * num_groups for start in (0, 0, -1))
+        self.rows = 0  # written so far
+        self.late_priorities = self.bad_priorities = 0  # that were dropped: overwritten sequences; NaN, Inf, negative
+
+    @property
+    def capacity(self) -> int:
+        """Rows that fit."""
+        return self.num_groups * self.num_blocks * self.unroll_length * self.width
+
+    def num_sequences(self) -> int:
+        """Sequences that can be drawn now."""
+        return int(self.is_complete.sum()) * self.width
+
+    def add(self, rollout: dict, core_state: tuple) -> np.ndarray:
+        """Append a group's rollout [U+1, width, …] of tensors and the core's state before its row 0, [1, width, size].
+
+        Returns the ids of the sequences that it completes, which have no priority yet: `update` them.
+        """
+        U, group = self.unroll_length, int(rollout["group"][0, 0])
+        life = int(rollout["life"][0, 0])
+        if life != self._life[group]:
+            # The next block holds the last row of the old life, which its last sequences need.
+            self._next_block[group] += self._next_block[group] > 0
+            self._life_began[group], self._life[group] = self._next_block[group], life
+        block = self._next_block[group]
+        self._next_block[group] += 1
+        for written in (block, block + 1):
+            self._forget(group, written % self.num_blocks)
+        places = (block * U + np.arange(U + 1)) % (self.num_blocks * U)
+        for name, array in self.arrays.items():
+            kind, slash, part = name.partition("/")
+            x = rollout[kind][part] if slash else rollout[name]
+            if name == "obs/obs" and self.stack:
+                x = x[:, :, -1]
+            x = x.cpu().numpy()
+            array[group, places] = np.minimum(x, 255) if name == "episode_step" else x
+        for kept, state in zip(self.states, core_state):
+            kept[group, block % self.num_blocks] = state[0].cpu().numpy()
+        self.rows += U * self.width
+        first = block + 1 - self.blocks_of_sequence
+        age = first - self._life_began[group]
+        if age < 0 or age % self.stride:
+            return np.empty(0, np.int64)
+        self.is_complete[group, first % self.num_blocks] = True
+        return self._ids(group, first % self.num_blocks)
+
+    def update(self, ids: np.ndarray, generations: np.ndarray, priorities: np.ndarray) -> None:
+        """Set the priorities of sequences whose generation is still there. 0: there is nothing to train on."""
+        is_late = self.generation_of(ids) != generations
+        is_bad = ~(np.isfinite(priorities) & (priorities >= 0))
+        self.late_priorities += int(is_late.sum())
+        self.bad_priorities += int((is_bad & ~is_late).sum())
+        good = ~(is_late | is_bad)
+        priorities = priorities[good].astype(np.float64)
+        powers = np.maximum(priorities, LEAST_PRIORITY) ** self.priority_exponent
+        self.tree.set(ids[good], np.where(priorities > 0, powers, 0))
+
+    def sample(self, count: int, device: torch.device) -> Sample:
+        """Draw `count` sequences, each by its priority; where none has one, all are equally likely.
+
+        Sequence i's probability is P(i) = p_i^α / Σ p^α, its weight (M P(i))^-β over the largest of the batch; M is the
+        number of sequences that can be drawn.
+        """
+        draws, total = self.random.random(count), self.tree.total
+        if total > 0:
+            ids = self.tree.find(draws * total)
+            # M and the total are the same for all, so the largest weight takes them away.
+            weights = self.tree.leaves[ids] ** -self.importance_exponent
+        else:
+            groups, blocks = np.nonzero(self.is_complete)
+            among = (self._ids(groups[:, None], blocks[:, None])).flatten()
+            ids, weights = among[(draws * len(among)).astype(np.int64)], np.ones(count)
+        weights = torch.from_numpy((weights / weights.max()).astype(np.float32)).to(device)
+        batch, core_state = self.gather(ids, device)
+        return Sample(ids, self.generation_of(ids), weights, batch, core_state)
+
+    def generation_of(self, ids: np.ndarray) -> np.ndarray:
+        return self.generations.reshape(-1)[ids // self.width]
+
+    def gather(self, ids: np.ndarray, device: torch.device, observations: bool = True) -> tuple[dict, tuple]:
+        """Rows [B+T+1, N, …] of these sequences and the core's state before row 0, on the device."""
+        blocks, columns = np.divmod(ids, self.width)
+        groups, blocks = np.divmod(blocks, self.num_blocks)
+        ring = self.num_blocks * self.unroll_length
+
+        def take(array: np.ndarray, before: int = 0) -> torch.Tensor:
+            rows = (blocks * self.unroll_length + np.arange(-before, self.length + 1)[:, None]) % ring
+            places = (groups * ring + rows) * self.width + columns
+            return torch.from_numpy(array.reshape(-1, *array.shape[3:])[places]).to(device, non_blocking=True)
+
+        names = [name for name in self.arrays if observations or "/" not in name]
+        is_stacked = {name: name == "obs/obs" and self.stack > 0 for name in names}
+        found: dict[str, Any] = {name: take(self.arrays[name]) for name in names if not is_stacked[name]}
+        found["action"] = found["action"].long()
+        for name, number in (("group", groups), ("env_number", columns)):  # for messages
+            found[name] = torch.from_numpy(number).to(device).expand(self.length + 1, -1)
+        if any(is_stacked.values()):
+            images = take(self.arrays["obs/obs"], self.stack - 1)
+            found["obs/obs"] = stack_images(images, found["episode_step"], self.stack)
+        states = (torch.from_numpy(kept[groups, blocks, columns]).to(device).unsqueeze(0) for kept in self.states)
+        return nest_observations(found), tuple(states)
+
+    def stats(self) -> dict[str, float]:
+        """Metrics: rows that are stored, their share of the capacity, and priorities that were dropped so far."""
+        rows = min(self.rows, self.capacity)
+        return {
+            "stats/replay_rows": rows,
+            "stats/replay_fill": rows / self.capacity,
+            "stats/late_priorities": self.late_priorities,
+            "stats/bad_priorities": self.bad_priorities,
+        }
+
+    def save(self, path: Path, version: int) -> None:
+        """Write all of it to an .npz file, whose checksums `load` checks; `version` tells one state of a run from
+        others."""
+        counts = {"next_block": self._next_block, "life_began": self._life_began, "version": version}
+        counts |= {"last_generation": self._last_generation, "rows": self.rows}
+        arrays: dict[str, Any] = {**self.arrays, **{f"state/{index}": x for index, x in enumerate(self.states)}}
+        arrays |= {"tree": self.tree.nodes, "generations": self.generations, "is_complete": self.is_complete}
+        arrays |= {name: np.array(x) for name, x in counts.items()}
+        replace_file(path, lambda file: np.savez(file, **arrays))
+
+    def load(self, path: Path, version: int) -> bool:
+        """Take over what `save` wrote; False, and nothing is changed, if it is of another version or capacity.
+
+        All environments begin a new life. Raises InputError for a damaged file.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                found = {name: file[name] for name in file.files}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise InputError(f"{path}: no replay can be read from it ({error}); delete it to fill a new one") from error
+        own = {**self.arrays, **{f"state/{index}": x for index, x in enumerate(self.states)}}
+        own |= {"tree": self.tree.nodes, "generations": self.generations, "is_complete": self.is_complete}
+        shapes = {name: (x.shape, x.dtype) for name, x in own.items()}
+        if int(found.get("version", -1)) != version or shapes != {
+            n: (found[n].shape, found[n].dtype) for n in own if n in found
+        }:
+            return False
+        for name, array in own.items():
+            array[...] = found[name]
+        self._next_block, self._life_began = found["next_block"].tolist(), found["life_began"].tolist()
+        self._life = [-1] * self.num_groups
+        self._last_generation, self.rows = int(found["last_generation"]), int(found["rows"])
+        return True
+
+    def _forget(self, group: int, place: int) -> None:
+        """The sequences that begin with this block can be drawn no more."""
+        self._last_generation += 1
+        self.generations[group, place] = self._last_generation
+        self.is_complete[group, place] = False
+        self.tree.set(self._ids(group, place), 0.0)
+
+    def _ids(self, group, place) -> np.ndarray:
+        return (group * self.num_blocks + place) * self.width + np.arange(self.width)
+
+    def _check_memory(self) -> None:
+        available = math.inf  # where /proc does not tell
+        with suppress(OSError):
+            if found := re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text()):
+                available = int(found[1]) * 1024
+        if self.num_bytes > available:
+            raise OutOfMemory(
+                f"the replay needs {self.num_bytes / 1e9:.1f} GB and {available / 1e9:.1f} GB are free: lower "
+                "--replay_gb"
+            )
+
+
+def stack_images(images: torch.Tensor, episode_step: torch.Tensor, stack: int) -> torch.Tensor:
+    """Stacks [T, N, stack, …], the newest image last, of single images [stack-1 + T, N, …].
+
+    What was before a game's first image is 0, as in ale-py: image j of row t is there if the game is stack-1-j steps
+    old (`episode_step` [T, N]).
+    """
+    rows = len(episode_step)
+    stacks = torch.stack([images[j : j + rows] for j in range(stack)], dim=2)
+    for j in range(stack - 1):
+        stacks[:, :, j][episode_step < stack - 1 - j] = 0
+    return stacks
+
+
+class RatioLimiter:
+    """Keeps the number of trained transitions at `ratio` times the number of new steps.
+
+    The learner makes updates while `may_update()`, and asks for the next rollout when it may not. Until then slots stay
+    full and environments wait, so either side holds the other back. Steps count from when the replay held `min_fill`.
+    """
+
+    def __init__(self, ratio: float, transitions_of_update: int, min_fill: int):
+        self.ratio, self.transitions_of_update, self.min_fill = ratio, transitions_of_update, min_fill
+        self.filled = self.steps = self.updates = 0  # filled: steps before the first update was allowed
+
+    def add(self, steps: int) -> None:
+        """Count new steps."""
+        if self.filled < self.min_fill:
+            self.filled += steps
+        else:
+            self.steps += steps
+
+    def may_update(self) -> bool:
+        return (self.updates + 1) * self.transitions_of_update <= self.ratio * self.steps
+
+    def measured(self) -> float:
+        """Trained transitions per step so far."""
+        return self.updates * self.transitions_of_update / max(self.steps, 1)
+
+    def describe(self) -> str:
+        """What it came to, in a line."""
+        return (
+            f"replay ratio {self.measured():.3f} (--replay_ratio {self.ratio:g}): {self.updates:,} updates x "
+            f"{self.transitions_of_update:,} transitions for {self.steps:,} steps, after {self.filled:,} that filled "
+            "the replay"
+        )

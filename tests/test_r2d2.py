@@ -1,0 +1,576 @@
+"""R2D2: what is stored is what acted, the targets are those of the equations, and a run ends and resumes."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import dataclasses
+import itertools
+import json
+import sys
+import threading
+import types
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+import toy_envs  # noqa: F401  registers its environments
+
+import beast
+import r2d2
+from beast.envs.rows import EnvSpaces, rollout_fields
+from beast.errors import InputError
+from beast.feeds.actors import LocalActors
+from beast.feeds.memory import RolloutMemory
+from beast.feeds.replay import RatioLimiter, Sample
+from beast.feeds.shared_memory import SharedMemoryFeed
+from beast.learn.learner import PublishedWeights
+from beast.learn.nests import map_tensors
+from beast.learn.qlearning import n_step_targets, rescale, rescale_inverse, sequence_priorities
+from beast.learn.vtrace import transition_masks
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
+from learning import TASKS  # noqa: E402
+
+CPU = torch.device("cpu")
+OBSERVATIONS = {"obs": gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)}
+
+
+def small_flags(**changes) -> r2d2.Flags:
+    defaults = {
+        "env": "toy_envs:Counting-v0", "num_actors": 1, "group_width": 4, "unroll_length": 4, "burn_in": 4,
+        "trained": 8, "stride": 4, "batch_width": 4, "min_fill": 200, "hidden_size": 64, "core_size": 16,
+        "head_size": 16, "deterministic": True, "amp": "off", "replay_ratio": 1.0, "total_steps": 2000,
+    }  # fmt: skip
+    return r2d2.validate(r2d2.Flags(**{**defaults, **changes}))
+
+
+def same_step_env(flags, num_envs: int, **overrides):
+    """Counting, but the next episode begins in the very row that ends one."""
+    mode = gymnasium.vector.AutoresetMode.SAME_STEP
+    return gymnasium.vector.SyncVectorEnv([toy_envs.Counting] * num_envs, autoreset_mode=mode)
+
+
+class LockStep:
+    """Inference and environments of `--deterministic`; the test is the learner."""
+
+    def __init__(self, flags: r2d2.Flags, create_env=r2d2.create_env):
+        torch.manual_seed(1)
+        self.flags = flags
+        self.spaces = r2d2.probe_env(create_env, flags)
+        self.learner = r2d2.make_learner(flags, self.spaces)
+        num_groups = 2 * flags.num_actors
+        memory = RolloutMemory(rollout_fields(self.spaces), flags.num_slots, flags.unroll_length, flags.group_width)
+        actors = LocalActors(create_env, flags, memory, num_groups, lambda group, life: 100 * group)
+        self.feed = SharedMemoryFeed(self.learner, r2d2.rollout_flags(flags), memory, actors)
+        self.replay = r2d2.make_replay(flags, self.spaces, self.learner, num_groups)
+        self.limiter = RatioLimiter(flags.replay_ratio, flags.batch_width * flags.trained, flags.min_fill)
+        training = types.SimpleNamespace(generator=torch.Generator().manual_seed(1), flags=flags, device=CPU)
+        self.weights = PublishedWeights(self.learner.net, 0)
+        acting = training, self.feed, self.weights, num_groups
+        self.thread = threading.Thread(target=r2d2.act, args=acting, daemon=True)
+        self.thread.start()
+
+    def store(self, num_rollouts: int) -> None:
+        for rollout, core_state in itertools.islice(self.feed.rollouts(), num_rollouts):
+            r2d2.store(self.flags, self.learner, self.replay, self.limiter, rollout, core_state)
+
+    def close(self) -> None:
+        self.feed.close()
+        self.thread.join()
+
+    def sequences(self) -> np.ndarray:
+        return np.flatnonzero(self.replay.tree.leaves)
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("create_env", [r2d2.create_env, same_step_env], ids=["NEXT_STEP", "SAME_STEP"])
+def test_a_stored_sequence_unrolled_again_from_its_stored_state_gives_the_q_values_that_acted(core, create_env):
+    flags = small_flags(core=core)
+    test = LockStep(flags, create_env)
+    test.store(30)
+    test.close()
+    ids = test.sequences()
+    batch, core_state = test.replay.gather(ids, CPU)
+    assert len(ids) > 50 and batch["done"].any() and batch["truncated"].any() and batch["terminated"].any()
+    with torch.no_grad():
+        q, best, _ = test.learner.net.eval()(batch, core_state)
+    torch.testing.assert_close(q[:-1], batch["policy_logits"][1:], rtol=1e-5, atol=1e-5)
+    if core != "none":
+        zeroed = test.learner.net(batch, map_tensors(torch.zeros_like, core_state))[0]
+        assert not torch.allclose(zeroed[:-1], batch["policy_logits"][1:], atol=1e-3), "the stored state matters"
+
+
+@pytest.mark.parametrize("backend", ["ale", "beast"])
+def test_a_stored_sequence_of_atari_gives_the_q_values_that_acted(backend):
+    if backend == "beast":
+        pytest.importorskip("libatari", reason="libatari is not built: make libatari")
+    flags = small_flags(
+        env="BreakoutNoFrameskip-v4", group_width=2, atari_backend=backend, frame_skip=8, episodic_life="on"
+    )
+    test = LockStep(flags)
+    assert test.replay.stack == 4
+    test.store(40)
+    test.close()
+    ids = test.sequences()
+    batch, core_state = test.replay.gather(ids, CPU)
+    assert (batch["episode_step"][1:] == 0).any(), "a game begins"
+    with torch.no_grad():
+        q = test.learner.net.eval()(batch, core_state)[0]
+    torch.testing.assert_close(q[:-1], batch["policy_logits"][1:], rtol=1e-4, atol=1e-4)
+
+
+# Targets.
+
+
+def test_rescaling_is_odd_increasing_exact_in_float32_and_has_its_inverse():
+    x = torch.logspace(-6, 4, 2000)
+    for h in (rescale, rescale_inverse):
+        assert torch.equal(h(-x), -h(x)) and (h(x).diff() > 0).all() and h(torch.zeros(1)) == 0
+    torch.testing.assert_close(rescale_inverse(rescale(x)), x, rtol=1e-6, atol=0)
+    exact = x.double().sign() * ((x.double().abs() + 1).sqrt() - 1) + 1e-3 * x.double()
+    torch.testing.assert_close(rescale(x).double(), exact, rtol=3e-7, atol=0)
+    known = rescale(torch.tensor([3.0, 1.0, 100.0]))
+    torch.testing.assert_close(known, torch.tensor([1.003, 0.4152136, 9.1498756]))
+
+
+def targets_by_hand(rewards, values, done, terminated, truncated, gamma, n):
+    """One environment's targets, by walking ahead from each row."""
+    T, targets = len(rewards), []
+    for t in range(T):
+        total, factor, row = 0.0, 1.0, t
+        for _ in range(n):
+            if (terminated[row] or truncated[row]) and not done[row]:  # NEXT_STEP: nobody acts from the last row
+                break
+            if row == T:
+                break
+            total += factor * rewards[row]
+            row += 1
+            if terminated[row] or done[row]:
+                factor = 0.0
+                break
+            factor *= gamma
+        targets.append(total + factor * values[row])
+    return targets
+
+
+def test_n_step_targets_are_those_that_walking_ahead_gives_wherever_episodes_end():
+    random, gamma = np.random.default_rng(1), 0.9
+    T, ends = 8, ("terminated", "truncated")
+    cases = 0
+    for n, first, second, one, two, mode in itertools.product(
+        range(1, 7), range(1, 9), range(1, 9), ends, ends, ("next", "same")
+    ):
+        flags = {name: np.zeros(T + 2, bool) for name in ("done", *ends)}
+        if mode == "next" and abs(first - second) == 1:
+            continue  # a row cannot both follow an end and be one
+        for row, name in ((first, one), (second, two)):
+            flags[name][row] = True
+            flags["done"][row + (mode == "next")] = True
+        flags = {name: x[: T + 1] for name, x in flags.items()}
+        rewards, values = random.normal(size=T), random.normal(size=T + 1)
+        expected = targets_by_hand(rewards, values, *flags.values(), gamma, n)
+        tensors = [torch.from_numpy(flags[name])[:, None] for name in flags]
+        mask, discounts = transition_masks(*tensors, gamma)
+        rewards, values = (torch.from_numpy(x).float()[:, None] for x in (rewards, values))
+        found = n_step_targets(rewards, discounts, mask, values, n)[:, 0]
+        torch.testing.assert_close(
+            found[mask[:, 0]].double(), torch.tensor(expected).double()[mask[:, 0]], rtol=1e-5, atol=1e-5
+        )
+        cases += 1
+    assert cases > 2000
+
+
+@pytest.mark.parametrize(
+    "n, terminated, expected", [(1, 9, [91, 182, 273]), (1, 2, [91, 2, 273]), (2, 9, [164.8, 247.7, 273])]
+)
+def test_n_step_targets_equal_arithmetic_done_by_hand(n, terminated, expected):
+    # The values are of rows 1, 2 and 3: that of row 0 is in no target.
+    rewards, values = torch.tensor([[1.0], [2], [3]]), torch.tensor([[-1.0], [100], [200], [300]])
+    discounts = torch.full((3, 1), 0.9)
+    if terminated < 9:
+        discounts[terminated - 1] = 0
+    found = n_step_targets(rewards, discounts, torch.ones(3, 1, dtype=torch.bool), values, n)
+    torch.testing.assert_close(found[:, 0], torch.tensor(expected).float())
+
+
+def test_a_priority_mixes_the_largest_error_and_the_mean_of_those_that_count():
+    errors, mask = torch.tensor([[1.0, 9.0], [-4.0, 9.0], [100.0, 9.0]]), torch.tensor([[1, 0], [1, 0], [0, 0]]).bool()
+    torch.testing.assert_close(sequence_priorities(errors, mask, 0.9), torch.tensor([0.9 * 4 + 0.1 * 2.5, 0.0]))
+
+
+# The loss.
+
+
+def random_batch(flags: r2d2.Flags, N: int = 6, seed: int = 1) -> tuple[dict, tuple]:
+    generator, rows = torch.Generator().manual_seed(seed), flags.burn_in + flags.trained + 1
+    ended = torch.rand(rows, N, generator=generator) < 0.15
+    ended &= ~torch.cat([torch.zeros(1, N, dtype=torch.bool), ended[:-1]])
+    terminated = ended & (torch.rand(rows, N, generator=generator) < 0.5)
+    batch = {
+        "obs": {"obs": torch.randn(rows, N, 3, generator=generator)},
+        "reward": torch.randn(rows, N, generator=generator),
+        "action": torch.randint(2, (rows, N), generator=generator),
+        "policy_logits": torch.randn(rows, N, 2, generator=generator),
+        "policy_version": torch.zeros(rows, N, dtype=torch.int32),
+        "terminated": terminated,
+        "truncated": ended & ~terminated,
+        "done": torch.cat([torch.zeros(1, N, dtype=torch.bool), ended[:-1]]),
+        "group": torch.zeros(rows, N, dtype=torch.int64),
+    }
+    return batch, tuple(torch.randn(1, N, flags.core_size, generator=generator) for _ in range(2))
+
+
+def new_learner(flags: r2d2.Flags) -> r2d2.QLearner:
+    torch.manual_seed(1)
+    learner = r2d2.make_learner(flags, EnvSpaces(OBSERVATIONS, gymnasium.spaces.Discrete(2)))
+    for parameter in learner.target.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    return learner
+
+
+def loss_of(flags, learner, batch, core_state, weights=None):
+    weights = torch.ones(batch["done"].shape[1]) if weights is None else weights
+    return r2d2.compute_loss(flags, learner.net, learner.target, batch, core_state, weights)
+
+
+def test_no_gradient_reaches_the_burn_in_and_all_of_it_the_trained_rows():
+    flags = small_flags()
+    learner, (batch, core_state) = new_learner(flags), random_batch(small_flags())
+    batch |= {name: torch.zeros_like(batch["done"]) for name in ("done", "terminated", "truncated")}
+    obs = batch["obs"]["obs"].requires_grad_()
+    loss_of(flags, learner, batch, core_state)[0].backward()
+    assert (obs.grad[: flags.burn_in] == 0).all()
+    assert (obs.grad[flags.burn_in : -1].abs().sum((1, 2)) > 0).all()
+    assert (obs.grad[-1] == 0).all(), "the last row's value is a target"
+
+
+def test_the_burn_in_gives_each_net_the_state_before_the_first_trained_row_and_nothing_else():
+    flags = small_flags()
+    learner, (batch, core_state) = new_learner(flags), random_batch(flags)
+    loss, _, priorities = loss_of(flags, learner, batch, core_state)
+    B = flags.burn_in
+    with torch.no_grad():
+        before = map_tensors(lambda x: x[:B], batch)
+        state, target_state = learner.net(before, core_state)[2], learner.target(before, core_state)[2]
+        after = map_tensors(lambda x: x[B:], batch)
+        q, target_q = learner.net(after, state)[0], learner.target(after, target_state)[0]
+        mask, discounts = transition_masks(after["done"], after["terminated"], after["truncated"], flags.discount)
+        values = rescale_inverse(target_q.gather(-1, q.argmax(-1, keepdim=True))[..., 0])
+        targets = rescale(n_step_targets(after["reward"][1:], discounts, mask, values, flags.n_steps))
+        errors = (targets - q[:-1].gather(-1, after["action"][1:, :, None])[..., 0]) * mask
+    assert (target_q.argmax(-1) != q.argmax(-1)).any(), "double Q-learning matters"
+    torch.testing.assert_close(loss.detach(), 0.5 * errors.square().sum(0).mean())
+    torch.testing.assert_close(priorities, sequence_priorities(errors, mask, 0.9))
+
+
+def test_the_loss_is_a_mean_over_sequences_and_linear_in_their_weights():
+    flags = small_flags()
+    learner, (batch, core_state) = new_learner(flags), random_batch(flags)
+    loss, _, priorities = loss_of(flags, learner, batch, core_state)
+    twice = map_tensors(lambda x: torch.cat([x, x], dim=1), (batch, core_state))
+    torch.testing.assert_close(loss_of(flags, learner, *twice)[0], loss)
+    one = torch.zeros(6)
+    parts = []
+    for index in range(6):
+        one.zero_()[index] = 3.0
+        parts.append(loss_of(flags, learner, batch, core_state, one)[0])
+    torch.testing.assert_close(sum(parts), 3 * loss)
+    assert (priorities > 0).all()
+
+
+def test_a_bad_batch_changes_neither_weights_nor_priorities():
+    flags = small_flags()
+    learner, (batch, core_state) = new_learner(flags), random_batch(flags)
+    batch["obs"]["obs"][6, 2] = torch.nan
+    before = copy.deepcopy(learner.net.state_dict())
+    learner.updates = 1  # no copy to the target network
+    sample = Sample(np.arange(6), np.zeros(6, np.int64), torch.ones(6), batch, core_state)
+    stats, priorities = r2d2.update(flags, learner, sample)
+    assert stats["is_bad"] and priorities.isnan().all(), "the replay drops a NaN"
+    assert all(torch.equal(before[name], x) for name, x in learner.net.state_dict().items())
+    batch["obs"]["obs"][6, 2] = 0.0
+    stats, priorities = r2d2.update(flags, learner, sample)
+    assert not stats["is_bad"] and (priorities > 0).all()
+    assert not torch.equal(before["value.2.weight"], learner.net.state_dict()["value.2.weight"])
+
+
+def test_the_target_network_is_copied_every_so_many_updates_buffers_included_and_rests_between():
+    flags = small_flags(target_period=3, normalize_observations=True)
+    learner, (batch, core_state) = new_learner(flags), random_batch(flags)
+    sample = Sample(np.arange(6), np.zeros(6, np.int64), torch.ones(6), batch, core_state)
+    for number in range(7):
+        online = copy.deepcopy(learner.net.state_dict())
+        kept = copy.deepcopy(learner.target.state_dict())
+        learner.updates = number
+        r2d2.update(flags, learner, sample)
+        expected = online if number % 3 == 0 else kept
+        assert all(torch.equal(expected[name], x) for name, x in learner.target.state_dict().items()), number
+        assert any("center" in name for name in expected)
+    resumed = r2d2.make_learner(flags, EnvSpaces(OBSERVATIONS, gymnasium.spaces.Discrete(2)))
+    learner.random.random(5)
+    resumed.load_state_dict(copy.deepcopy(learner.state_dict()))
+    kept = learner.target.state_dict()
+    assert all(torch.equal(kept[name], x) for name, x in resumed.target.state_dict().items()), "it is saved"
+    assert not torch.equal(kept["value.0.weight"], learner.net.state_dict()["value.0.weight"])
+    assert resumed.random.random() == learner.random.random()
+
+
+def test_a_truncated_episode_bootstraps_from_its_own_last_observation_where_the_next_one_lies_in_its_place():
+    flags = small_flags(n_steps=3, rescale=False)
+    learner, (batch, core_state) = new_learner(flags), random_batch(flags, N=2)
+    batch |= {name: torch.zeros_like(batch["done"]) for name in ("done", "terminated", "truncated")}
+    B = flags.burn_in
+    for row in (B + 3, B + 6):
+        batch["done"][row, 0] = batch["truncated"][row, 0] = True
+    batch["done"][B + 4, 1] = batch["terminated"][B + 4, 1] = True
+    last = {"obs": torch.randn_like(batch["obs"]["obs"])}
+    with torch.no_grad():
+        _, _, priorities_cut = loss_of(flags, learner, batch, core_state)
+        _, _, priorities = loss_of(flags, learner, batch | {"final_obs": last}, core_state)
+        assert priorities[0] != priorities_cut[0] and priorities[1] == priorities_cut[1]
+        # The same rows in the other convention: the last observation has a row of its own, and nothing else changes.
+        rows = map_tensors(lambda x: x[:, :1], batch)
+        rest = {name: rows[name][: B + 3] for name in rows if name != "obs"}
+        obs = torch.cat([rows["obs"]["obs"][: B + 3], last["obs"][B + 3 : B + 4, :1]])
+        whole = {name: torch.cat([x, rows[name][B + 3 : B + 4]]) for name, x in rest.items()} | {"obs": {"obs": obs}}
+        whole["done"][-1] = False
+        state = tuple(x[:, :1] for x in core_state)
+        q_net, q_target = (net(whole, state)[0] for net in (learner.net, learner.target))
+        value = q_target[-1, 0, q_net[-1, 0].argmax()]
+        found = r2d2.final_values(
+            learner.net, learner.target, map_tensors(lambda x: x[B:], batch | {"final_obs": last}),
+            *(r2d2.burn_in(flags, net, batch, core_state) for net in (learner.net, learner.target)), torch.clone,
+        )  # fmt: skip
+    torch.testing.assert_close(found[2, 0], value)
+    assert set(found.nonzero().flatten().tolist()) and found[5, 0] != 0 and (found[:, 1] == 0).all()
+
+
+def test_initial_priorities_are_those_of_the_loss_where_both_networks_are_the_one_that_acted():
+    flags = small_flags()
+    test = LockStep(flags)
+    test.store(20)
+    test.close()
+    ids = test.sequences()
+    batch, core_state = test.replay.gather(ids, CPU)
+    # The Q of the last row is not known yet when a sequence is complete: the same sequences, one transition shorter.
+    shorter = dataclasses.replace(flags, trained=flags.trained - 1)
+    net = test.learner.net
+    _, _, expected = r2d2.compute_loss(
+        shorter, net, net, map_tensors(lambda x: x[:-1], batch), core_state, torch.ones(len(ids))
+    )
+    found = torch.from_numpy(test.replay.tree.leaves[ids] ** (1 / 0.9)).float()
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
+
+# Acting.
+
+
+def test_every_environment_explores_at_its_own_rate_and_every_group_spans_the_ladder():
+    flags = small_flags(group_width=4, eval_columns=1, epsilon=0.001, num_actors=2)
+    found = r2d2.epsilons(flags, 4)
+    assert found.shape == (4, 4) and (found[:, 3] == 0.001).all(), "the last column evaluates"
+    ladder = found[:, :3].t().flatten()
+    torch.testing.assert_close(ladder, torch.tensor([0.4 ** (1 + 7 * i / 11) for i in range(12)]))
+    assert (found[:, :3].diff(dim=1) < 0).all(), "the last columns explore the least"
+    torch.testing.assert_close(r2d2.epsilons(small_flags(group_width=1), 1), torch.tensor([[0.4**4.5]]))
+
+
+def test_actions_are_greedy_but_for_the_share_that_epsilon_says():
+    flags = small_flags(group_width=4, total_steps=10**6, env="toy_envs:Dict-v0", core="none")
+    test = LockStep(flags)
+    not_greedy, count = torch.zeros(2, 4), 0
+    for rollout, _ in itertools.islice(test.feed.rollouts(), 400):
+        greedy = rollout["policy_logits"][1:].argmax(-1)
+        not_greedy[int(rollout["group"][0, 0])] += (greedy != rollout["action"][1:]).float().sum(0)
+        count += flags.unroll_length / 2
+    test.close()
+    p = r2d2.epsilons(flags, 2) * 3 / 4  # one of four random actions is the greedy one
+    deviation = (p * (1 - p) / count).sqrt()
+    assert ((not_greedy / count - p).abs() < 4 * deviation + 2 / count).all(), (not_greedy / count, p)
+
+
+def test_whole_games_are_played_by_epsilon_of_the_test_and_greedily_on_request():
+    flags = small_flags(epsilon=0.2)
+    net = new_learner(flags).net
+    q = torch.tensor([[1.0, 3.0]]).expand(20_000, 2)
+    policy = net.acting_policy(q)
+    share = (policy.sample(torch.Generator().manual_seed(1)) == 0).float().mean()
+    assert abs(share - 0.1) < 0.01 and (policy.mode() == 1).all()
+
+
+# Runs.
+
+
+def run(tmp_path, name="run", **changes) -> r2d2.Result:
+    flags = {"root": str(tmp_path), "name": name, "tensorboard": False, "log_steps": 500, **changes}
+    return r2d2.train(small_flags(**flags))
+
+
+def weights_of(tmp_path, name: str) -> dict:
+    return torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)
+
+
+def assert_equal(one, other, where="state"):
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one.keys() - {"config", "seconds", "name"}:
+            assert_equal(one[key], other[key], f"{where}[{key!r}]")
+    elif isinstance(one, (list, tuple)):
+        for index, (x, y) in enumerate(zip(one, other, strict=True)):
+            assert_equal(x, y, f"{where}[{index}]")
+    else:
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, where
+
+
+@pytest.mark.parametrize("save_replay", [False, True])
+def test_runs_and_their_resumption_are_equal_to_the_bit(tmp_path, save_replay):
+    states = []
+    for name in ("one", "two"):
+        run(tmp_path, name, save_replay=save_replay, total_steps=1200, replay_gb=1e-3)
+        result = run(tmp_path, name, save_replay=save_replay, total_steps=2400, replay_gb=1e-3)
+        states.append(weights_of(tmp_path, name))
+        log = (tmp_path / name / "out.log").read_text()
+        assert "resumed at step 1,2" in log and ("sequences are those of" in log) == save_replay
+        rows = list(csv.DictReader(open(tmp_path / name / "metrics.csv")))
+        assert float(rows[-1]["stats/replay_ratio"]) > 0.9 and int(rows[-1]["stats/bad_priorities"]) == 0
+    assert_equal(*states)
+    assert result.updates > 40
+    other = run(tmp_path, "three", total_steps=1200, seed=2)
+    assert not torch.equal(
+        weights_of(tmp_path, "three")["target"]["value.2.weight"], states[0]["target"]["value.2.weight"]
+    )
+    assert other.steps >= 1200
+
+
+def test_a_run_keeps_its_replay_ratio_and_tells_it(tmp_path):
+    result = run(tmp_path, replay_ratio=1.5, total_steps=4000)
+    expected = 1.5 * (result.steps - 200) / (4 * 8)
+    assert result.updates == pytest.approx(expected, rel=0.01, abs=2)
+    log = (tmp_path / "run" / "out.log").read_text()
+    assert "(--replay_ratio 1.5)" in log and "learner    wait" in log and "sample" in log
+
+
+@pytest.mark.parametrize("feed", ["shared", "remote"])
+def test_environments_that_crash_cost_their_unfinished_sequences_only(tmp_path, monkeypatch, feed):
+    """Nothing is trained, so that each stored sequence, unrolled again, gives the Q values that acted."""
+    if feed == "remote":
+        pytest.importorskip("libbeast", reason="libbeast is not built: make libbeast")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    kept: list = []
+    make_replay = r2d2.make_replay
+
+    def keep(flags, env_spaces, learner, num_groups):
+        kept.extend((learner, make_replay(flags, env_spaces, learner, num_groups)))
+        return kept[1]
+
+    monkeypatch.setattr(r2d2, "make_replay", keep)
+    run(
+        tmp_path, env="toy_envs:CrashAtStep-v0", env_kwargs='{"n": 150}', deterministic=False, feed=feed,
+        num_servers=1, total_steps=3000, min_fill=10**6,
+    )  # fmt: skip
+    log = (tmp_path / "run" / "out.log").read_text()
+    assert "this toy breaks here" in log or "lost" in log, log
+    learner, replay = kept
+    ids = np.flatnonzero(replay.tree.leaves)
+    batch, core_state = replay.gather(ids, CPU)
+    lives = replay._life
+    assert len(ids) > 300 and max(lives) >= 1, (len(ids), lives)
+    with torch.no_grad():
+        q = learner.net.eval()(batch, core_state)[0]
+    torch.testing.assert_close(q[:-1], batch["policy_logits"][1:], rtol=1e-5, atol=1e-5)
+
+
+def test_a_trained_run_plays_whole_games_films_them_and_is_loaded_by_the_library(tmp_path, run_main):
+    pytest.importorskip("imageio_ffmpeg")
+    run(tmp_path, env="CartPole-v1", total_steps=600)
+    place = f"--mode test --root {tmp_path} --name run --episodes 2"
+    code, output = run_main(r2d2, *place.split(), "--epsilon", "0.5")
+    assert code == 0 and "over 2 whole games, sampled" in output, output
+    code, output = run_main(r2d2, *place.split(), "--greedy", "--video", str(tmp_path / "film.mp4"))
+    assert code == 0 and "greedy" in output and (tmp_path / "film.mp4").stat().st_size > 1000, output
+    assert json.loads((tmp_path / "run" / "test.json").read_text())["greedy"]
+    policy = beast.load(str(tmp_path / "run" / "checkpoint.pt"))
+    actions, _ = policy.act(np.zeros((3, 4), np.float32))
+    assert actions.shape == (3,) and type(policy.net).__name__ == "Net" and hasattr(policy.net, "advantage")
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"stride": 6}, "--stride 6: it must be a multiple of --unroll_length 4"),
+        ({"trained": 1}, "--trained 1: it must lie between 2"),
+        ({"eval_columns": 4}, "--eval_columns 4: it must lie between 0 and 3; at least one"),
+        ({"compile": True}, "--compile: r2d2.py does not compile"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused_with_the_remedy(changes, message):
+    with pytest.raises(InputError, match=message):
+        small_flags(**changes)
+
+
+def test_without_a_core_there_is_no_burn_in_and_other_actions_than_a_few_are_refused(tmp_path):
+    assert small_flags(core="none").burn_in == 0
+    with pytest.raises(InputError, match="needs a Discrete space"):
+        run(tmp_path, env="Pendulum-v1")
+
+
+# Learning.
+
+
+def train_task(tmp_path, run_main, task: str, *arguments: str) -> list[float]:
+    """Mean returns of the last 100 games, one for each row of metrics."""
+    flags = f"{TASKS[task]} --root {tmp_path} --name run --no_tensorboard --deterministic"
+    code, output = run_main(r2d2, *flags.split(), *arguments)
+    assert code == 0, output
+    with open(tmp_path / "run" / "metrics.csv") as file:
+        return [float(row["charts/episodic_return"]) for row in csv.DictReader(file)]
+
+
+@pytest.mark.long
+def test_the_memory_task_is_learned_with_an_lstm_whose_stored_state_is_what_remembers(tmp_path, run_main):
+    returns = train_task(tmp_path, run_main, "r2d2-memory-lstm", "--total_steps", "30000")
+    assert max(returns[:1]) < 0.7 and returns[-1] >= 0.95, returns
+    # Sequences that begin between the cue and the question, without a burn-in: only the stored state knows the cue.
+    policy = beast.load(str(tmp_path / "run" / "checkpoint.pt"))
+    flags = dataclasses.replace(policy.flags, burn_in=0, deterministic=True, epsilon=0.0)
+    test = LockStep(flags)
+    test.learner.net.load_state_dict(policy.net.state_dict())
+    test.weights.publish(test.learner.net, 1)
+    test.store(8)  # of the weights from before
+    first = len(test.sequences())
+    test.store(60)
+    test.close()
+    ids = test.sequences()[first:]
+    batch, core_state = test.replay.gather(ids, CPU)
+    asked = batch["obs"]["obs"][..., 3] == 1
+    cue_is_before = ~batch["done"].cummax(0).values  # no episode has begun since row 0
+    row, column = (asked & cue_is_before)[:-1].nonzero().unbind(1)
+    row, column = row[batch["action"][row + 1, column] >= 0], column[batch["action"][row + 1, column] >= 0]
+    assert len(row) > 20
+    errors = {}
+    for name, state in (("stored", core_state), ("zeroed", map_tensors(torch.zeros_like, core_state))):
+        with torch.no_grad():
+            q = rescale_inverse(policy.net(batch, state)[0])
+        chosen = q[row, column, batch["action"][row + 1, column]]
+        errors[name] = (chosen - batch["reward"][row + 1, column]).abs().mean().item()
+    assert errors["stored"] < 0.1 and errors["zeroed"] > 0.5, errors
+
+
+@pytest.mark.long
+def test_the_memory_task_is_not_learned_without_a_core(tmp_path, run_main):
+    returns = train_task(tmp_path, run_main, "r2d2-memory-none", "--total_steps", "30000")
+    assert abs(returns[-1]) < 0.3, returns
+
+
+@pytest.mark.long
+def test_cartpole_is_learned(tmp_path, run_main):
+    returns = train_task(tmp_path, run_main, "r2d2-cartpole", "--total_steps", "60000")
+    assert returns[0] < 40, "a random policy balances for 22 steps"
+    code, output = run_main(r2d2, *f"--mode test --root {tmp_path} --name run --episodes 10".split())
+    assert code == 0
+    mean = json.loads((tmp_path / "run" / "test.json").read_text())["mean"]
+    assert mean > 120, (mean, returns)  # the log's mean of the last 100 games goes back a long way
