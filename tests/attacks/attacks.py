@@ -444,65 +444,100 @@ def listener_attacks() -> list[tuple[str, Callable]]:
         ("with the token: an id that writes to the terminal", dials(50, KNOWN, lambda: liar.said(env=escapes))),
         ("with the token: 500 tracebacks of 60 kB that write to the terminal",
          dials(500, KNOWN, hello, lambda: wire.FromServer(error=escapes * 6000).SerializeToString())),
-        ("without the token: 500 streams with the id of another", dials(500, [(wire.STREAM_HEADER, "honest/0")], hello)),
+        ("without the token: 500 streams with another one's id", dials(500, named("honest/0")[1:], hello)),
         ("with the token, without the id: 60 streams", dials(60, named("guess/0"), hello, liar.not_done)),
         ("with the token and the id: one stream", dials(1, named("honest/0"), hello, row, liar.not_done)),
     ]  # fmt: skip
 
 
-def attack_listener(attack: Attack) -> list[str]:
-    """What becomes of a learner that listens."""
-    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
-        token, printed = Path(directory) / "token", Path(directory) / "printed"
+class ListeningLearner:
+    """polybeast.py --listen, which trains with one honest env server from here."""
+
+    def __init__(self, stack: contextlib.ExitStack):
+        directory = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+        token, self.printed = Path(directory) / "token", Path(directory) / "printed"
         token.write_text(TOKEN)
         token.chmod(0o600)
         limited = ["bash", "-c", 'ulimit -n 256; exec "$@"', "limited"]
         command = [*limited, sys.executable, "polybeast.py", "--listen", "127.0.0.1:0", "--token_file", str(token)]
         command += ["--root", directory, "--name", "run", "--env_timeout", "5", "--no_tensorboard"]
         command += ["--total_steps", "1000000000", "--batch_width", "2", "--min_envs", "0"]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=printed.open("w"), stderr=subprocess.STDOUT)
-        stack.callback(process.wait)
-        stack.callback(process.kill)
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=self.printed.open("w"), stderr=subprocess.STDOUT)
+        stack.callback(self.process.wait)
+        stack.callback(self.process.kill)
         deadline = time.monotonic() + 120
-        while not (found := re.search("--learner ([0-9.:]+)", printed.read_text())):
-            assert time.monotonic() < deadline and process.poll() is None, printed.read_text()
+        while not (found := re.search("--learner ([0-9.:]+)", self.printed.read_text())):
+            assert time.monotonic() < deadline and self.process.poll() is None, self.printed.read_text()
             time.sleep(0.1)
-        address, measured = found[1], psutil.Process(process.pid)
-        lines: list[str] = []
-
-        def begin(name: str, log: Callable) -> tuple[dialer.Dialer, threading.Event]:
-            served = threading.Event()
-            options = {"max_streams": 1, "env_id": HONEST[0], "token": TOKEN, "log": log}
-            server = dialer.Dialer(make_group, [address], **options, on_first_stream=lambda _: served.set())
-            server._name = name
-            server.start()
-            stack.callback(server.stop)
-            return server, served
-
-        first, is_served = begin("honest", lines.append)
-        assert is_served.wait(120), printed.read_text()
+        self.address = found[1]
+        self._process = psutil.Process(self.process.pid)
+        self.lines: list[str] = []
+        self.first, is_served = self.begin(stack, "honest", self.lines.append)
+        assert is_served.wait(120), self.printed.read_text()
         time.sleep(3)
-        before, logged, told = measured.memory_info().rss, len(printed.read_bytes()), len(lines)
+        self._at_first = self.memory()
+
+    def begin(self, stack, name: str, log: Callable) -> tuple[dialer.Dialer, threading.Event]:
+        """An honest env server whose stream has this name, and what is set when it is served."""
+        served = threading.Event()
+        options = {"max_streams": 1, "env_id": HONEST[0], "token": TOKEN, "log": log}
+        server = dialer.Dialer(make_group, [self.address], **options, on_first_stream=lambda _: served.set())
+        server._name = name
+        server.start()
+        stack.callback(server.stop)
+        return server, served
+
+    def memory(self) -> int:
+        return self._process.memory_info().rss
+
+    def is_as_new(self) -> bool:
+        is_alive = self.process.poll() is None and not self.first.failure
+        return is_alive and self.memory() < self._at_first + 20 * MEGABYTE
+
+
+def attack_listener(attack: Attack, learner: ListeningLearner) -> list[str]:
+    """What becomes of a learner that listens."""
+    with contextlib.ExitStack() as stack:
+        before, logged, told = learner.memory(), len(learner.printed.read_bytes()), len(learner.lines)
         highest, done = [before], threading.Event()
 
         def watch() -> None:
             with contextlib.suppress(psutil.Error):
                 while not done.wait(0.02):
-                    highest.append(measured.memory_info().rss)
+                    highest.append(learner.memory())
 
         threading.Thread(target=watch, daemon=True).start()
-        attack(address, stack)
+        attack(learner.address, stack)
         began = time.monotonic()
-        second, is_served = begin("second", lambda line: None)
+        second, is_served = learner.begin(stack, "second", lambda line: None)
         served = f"{time.monotonic() - began:.1f} s" if is_served.wait(60) else "never within 60 s"
         time.sleep(2)
         done.set()
-        text = printed.read_bytes()
-        assert process.poll() is None, f"the learner has ended: {text[-2000:]!r}"
+        text = learner.printed.read_bytes()
+        assert learner.process.poll() is None, f"the learner has ended: {text[-2000:]!r}"
         assert not re.search(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]", text), "it writes to the terminal"
-        kept = "lost" if any("no learner" in line for line in lines[told:]) else "kept"
-        kept = first.failure or second.failure or kept
+        kept = "lost" if any("no learner" in line for line in learner.lines[told:]) else "kept"
+        kept = learner.first.failure or second.failure or kept
         return [served, f"{(max(highest) - before) / MEGABYTE:.0f} MB", kept, f"{len(text) - logged:,} bytes"]
+
+
+def attack_listeners(chosen: str) -> list[list[str]]:
+    """Each attack whose name matches; a learner that has taken memory for one makes room for a new one."""
+    rows = []
+    with contextlib.ExitStack() as stack:
+        learner = None
+        for name, attack in listener_attacks():
+            if not re.search(chosen, name):
+                continue
+            if not learner or not learner.is_as_new():
+                stack.close()
+                learner = ListeningLearner(stack)
+            try:
+                rows.append([name, *attack_listener(attack, learner)])
+            except AssertionError as error:
+                rows.append([name, f"FAILED: {error}"])
+            print(rows[-1], file=sys.stderr, flush=True)
+    return rows
 
 
 def table(columns: list[str], rows: list[list[str]]) -> str:
@@ -514,14 +549,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     columns = ["attack on a learner that listens", "another env server is served after", "memory taken"]
     columns += ["the first one's stream", "logged"]
-    chosen = [(name, attack) for name, attack in listener_attacks() if re.search(" ".join(sys.argv[1:]), name)]
-    rows = []
-    for name, attack in chosen:
-        try:
-            rows.append([name, *attack_listener(attack)])
-        except AssertionError as error:
-            rows.append([name, f"FAILED: {error}"])
-        print(rows[-1], file=sys.stderr, flush=True)
+    rows = attack_listeners(" ".join(sys.argv[1:]))
     print(table(columns, rows), end="\n\n")
     if sys.argv[1:]:
         return
