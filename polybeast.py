@@ -35,7 +35,7 @@ from beast import envs
 from beast.envs.rows import EnvSpaces, action_shape_dtype, observation_field, spaces_by_name
 from beast.errors import InputError, MissingFile, Unreachable, exit_with_message
 from beast.feeds import wire
-from beast.feeds.env_server import MAKING_SECONDS, read_token
+from beast.feeds.env_server import MAKING_SECONDS, allow_many_connections, read_token
 from beast.feeds.env_server import security as exposed_security
 from beast.feeds.remote import LocalServers, RemoteFeed
 from beast.learn.learner import PublishedWeights
@@ -229,6 +229,7 @@ def listen(flags: Flags):
     """A listener for env servers that dial in. Raises InputError where the address cannot be used."""
     token, tls = exposed_security(flags.listen, flags.token_file, flags.tls_cert, flags.tls_key, flags.insecure)
     key, certificate = tls or (b"", b"")
+    allow_many_connections()
     try:
         return libbeast.EnvListener(
             flags.listen, token=token, certificate=certificate, key=key, env_timeout=flags.env_timeout,

@@ -199,7 +199,7 @@ std::unique_ptr<PythonActorPool> make_pool(int64_t unroll_length, std::shared_pt
     with_address.address = address;
     return streams->connect(with_address);
   };
-  const ActorPoolOptions pool_options{unroll_length, seed, max_env_restarts, min_streams.value_or(1 << 30),
+  const ActorPoolOptions pool_options{unroll_length, seed, max_env_restarts, min_streams.value_or(listener ? 1 : 1 << 30),
                                       expected ? std::optional(spec_from_python(*expected)) : std::nullopt};
   ArrayNest state = nest_from_python(initial_agent_state);
   if (listener && !env_server_addresses.empty()) {
@@ -245,7 +245,10 @@ void bind_actor_pool(py::module_& module) {
                  without_gil([&](const Interrupt& interrupt) { return listener.first_hello(interrupt); }));
            })
       .def("refusals", &GrpcListener::refusals)
-      .def("close", [](GrpcListener& listener) { without_gil([&](const Interrupt&) { listener.serve(nullptr); }); });
+      .def("close", [made_in = generation()](GrpcListener& listener) {
+        if (made_in != generation()) return;  // a forked child has no threads that could end
+        without_gil([&](const Interrupt&) { listener.serve(nullptr); });
+      });
   py::class_<PythonActorPool>(module, "ActorPool")
       .def(py::init(&make_pool), py::arg("unroll_length"), py::arg("learner_queue"), py::arg("inference_batcher"),
            py::arg("env_server_addresses"), py::arg("initial_agent_state"), py::kw_only(), py::arg("token") = "",

@@ -76,26 +76,30 @@ class DialedStream : public GrpcStream {
     call_ = std::move(call);
   }
 
-  // Reads the first message. `came` gets an empty text, or why it is none.
-  void read_hello(std::function<void(const std::string& error)> came) {
+  // Reads the first message. `came` gets OK, or why it is none.
+  void read_hello(std::function<void(const grpc::Status& status)> came) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       set_timeout(kHelloTimeout);
     }
     dialed_->read(&message_, [self = shared(), came = std::move(came)](bool ok) {
+      bool late;
       {
         std::lock_guard<std::mutex> lock(self->mutex_);
         self->end_timeout();
+        late = self->is_late();
       }
-      if (!ok) return came("it has said no hello within " + seconds(kHelloTimeout));
+      // Another call may be quicker.
+      if (late) return came({grpc::DEADLINE_EXCEEDED, "it has said no hello within " + seconds(kHelloTimeout)});
+      if (!ok) return came({grpc::INVALID_ARGUMENT, "it has left without a hello, or its hello is too long"});
       try {
         grpc::ProtoBufferReader reader(&self->message_);
         self->spec_ = beast::read_hello(&reader, self->message_.Length());
         self->set_row(self->spec_);
       } catch (const std::exception& error) {
-        return came(error.what());
+        return came({grpc::INVALID_ARGUMENT, std::string("its hello cannot be used: ") + error.what()});
       }
-      came("");
+      came(grpc::Status::OK);
     });
   }
 
@@ -230,18 +234,22 @@ class GrpcListener::Server {
     if (num_waiting_ >= kMaxWaiting) return refuse(stream, grpc::RESOURCE_EXHAUSTED, "too many say hello at a time");
     ++num_waiting_;
     loop_.watch(stream);
-    stream->read_hello([this, call, stream](const std::string& error) {
+    stream->read_hello([this, call, stream](const grpc::Status& said) {
       --num_waiting_;
-      if (!error.empty()) return refuse(stream, grpc::INVALID_ARGUMENT, "its hello cannot be used: " + error);
-      end_predecessor(call->header("beast-stream"), stream);
-      const grpc::Status status = on_hello_(stream);
+      if (!said.ok()) return refuse(stream, said.error_code(), said.error_message());
+      const bool has_predecessor = end_predecessor(call->header("beast-stream"), stream);
+      grpc::Status status = on_hello_(stream);
+      if (status.error_code() == grpc::RESOURCE_EXHAUSTED && has_predecessor) {
+        status = {grpc::UNAVAILABLE, "the stream that this one comes back for has not ended yet: dial again"};
+      }
       if (!status.ok()) stream->turn_away(status);
     });
   }
 
-  // A host whose connection was cut dials again before the learner has noticed: its place is free at once.
-  void end_predecessor(const std::string& id, const std::shared_ptr<DialedStream>& stream) {
-    if (id.empty()) return;
+  // A host whose connection was cut dials again before the learner has noticed: its place is free soon. Returns whether
+  // there was such a stream.
+  bool end_predecessor(const std::string& id, const std::shared_ptr<DialedStream>& stream) {
+    if (id.empty()) return false;
     std::shared_ptr<DialedStream> predecessor;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -249,6 +257,7 @@ class GrpcListener::Server {
       predecessor = std::exchange(streams_[id], stream).lock();
     }
     if (predecessor) predecessor->cancel();
+    return predecessor != nullptr;
   }
 
   void refuse(const std::shared_ptr<DialedStream>& stream, grpc::StatusCode code, const std::string& why) {
@@ -266,7 +275,6 @@ class GrpcListener::Server {
   const ListenerOptions& options_;
   const OnHello on_hello_;
   int port_ = 0;
-  GrpcLoop loop_;
   grpc::AsyncGenericService service_;
   std::unique_ptr<grpc::ServerCompletionQueue> accepted_;
   std::unique_ptr<grpc::Server> server_;
@@ -277,6 +285,7 @@ class GrpcListener::Server {
   std::map<std::string, std::weak_ptr<DialedStream>> streams_;
   std::vector<std::string> refusals_;
   int64_t num_more_refusals_ = 0;
+  GrpcLoop loop_;  // ends first, which waits for the calls: they use all of the above
 };
 
 GrpcListener::GrpcListener(const ListenerOptions& options) : options_(options), address_(options.address) {
@@ -304,9 +313,15 @@ StreamSpec GrpcListener::first_hello(const std::function<void()>& interrupt) {
 }
 
 void GrpcListener::serve(Admit admit) {
+  std::optional<StreamSpec> spec;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    spec = spec_;
+  }
+  if (admit && !spec) throw std::invalid_argument("the listener has had no first_hello()");
   replace_server(nullptr);
   if (!admit) return;
-  const std::vector<size_t> bytes = field_bytes(first_hello(nullptr));
+  const std::vector<size_t> bytes = field_bytes(*spec);
   const size_t longest = std::max(std::accumulate(bytes.begin(), bytes.end(), size_t{0}), kMaxHelloBytes);
   const auto on_hello = [this, admit = std::move(admit)](const std::shared_ptr<DialedStream>& stream) {
     if (admit(stream, stream->name())) return grpc::Status::OK;

@@ -180,51 +180,58 @@ def remember(state, observation, done):
     return np.where(done, 0, state) * 3 % 1009 + observation[..., 2] + 1
 
 
+NO_MEMORY = (np.zeros((1, 1), np.float32),)  # what `remember` begins with
+
+
+def agent_that_remembers(env_outputs, agent_state):
+    observation, done = np.asarray(env_outputs[0]["obs"]), np.asarray(env_outputs[2])
+    state = remember(np.asarray(agent_state[0]), observation, done)
+    action = (observation.sum(-1) % 2).astype(np.int64)
+    return ({"action": action, "saw": observation.copy(), "state": state.copy()},), (state,)
+
+
+def check_contract(learner, width, num_streams):
+    """The counting environment tells its own number, episode and step in every observation."""
+    last, ends = {}, 0  # what is known of each stream, by the numbers of its environments
+    for (env_outputs, (outputs,)), (state_before,) in learner.rollouts(100 * num_streams):
+        observation, reward, done, episode_step, episode_return, terminated, truncated, group, life = map(
+            np.asarray, (env_outputs[0]["obs"], *env_outputs[1:])
+        )
+        assert observation.shape == (UNROLL_LENGTH + 1, width, 3) and state_before.shape == (1, width)
+        number, episode, step = np.moveaxis(observation, -1, 0)
+        assert (number == number[0]).all(), "columns keep their environments"
+        assert (group == group[0, 0]).all() and 0 <= group[0, 0] < num_streams and (life == 0).all()
+        key, state_before = number[0, 0], np.asarray(state_before)
+        if key in last:
+            assert_equal(last[key][0], at((env_outputs, outputs), 0))
+        else:
+            assert done[0].all() and (state_before == 0).all()
+            assert_equal(at(outputs, 0), {name: np.zeros_like(outputs[name][0]) for name in outputs})
+        walked = last[key][1] if key in last else np.zeros((1, width), np.float32)
+        assert_equal(state_before, walked)
+
+        np.testing.assert_array_equal(episode_step, step)
+        np.testing.assert_array_equal(done, step == 0)
+        np.testing.assert_array_equal((terminated | truncated)[:-1], done[1:])
+        np.testing.assert_array_equal(episode[1:], episode[:-1] + done[1:])
+        np.testing.assert_array_equal(reward, step)
+        np.testing.assert_array_equal(episode_return, step * (step + 1) / 2)
+        np.testing.assert_array_equal(outputs["saw"][1:], observation[:-1])
+        for row in range(UNROLL_LENGTH):
+            walked = remember(walked, observation[row : row + 1], done[row : row + 1])
+            np.testing.assert_array_equal(outputs["state"][row + 1], walked[0])
+        last[key] = at((env_outputs, outputs), -1), walked
+        ends += int((terminated | truncated).sum())
+    assert len(last) == num_streams and ends > 50
+
+
 @pytest.mark.parametrize("width, num_streams", [(1, 1), (1, 3), (4, 1), (3, 2)])
 def test_rollouts_overlap_by_a_row_go_on_without_a_gap_and_hold_the_state_before_row_zero(tmp_path, width, num_streams):
-    """The counting environment tells its own number, episode and step in every observation."""
-
-    def agent(env_outputs, agent_state):
-        observation, done = np.asarray(env_outputs[0]["obs"]), np.asarray(env_outputs[2])
-        state = remember(np.asarray(agent_state[0]), observation, done)
-        action = (observation.sum(-1) % 2).astype(np.int64)
-        return ({"action": action, "saw": observation.copy(), "state": state.copy()},), (state,)
-
     flags = ["--group_width", str(width), "--max_streams", str(num_streams)]
     with ServerProcess(tmp_path, "toy_envs:Counting-v0", *flags) as server:
-        state = (np.zeros((1, 1), np.float32),)
-        with Learner([server.address] * num_streams, agent=agent, width=width, state=state) as learner:
-            last, ends = {}, 0  # what is known of each stream, by the numbers of its environments
-            for (env_outputs, (outputs,)), (state_before,) in learner.rollouts(100 * num_streams):
-                observation, reward, done, episode_step, episode_return, terminated, truncated, group, life = map(
-                    np.asarray, (env_outputs[0]["obs"], *env_outputs[1:])
-                )
-                assert observation.shape == (UNROLL_LENGTH + 1, width, 3) and state_before.shape == (1, width)
-                number, episode, step = np.moveaxis(observation, -1, 0)
-                assert (number == number[0]).all(), "columns keep their environments"
-                assert (group == group[0, 0]).all() and 0 <= group[0, 0] < num_streams and (life == 0).all()
-                key, state_before = number[0, 0], np.asarray(state_before)
-                if key in last:
-                    assert_equal(last[key][0], at((env_outputs, outputs), 0))
-                else:
-                    assert done[0].all() and (state_before == 0).all()
-                    assert_equal(at(outputs, 0), {name: np.zeros_like(outputs[name][0]) for name in outputs})
-                walked = last[key][1] if key in last else np.zeros((1, width), np.float32)
-                assert_equal(state_before, walked)
-
-                np.testing.assert_array_equal(episode_step, step)
-                np.testing.assert_array_equal(done, step == 0)
-                np.testing.assert_array_equal((terminated | truncated)[:-1], done[1:])
-                np.testing.assert_array_equal(episode[1:], episode[:-1] + done[1:])
-                np.testing.assert_array_equal(reward, step)
-                np.testing.assert_array_equal(episode_return, step * (step + 1) / 2)
-                np.testing.assert_array_equal(outputs["saw"][1:], observation[:-1])
-                for row in range(UNROLL_LENGTH):
-                    walked = remember(walked, observation[row : row + 1], done[row : row + 1])
-                    np.testing.assert_array_equal(outputs["state"][row + 1], walked[0])
-                last[key] = at((env_outputs, outputs), -1), walked
-                ends += int((terminated | truncated).sum())
-            assert len(last) == num_streams and ends > 50
+        addresses = [server.address] * num_streams
+        with Learner(addresses, agent=agent_that_remembers, width=width, state=NO_MEMORY) as learner:
+            check_contract(learner, width, num_streams)
             counters = learner.pool.counters()
         assert counters["streams_connected"] == num_streams and counters["restarts"] == 0
         assert learner.pool.count() >= 100 * num_streams * UNROLL_LENGTH * width

@@ -258,7 +258,8 @@ def test_streams_that_are_back_are_told_of_once_after_they_were_lost(monkeypatch
     monkeypatch.setattr(remote, "PROGRESS_SECONDS", -1)
     lines: list[str] = []
     feed = remote.RemoteFeed.__new__(remote.RemoteFeed)
-    feed._log, feed._is_lost, feed.num_streams, feed._listener = lines.append, threading.Event(), 4, None
+    feed._log = feed._log_lost = lines.append
+    feed._is_lost, feed.num_streams, feed._listener = threading.Event(), 4, None
     connected = iter([0, 3, 4, 4, "lost", 3, 4, 4, 3])  # the last one is a stream that is lost and not yet told of
 
     def counters():

@@ -505,6 +505,13 @@ def _check_socket_path(address: str) -> None:
     raise InputError(f"cannot listen on {address}: {reason}")
 
 
+def allow_many_connections() -> None:
+    """Raise this process's limit of descriptors, so that some hundred idle connections do not shut others out."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
+
+
 class Served(Protocol):
     """What `serve` runs: an EnvServer or a Dialer."""
 
@@ -523,9 +530,7 @@ def serve(server: Served, announcement: str, parent_pid: int = 0) -> None:
     The end of the parent, even by kill -9, is noticed within half a second. Where there is a parent and this process
     leads its process group, what environments started and did not end is killed too.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # so that a few hundred idle connections do not shut learners out
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
+    allow_many_connections()
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)  # raises KeyboardInterrupt, in forked environments too

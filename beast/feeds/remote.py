@@ -32,6 +32,7 @@ from beast.run.hardware import Fence
 
 ENV_OUTPUTS = "obs reward done episode_step episode_return terminated truncated group life".split()  # libbeast's order
 AGENT_OUTPUTS = [*AGENT_FIELDS, "number"]
+LOST_PER_MINUTE = 20  # streams that dialed in, that are logged
 START_SECONDS = 300.0  # until a server listens: imports, and one environment
 
 
@@ -47,6 +48,8 @@ class RemoteFeed(Feed):
         `log` gets a line when a stream is lost."""
         super().__init__(learner, flags.max_policy_lag)
         self._log, self._is_lost, self._listener, self._min_streams = log, threading.Event(), listener, min_streams
+        # A caller that is let in and lost again and again fills no log.
+        self._log_lost = Throttled(log, LOST_PER_MINUTE, 60.0) if listener else log
         self.workers = {"streams": self._stream_seconds}
         self.cores = {"envs": partial(cpu_seconds_of_children, servers.processes)} if servers else {}
         self.num_streams, self.closed = listener.max_streams if listener else len(addresses), threading.Event()
@@ -122,7 +125,7 @@ class RemoteFeed(Feed):
             told_at = now
 
     def _tell_lost(self, message: str) -> None:
-        self._log(message)
+        self._log_lost(message)
         self._is_lost.set()
 
     def measure(self, seconds: float, shares: dict[str, float]) -> dict[str, float]:

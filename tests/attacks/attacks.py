@@ -1,15 +1,20 @@
 """What others can do to an env server and to a learner, tried on this machine alone, within bounds.
 
-    python tests/attacks/attacks.py        # three minutes; prints the table of benchmarks/results/attacks.md
+    python tests/attacks/attacks.py          # ten minutes; prints the tables of benchmarks/results/attacks.md
+    python tests/attacks/attacks.py hello    # only those on a learner that listens whose name has this in it
 
 Each attack on a server goes on while a learner that knows the token connects; the table has the seconds until it has a
 row, the memory that the server took meanwhile, and the bytes that it logged. Each attack on a learner is an env server
 that lies to polybeast.py; the table has the learner's exit code, its highest memory and the first line that it prints.
+Each attack on a learner that listens goes on while it trains with one env server and another one dials; the table has
+the seconds until the other is served, the memory that the learner took, whether the first one kept its stream, and the
+bytes that were logged.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import queue
@@ -36,8 +41,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from env_hosts import ServerProcess, Stream, headers  # noqa: E402
 
+from beast import envs  # noqa: E402
 from beast.envs.rows import ENV_FIELDS  # noqa: E402
-from beast.feeds import wire  # noqa: E402
+from beast.feeds import dialer, env_server, wire  # noqa: E402
 
 TOKEN = "sesame"
 MEGABYTE = 2**20
@@ -241,6 +247,299 @@ def attack_learner(greeting: Callable, streamed: Callable | None) -> list[str]:
     return [f"{process.returncode} after {seconds:.0f} s", f"{highest / MEGABYTE:.0f} MB", told[:160]]
 
 
+# ---------------------------------------------------------------------------------------- on a learner that listens
+
+KNOWN = [(wire.TOKEN_HEADER, f"Bearer {TOKEN}")]
+HONEST = ("CartPole-v1", 2)  # what the learner trains: environment and width of a group
+
+
+def make_group() -> env_server.VectorEnvGroup:
+    return env_server.VectorEnvGroup(envs.make(*HONEST))
+
+
+class Liar:
+    """Messages of an env server that has the honest ones' environments, or says so."""
+
+    def __init__(self):
+        group = make_group()
+        self._served = env_server.ServedGroup(group, HONEST[0])
+        self._served.reset(1)
+        env_server.close_group(group, "liar", lambda line: None)
+        self.hello = self._served.hello.SerializeToString()
+        self.row = self._served.row.SerializeToString()  # the first one: both are done
+
+    def said(self, **changes) -> bytes:
+        message = wire.FromServer.FromString(self.hello)
+        for name, value in changes.items():
+            setattr(message.hello, name, value)
+        return message.SerializeToString()
+
+    def not_done(self) -> bytes:
+        return wire.FromServer(row=bytes(len(wire.FromServer.FromString(self.row).row))).SerializeToString()
+
+    def infinite(self) -> bytes:
+        row = wire.FromServer.FromString(self.row).row
+        return wire.FromServer(row=b"\xff" * 32 + row[32:]).SerializeToString()
+
+
+def dial(stack, address: str, sent: list, messages: Iterator, channel=None):
+    channel = channel or stack.enter_context(_channel(address))
+    return channel.stream_stream(wire.DIAL)(messages, timeout=60, metadata=sent)
+
+
+def _channel(address: str):
+    return grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+def silent_dials(count: int, sent: list, first: Callable | None = None) -> Callable:
+    def attack(address: str, stack: contextlib.ExitStack) -> None:
+        channels = [stack.enter_context(_channel(address)) for _ in range(count // 50 + 1)]
+        for number in range(count):
+            said = [first()] if first else []
+            messages = itertools.chain(said, silence(stack))
+            dial(stack, address, sent, messages, channels[number % len(channels)])
+
+    return attack
+
+
+def dials(count: int, sent: list, *messages: Callable) -> Callable:
+    """One after the other, each ended by the learner."""
+
+    def attack(address: str, stack: contextlib.ExitStack) -> None:
+        channel = stack.enter_context(_channel(address))
+        for _ in range(count):
+            call = dial(stack, address, sent, itertools.chain((say() for say in messages), silence(stack)), channel)
+            with contextlib.suppress(grpc.RpcError, StopIteration):
+                while True:
+                    next(call)
+
+    return attack
+
+
+def at_once(count: int, attack: Callable) -> Callable:
+    def attacks(address: str, stack: contextlib.ExitStack) -> None:
+        with futures.ThreadPoolExecutor(count) as executor:
+            list(executor.map(lambda _: attack(address, stack), range(count)))
+
+    return attacks
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    """A header as HPACK writes it without its tables; lengths below 127."""
+    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+CALL_HEADERS = b"".join(
+    literal(name, value)
+    for name, value in [
+        (b":method", b"POST"), (b":scheme", b"http"), (b":path", wire.DIAL.encode()), (b":authority", b"x"),
+        (b"te", b"trailers"), (b"content-type", b"application/grpc"),
+    ]
+)  # fmt: skip
+
+
+def raw(address: str, stack: contextlib.ExitStack) -> socket.socket:
+    host, port = address.rsplit(":", 1)
+    connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=5))
+    connection.sendall(PREFACE)
+    return connection
+
+
+def large_token(address: str, stack: contextlib.ExitStack) -> None:
+    for _ in range(10):
+        connection = raw(address, stack)
+        with contextlib.suppress(OSError):  # it closes the connection
+            connection.sendall(frame(1, 0, 1, CALL_HEADERS + b"\0\x0dauthorization\x7f\x81\xff\xff\x1d"))
+            for _ in range(63 * 64):
+                connection.sendall(frame(9, 0, 1, b"x" * 16384))
+
+
+def reset_streams(address: str, stack: contextlib.ExitStack) -> None:
+    connection = raw(address, stack)
+    until, number = time.monotonic() + 5, 1
+    with contextlib.suppress(OSError):
+        while time.monotonic() < until:
+            number += 2
+            connection.sendall(frame(1, 4, number, CALL_HEADERS) + frame(3, 0, number, b"\0\0\0\x08"))
+
+
+def drip(message: Callable[[], bytes], count: int) -> Callable:
+    """So many connections that send a byte a second of what `message` makes."""
+
+    def attack(address: str, stack: contextlib.ExitStack) -> None:
+        host, port = address.rsplit(":", 1)
+        stopping = threading.Event()
+        stack.callback(stopping.set)
+
+        def send() -> None:
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port))) as connection:
+                for byte in message():
+                    connection.sendall(bytes([byte]))
+                    if stopping.wait(1):
+                        return
+
+        for _ in range(count):
+            threading.Thread(target=send, daemon=True).start()
+
+    return attack
+
+
+def hello_by_bytes(address: str, stack: contextlib.ExitStack) -> None:
+    """32 calls that know the token; the hello comes a byte a second."""
+    said, stopping = Liar().hello, threading.Event()
+    stack.callback(stopping.set)
+    begun = PREFACE + frame(1, 4, 1, CALL_HEADERS + literal(b"authorization", KNOWN[0][1].encode()))
+
+    def send() -> None:
+        with contextlib.suppress(OSError), contextlib.ExitStack() as own:
+            connection = raw(address, own)
+            connection.sendall(begun[len(PREFACE) :] + frame(0, 0, 1, b"\0" + len(said).to_bytes(4, "big")))
+            for byte in said:
+                connection.sendall(frame(0, 0, 1, bytes([byte])))
+                if stopping.wait(1):
+                    return
+
+    for _ in range(32):
+        threading.Thread(target=send, daemon=True).start()
+
+
+def named(name: str) -> list:
+    return [*KNOWN, (wire.STREAM_HEADER, name)]
+
+
+def listener_attacks() -> list[tuple[str, Callable]]:
+    liar = Liar()
+    hello, row = (lambda: liar.hello), (lambda: liar.row)
+    huge = lambda size: lambda: wire.FromServer(row=bytes(size)).SerializeToString()  # noqa: E731
+    escapes = "\x1b]0;owned\x07\x9b2J"
+    boxes = lambda: liar.said(observation_space=LARGE_SPACE)  # noqa: E731
+    return [
+        ("none", lambda address, stack: None),
+        ("10 silent streams without the token", silent_dials(10, [])),
+        ("1,000 silent streams without the token", silent_dials(1000, [])),
+        ("10 silent streams with the token", silent_dials(10, KNOWN)),
+        ("1,000 silent streams with the token", silent_dials(1000, KNOWN)),
+        ("10 headers with 63 MB of token", large_token),
+        ("10 messages of 63 MB without the token", at_once(10, dials(1, [], huge(63 * MEGABYTE)))),
+        ("2,000 tokens guessed", dials(2000, [(wire.TOKEN_HEADER, "Bearer guess")])),
+        ("400 connections that say nothing, a learner of 256 descriptors", mute_connections),
+        ("300 connections without a stream, a learner of 256 descriptors", idle_connections),
+        ("20 connections, a byte a second", drip(lambda: PREFACE, 20)),
+        ("with the token: 32 hellos, a byte a second", hello_by_bytes),
+        ("one connection that begins and resets streams for 5 s", reset_streams),
+        ("with the token: a hello of 1.5 GB", dials(1, KNOWN, lambda: b"\x0a" + bytes(1536 * MEGABYTE))),
+        ("with the token: 10 rows of 300 MB, one by one", dials(10, KNOWN, hello, huge(300 * MEGABYTE))),
+        ("with the token: four Boxes of 2^28", dials(20, KNOWN, boxes)),
+        ("with the token: other spaces, 2,000 times", dials(2000, KNOWN, lambda: liar.said(action_space="[7]"))),
+        ("with the token: rows that are NaN, 2,000 times", dials(2000, KNOWN, hello, liar.infinite)),
+        ("with the token: first rows in mid-episode, 2,000 times", dials(2000, KNOWN, hello, liar.not_done)),
+        ("with the token: 64 streams that say hello and hang", silent_dials(64, KNOWN, hello)),
+        ("with the token: an id that writes to the terminal", dials(50, KNOWN, lambda: liar.said(env=escapes))),
+        ("with the token: 500 tracebacks of 60 kB that write to the terminal",
+         dials(500, KNOWN, hello, lambda: wire.FromServer(error=escapes * 6000).SerializeToString())),
+        ("without the token: 500 streams with another one's id", dials(500, named("honest/0")[1:], hello)),
+        ("with the token, without the id: 60 streams", dials(60, named("guess/0"), hello, liar.not_done)),
+        ("with the token and the id: one stream", dials(1, named("honest/0"), hello, row, liar.not_done)),
+    ]  # fmt: skip
+
+
+class ListeningLearner:
+    """polybeast.py --listen, which trains with one honest env server from here."""
+
+    def __init__(self, stack: contextlib.ExitStack):
+        directory = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+        token, self.printed = Path(directory) / "token", Path(directory) / "printed"
+        token.write_text(TOKEN)
+        token.chmod(0o600)
+        limited = ["bash", "-c", 'ulimit -n 256; exec "$@"', "limited"]
+        command = [*limited, sys.executable, "polybeast.py", "--listen", "127.0.0.1:0", "--token_file", str(token)]
+        command += ["--root", directory, "--name", "run", "--env_timeout", "5", "--no_tensorboard"]
+        command += ["--total_steps", "1000000000", "--batch_width", "2", "--min_envs", "0"]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=self.printed.open("w"), stderr=subprocess.STDOUT)
+        stack.callback(self.process.wait)
+        stack.callback(self.process.kill)
+        deadline = time.monotonic() + 120
+        while not (found := re.search("--learner ([0-9.:]+)", self.printed.read_text())):
+            assert time.monotonic() < deadline and self.process.poll() is None, self.printed.read_text()
+            time.sleep(0.1)
+        self.address = found[1]
+        self._process = psutil.Process(self.process.pid)
+        self.lines: list[str] = []
+        self.first, is_served = self.begin(stack, "honest", self.lines.append)
+        assert is_served.wait(120), self.printed.read_text()
+        time.sleep(3)
+        self._at_first = self.memory()
+
+    def begin(self, stack, name: str, log: Callable) -> tuple[dialer.Dialer, threading.Event]:
+        """An honest env server whose stream has this name, and what is set when it is served."""
+        served = threading.Event()
+        options = {"max_streams": 1, "env_id": HONEST[0], "token": TOKEN, "log": log}
+        server = dialer.Dialer(make_group, [self.address], **options, on_first_stream=lambda _: served.set())
+        server._name = name
+        server.start()
+        stack.callback(server.stop)
+        return server, served
+
+    def memory(self) -> int:
+        return self._process.memory_info().rss
+
+    def is_as_new(self) -> bool:
+        is_alive = self.process.poll() is None and not self.first.failure
+        return is_alive and self.memory() < self._at_first + 20 * MEGABYTE
+
+
+def attack_listener(attack: Attack, learner: ListeningLearner) -> list[str]:
+    """What becomes of a learner that listens."""
+    with contextlib.ExitStack() as stack:
+        before, logged, told = learner.memory(), len(learner.printed.read_bytes()), len(learner.lines)
+        highest, done = [before], threading.Event()
+
+        def watch() -> None:
+            with contextlib.suppress(psutil.Error):
+                while not done.wait(0.02):
+                    highest.append(learner.memory())
+
+        threading.Thread(target=watch, daemon=True).start()
+        attack(learner.address, stack)
+        began = time.monotonic()
+        second, is_served = learner.begin(stack, "second", lambda line: None)
+        served = f"{time.monotonic() - began:.1f} s" if is_served.wait(60) else "never within 60 s"
+        time.sleep(2)
+        done.set()
+        text = learner.printed.read_bytes()
+        assert learner.process.poll() is None, f"the learner has ended: {text[-2000:]!r}"
+        assert not re.search(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]", text), "it writes to the terminal"
+        kept = "lost" if any("no learner" in line for line in learner.lines[told:]) else "kept"
+        kept = learner.first.failure or second.failure or kept
+        return [served, f"{(max(highest) - before) / MEGABYTE:.0f} MB", kept, f"{len(text) - logged:,} bytes"]
+
+
+def attack_listeners(chosen: str) -> list[list[str]]:
+    """Each attack whose name matches; a learner that has taken memory for one makes room for a new one."""
+    rows = []
+    with contextlib.ExitStack() as stack:
+        learner = None
+        for name, attack in listener_attacks():
+            if not re.search(chosen, name):
+                continue
+            if not learner or not learner.is_as_new():
+                stack.close()
+                learner = ListeningLearner(stack)
+            try:
+                rows.append([name, *attack_listener(attack, learner)])
+            except AssertionError as error:
+                rows.append([name, f"FAILED: {error}"])
+            print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
 def table(columns: list[str], rows: list[list[str]]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
@@ -248,6 +547,12 @@ def table(columns: list[str], rows: list[list[str]]) -> str:
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    columns = ["attack on a learner that listens", "another env server is served after", "memory taken"]
+    columns += ["the first one's stream", "logged"]
+    rows = attack_listeners(" ".join(sys.argv[1:]))
+    print(table(columns, rows), end="\n\n")
+    if sys.argv[1:]:
+        return
     on_server = [[name, *attack_server(attack)] for name, attack in SERVER_ATTACKS]
     print(
         table(["attack on an env server", "a learner is served after", "memory taken", "logged"], on_server), end="\n\n"

@@ -1,0 +1,596 @@
+"""Env servers that dial in to libbeast.EnvListener: processes of polybeast_env.py, and callers that lie."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import grpc
+import numpy as np
+import pytest
+from env_hosts import ROOT, ServerProcess, make_certificate
+from test_actor_pool import (
+    LIMIT,
+    NO_MEMORY,
+    PROGRAM,
+    UNROLL_LENGTH,
+    Learner,
+    agent_that_remembers,
+    check_contract,
+    hello,
+    row_of,
+)
+from test_dial import Dialing
+from test_dial import quick as quick  # without pauses between two calls
+from waiting import PATIENCE, wait_until
+
+import libbeast
+from beast.feeds import wire
+
+
+class Caller:
+    """An env server's end of one dialed stream."""
+
+    def __init__(self, address: str, said: bytes = b"", *, token: str = "", name: str = "", method: str = wire.DIAL):
+        """Says this hello, by default `hello()`; `name` is the stream's."""
+        headers = [(wire.TOKEN_HEADER, f"Bearer {token}")] if token else []
+        headers += [(wire.STREAM_HEADER, name)] if name else []
+        self._dialed = address, said or hello(), headers, method
+        self._player: threading.Thread | None = None
+        self._dial()
+
+    def _dial(self) -> None:
+        address, said, headers, method = self._dialed
+        self._channel = grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+        self._out: queue.SimpleQueue = queue.SimpleQueue()
+        dial = self._channel.stream_stream(method, response_deserializer=wire.Array.FromString)
+        self.call = dial(iter(self._out.get, None), timeout=PATIENCE, metadata=headers)
+        self.send(said)
+
+    def send(self, message: bytes) -> None:
+        self._out.put(message)
+
+    def accepted(self, *until: str) -> Caller:
+        """Waits until the learner takes the stream; dials again while it gets ready, or answers one of `until`."""
+        while wire.HELLO_HEADER not in dict(self.call.initial_metadata()):
+            ended = self.end()
+            assert ended[0] in ("UNAVAILABLE", *until), ended
+            self.close()
+            time.sleep(0.02)
+            self._dial()
+        return self
+
+    def play(self, first: float = 0, count: float = np.inf, until: tuple[str, ...] = ()) -> Caller:
+        """So many rows with the numbers from `first` on, in a thread, as the learner acts; then closes this side."""
+
+        def answer():
+            with contextlib.suppress(grpc.RpcError, StopIteration, AssertionError):
+                self.accepted(*until).send(row_of(first, 0))
+                for number in itertools.takewhile(lambda i: i < count, itertools.count(1)):
+                    next(self.call)
+                    self.send(row_of(first + number, 0, done=False))
+                self._out.put(None)
+
+        self._player = threading.Thread(target=answer, daemon=True)
+        self._player.start()
+        return self
+
+    def end(self) -> tuple[str, str]:
+        """The stream's status and its message, once the learner has ended it."""
+        if self._player and self._player is not threading.current_thread():
+            self._player.join()
+        with contextlib.suppress(grpc.RpcError, StopIteration):
+            while True:
+                next(self.call)
+        return self.call.code().name, self.call.details()
+
+    def close(self) -> None:
+        self._out.put(None)
+        self.call.cancel()
+        self._channel.close()
+
+    def __enter__(self) -> Caller:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+
+@pytest.fixture
+def unix(tmp_path):
+    return f"unix:{tmp_path / 'learner'}"
+
+
+@contextlib.contextmanager
+def listening(address: str, said: bytes | None = hello(), **options):
+    """A listener that has had its first hello, or one that waits for it where `said` is None."""
+    listener = libbeast.EnvListener(address, **{"env_timeout": LIMIT, **options})
+    try:
+        if said is not None:
+            with Caller(listener.address, said, token=options.get("token", "")) as first:
+                listener.first_hello()
+                assert first.end()[0] == "UNAVAILABLE"
+        yield listener
+    finally:
+        listener.close()
+
+
+def learning(listener, **options) -> Learner:
+    return Learner([], listener=listener, **options)
+
+
+def one_env_server(directory, env: str, address: str, *flags: str) -> ServerProcess:
+    """`polybeast_env.py` with one stream of one environment; it has this directory to itself."""
+    directory.mkdir()
+    return ServerProcess(directory, env, "--group_width", "1", "--max_streams", "1", *flags, learners=(address,))
+
+
+class Lives:
+    """Every rollout of a learner with one stream at each place, whose rows have to go on from the one before."""
+
+    def __init__(self, learner: Learner):
+        self.learner, self.last, self.numbers, self.count = learner, {}, {}, 0
+
+    def take(self, count: int) -> None:
+        for (env_outputs, _), _ in self.learner.rollouts(count):
+            self.check(env_outputs)
+
+    def take_all(self) -> None:
+        while self.learner.queue.size():
+            self.take(1)
+
+    def check(self, env_outputs) -> None:
+        observation, done, group, life = (np.asarray(env_outputs[i]) for i in (0, 2, 7, 8))
+        assert (group == group[0, 0]).all() and (life == life[0, 0]).all()
+        assert (np.diff(observation[:, 0]) == 1).all(), "of two streams"
+        key = int(group[0, 0]), int(life[0, 0])
+        if key in self.last:
+            assert observation[0, 0] == self.last[key], "a rollout of this life was lost"
+        else:
+            assert done[0].all() and observation[0, 0] % 1000 == 0
+        self.last[key] = observation[-1, 0]
+        self.count += 1
+
+
+# --------------------------------------------------------------------------------------------- what the learner gets
+
+
+@pytest.mark.parametrize("width, num_streams", [(1, 1), (3, 2)])
+def test_rollouts_of_streams_that_dialed_in_keep_the_contract(tmp_path, unix, width, num_streams):
+    flags = ["--group_width", str(width), "--max_streams", str(num_streams)]
+    env = "toy_envs:Counting-v0"
+    with listening(unix, None, max_streams=num_streams) as listener:
+        with ServerProcess(tmp_path, env, *flags, learners=(unix,)):
+            spec = listener.first_hello()
+            assert spec["env"] == env and spec["num_envs"] == width and spec["action"] == ("int64", ())
+            options = {"agent": agent_that_remembers, "width": width, "state": NO_MEMORY, "min_streams": num_streams}
+            with learning(listener, expected=spec, **options) as learner:
+                check_contract(learner, width, num_streams)
+                counters = learner.pool.counters()
+    assert counters["streams_connected"] == counters["streams_come"] == num_streams and counters["restarts"] == 0
+
+
+def test_a_token_over_tls_lets_in_who_has_both(tmp_path):
+    cert, key = (path.read_bytes() for path in make_certificate(tmp_path, "IP:127.0.0.1"))
+    token = tmp_path / "token"
+    token.write_text("sesame\n")
+    token.chmod(0o600)
+    with listening("127.0.0.1:0", None, token="sesame", certificate=cert, key=key) as listener:
+        flags = ["--token_file", str(token), "--tls_ca", str(tmp_path / "cert.pem")]
+        with (
+            Dialing(listener.address, token="sesame") as plain,
+            Dialing(listener.address, token="SESAME", root_certificates=cert) as guess,
+            one_env_server(tmp_path / "1", "toy_envs:Counting-v0", listener.address, *flags),
+        ):
+            assert listener.first_hello()["num_envs"] == 1
+            with learning(listener) as learner:
+                for _ in learner.rollouts(5):
+                    pass
+            wait_until(lambda: guess.dialer.failure)
+            assert "UNAUTHENTICATED): the token is not the one of the learner's --token_file" in guess.dialer.failure
+            wait_until(lambda: "UNAVAILABLE" in plain.text())
+
+
+# ------------------------------------------------------------------------------------------------------- refusals
+
+DIFFERENT = hello([("x", "float32", ()), ("y", "uint8", (2,))])
+
+
+@pytest.mark.parametrize(
+    "said, code, message",
+    [
+        (hello(num_envs=3), "FAILED_PRECONDITION", "has 3 environments instead of 1"),
+        (hello(env="others"), "FAILED_PRECONDITION", 'has environment "others" instead of "lies"'),
+        (hello(action_space="[7]"), "FAILED_PRECONDITION", "has the action space [7] instead of "),
+        (DIFFERENT, "FAILED_PRECONDITION", "has 8 fields instead of 7"),
+        (hello(protocol=99), "INVALID_ARGUMENT", f"speaks protocol 99, the learner protocol {wire.PROTOCOL}"),
+        (b"\x0a", "INVALID_ARGUMENT", "not one of rpcenv.proto"),
+        (row_of(0, 0), "INVALID_ARGUMENT", "first message is not its hello"),
+        (wire.FromServer(error="no display").SerializeToString(), "INVALID_ARGUMENT", "no display"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "bytes",
+)
+def test_who_does_not_fit_is_told_both_values_and_the_honest_go_on(unix, said, code, message):
+    with listening(unix) as listener, learning(listener) as learner, Caller(unix) as honest:
+        honest.accepted().play()
+        lives = Lives(learner)
+        lives.take(3)
+        with Caller(unix, said) as other:
+            refusal = other.end()
+            assert refusal[0] == code and message in refusal[1], refusal
+        lives.take(20)
+        told = listener.refusals()[0] + learner.log
+        assert any(message in line for line in told), told
+        assert honest.call.is_active() and learner.pool.counters()["streams_connected"] == 1
+
+
+def test_a_wrong_token_or_method_is_refused_before_a_message_and_the_honest_go_on(unix):
+    with listening(unix, token="sesame") as listener, learning(listener) as learner:
+        with Caller(unix, token="sesame") as honest:
+            honest.play()
+            lives = Lives(learner)
+            lives.take(3)
+            for token in ("", "sesam", "sesame!", "SESAME"):
+                with Caller(unix, b"x" * 10_000_000, token=token) as other:
+                    assert other.end() == ("UNAUTHENTICATED", "the token is not the one of the learner's --token_file")
+            with Caller(unix, token="sesame", method=wire.STREAM) as lost:
+                assert lost.end() == (
+                    "UNIMPLEMENTED",
+                    f"this is a learner that env servers dial: it serves no {wire.STREAM}",
+                )
+            refusals, num_more = listener.refusals()
+            assert len(refusals) == 5 and num_more == 0 and all("refused unix:" in line for line in refusals)
+            for _ in range(30):
+                with Caller(unix) as other:
+                    other.end()
+            refusals, num_more = listener.refusals()
+            assert len(refusals) == 20 and num_more == 10
+            assert listener.refusals() == ([], 0)
+            lives.take(20)
+            assert honest.call.is_active()
+
+
+def test_a_full_learner_says_so_and_a_freed_place_is_given_away(unix):
+    with listening(unix, max_streams=2) as listener, learning(listener) as learner:
+        callers = [Caller(unix).accepted().play(1000 * index) for index in range(2)]
+        lives = Lives(learner)
+        with Caller(unix) as third:
+            code, message = third.end()
+        assert code == "RESOURCE_EXHAUSTED" and "all 2 places of the learner are taken" in message
+        lives.take(10)
+        callers[0].close()
+        wait_until(lambda: learner.pool.counters()["streams_connected"] == 1 or lives.take_all())
+        with Caller(unix).play(7000):
+            while all(last < 7000 for last in lives.last.values()):
+                lives.take(1)
+        callers[1].close()
+    assert {group for group, _ in lives.last} == {0, 1} and {life for _, life in lives.last} == {0, 1}
+
+
+def test_fewer_streams_than_min_streams_wait_until_one_more_is_there(unix):
+    with listening(unix, max_streams=3) as listener, learning(listener, min_streams=2) as learner:
+        lives = Lives(learner)
+        with Caller(unix).play() as first:
+            wait_until(lambda: learner.pool.counters()["streams_connected"] == 1)
+            time.sleep(0.2)
+            assert learner.queue.size() == 0 and learner.pool.count() == 0
+            with Caller(unix).play(5000):
+                lives.take(20)
+                assert set(lives.last) == {(0, 0), (1, 0)}
+            wait_until(lambda: learner.pool.counters()["streams_connected"] == 1 or lives.take_all())
+            time.sleep(0.2)
+            lives.take_all()
+            count = learner.pool.count()
+            time.sleep(0.2)
+            assert learner.pool.count() == count and learner.queue.size() == 0
+            assert first.call.is_active()
+            with Caller(unix).play(8000):
+                lives.take(20)
+
+
+# -------------------------------------------------------------------------------------------------- coming and going
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_completed_rollout_is_lost_with_a_server_and_its_place_is_free(tmp_path, unix, number):
+    """While one waits for room in the full queue, too."""
+    env = "toy_envs:Counting-v0"
+    with listening(unix, None, max_streams=1) as listener:
+        with one_env_server(tmp_path / "1", env, unix) as server:
+            listener.first_hello()
+            with learning(listener, agent=agent_that_remembers, state=NO_MEMORY) as learner:
+                received, seeds = [], {}
+
+                def take(count: int) -> None:
+                    for (env_outputs, _), _ in learner.rollouts(count):
+                        number, life = np.asarray(env_outputs[0]["obs"])[..., 0], np.asarray(env_outputs[8])
+                        assert (number == number[0, 0]).all() and (life == life[0, 0]).all()
+                        assert (np.asarray(env_outputs[7]) == 0).all()
+                        received.append(int(life[0, 0]))
+                        assert seeds.setdefault(received[-1], number[0, 0]) == number[0, 0]
+
+                take(10)
+                wait_until(lambda: learner.pool.count() == 12 * UNROLL_LENGTH)  # one is queued, one waits
+                server.process.send_signal(number)
+                server.exit_code()
+                time.sleep(0.2)
+                take(2)
+                wait_until(lambda: learner.pool.counters()["streams_connected"] == 0)
+                assert received == [0] * 12 and learner.pool.count() // UNROLL_LENGTH == 12
+                with one_env_server(tmp_path / "2", env, unix):
+                    take(3)
+                assert received[12:] == [1] * 3 and seeds[0] != seeds[1]
+                assert not learner.errors
+            if number == signal.SIGTERM:
+                assert server.process.returncode == 0
+
+
+@pytest.mark.parametrize("after", range(3 * UNROLL_LENGTH))
+def test_whatever_row_a_stream_ends_after_its_completed_rollouts_arrive(unix, after):
+    with listening(unix) as listener, learning(listener) as learner:
+        with Caller(unix).play(0, count=after + 1) as caller:  # the first row is none of its steps
+            completed = after // UNROLL_LENGTH
+            lives = Lives(learner)
+            lives.take(completed)
+            assert caller.end()[0] == "CANCELLED"
+            wait_until(lambda: learner.pool.counters()["streams_connected"] == 0)
+            assert learner.queue.size() == 0 and learner.pool.count() == after
+            is_rest = int(after % UNROLL_LENGTH > 0)
+            assert learner.pool.counters()["dropped_rollouts"] in {is_rest, 1}
+
+
+STATES = ["the agent thinks", "the queue is full", "it waits for others", "it waits for a row"]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_stream_that_comes_back_takes_the_place_of_its_half_open_predecessor(unix, state):
+    """Whatever that waits for. Its connection is open all the time, as that of a host that lost its power."""
+    may_answer, asked = threading.Event(), threading.Event()
+
+    def agent(env_outputs, agent_state):
+        asked.set()
+        assert state != "the agent thinks" or may_answer.wait(LIMIT)
+        return (np.zeros(tuple(env_outputs[1].shape), np.int64),), agent_state
+
+    options = {"min_streams": 2} if state == "it waits for others" else {}
+    with listening(unix, max_streams=2) as listener, learning(listener, agent=agent, **options) as learner:
+        lives = Lives(learner)
+        callers = [Caller(unix, name="a/0")]
+        if state == "it waits for a row":
+            callers[0].accepted()
+        else:
+            callers[0].play()
+        if state == "the agent thinks":
+            assert asked.wait(LIMIT)
+        elif state == "the queue is full":
+            wait_until(lambda: learner.pool.count() == 2 * UNROLL_LENGTH)
+        elif state == "it waits for others":
+            wait_until(lambda: learner.pool.counters()["streams_connected"] == 1)
+            time.sleep(0.1)
+        for life in range(1, 6):
+            callers.append(Caller(unix, name="a/0").play(1000 * life))
+            time.sleep(0.2)
+        assert callers[0].end()[0] == "CANCELLED"
+        may_answer.set()
+        with Caller(unix, name="b/0").play(50_000, until=("RESOURCE_EXHAUSTED",)):
+            while not any(last > 50_000 for last in lives.last.values()):
+                lives.take(1)
+            lives.take(50)
+        assert not learner.errors and not learner.agent_errors, learner.errors + learner.agent_errors
+        assert learner.pool.counters()["streams_connected"] <= 2
+        for caller in callers:
+            caller.close()
+
+
+def test_with_one_place_a_stream_that_comes_back_is_told_to_dial_again(unix):
+    with listening(unix, max_streams=1) as listener, learning(listener) as learner:
+        with Caller(unix, name="a/0").accepted(), Caller(unix, name="b/0") as other:
+            assert other.end()[0] == "RESOURCE_EXHAUSTED"
+            answers = []
+            while not answers or answers[-1] != "taken":
+                with Caller(unix, name="a/0") as back:
+                    headers = dict(back.call.initial_metadata())
+                    answers.append("taken" if wire.HELLO_HEADER in headers else back.end()[0])
+                    if answers[-1] == "taken":
+                        back.play(3000)
+                        Lives(learner).take(3)
+            assert set(answers) <= {"UNAVAILABLE", "taken"}
+
+
+def test_who_does_not_know_a_streams_name_or_the_token_cannot_end_it(unix):
+    with listening(unix, token="sesame") as listener, learning(listener) as learner:
+        with Caller(unix, token="sesame", name="a/0").play() as honest:
+            lives = Lives(learner)
+            lives.take(3)
+            for token, name in (("", "a/0"), ("guess", "a/0"), ("sesame", "a/1"), ("sesame", "")):
+                with Caller(unix, token=token, name=name) as other:
+                    if token == "sesame":
+                        other.accepted()
+                    else:
+                        assert other.end()[0] == "UNAUTHENTICATED"
+            with Caller(unix, b"nonsense", token="sesame", name="a/0") as other:
+                assert other.end()[0] == "INVALID_ARGUMENT"
+            lives.take(20)
+            assert honest.call.is_active()
+
+
+# ------------------------------------------------------------------------------------------------------ the beginning
+
+
+def test_an_address_that_is_taken_or_a_certificate_that_is_bad_is_told(unix):
+    with listening("127.0.0.1:0", None) as listener:
+        with pytest.raises(ValueError, match=f"cannot listen on {listener.address}: it is taken"):
+            libbeast.EnvListener(listener.address)
+        with pytest.raises(ValueError, match="its certificate is bad"):
+            libbeast.EnvListener("127.0.0.1:0", certificate=b"none", key=b"none")
+        with pytest.raises(ValueError, match="max_streams is 0"):
+            libbeast.EnvListener("127.0.0.1:0", max_streams=0)
+
+
+def test_a_pool_does_not_run_before_the_first_hello(unix):
+    with listening(unix, None) as listener, learning(listener) as learner:
+        error = learner.wait()
+    assert isinstance(error, ValueError) and "first_hello" in str(error)
+
+
+def test_callers_that_say_nothing_do_not_keep_the_listener_from_ending(unix):
+    with listening(unix, None) as listener:
+        channel = grpc.insecure_channel(unix)
+        never: queue.SimpleQueue = queue.SimpleQueue()
+        silent = [channel.stream_stream(wire.DIAL)(iter(never.get, None)) for _ in range(60)]
+        with Caller(unix) as first:
+            listener.first_hello()
+            first.end()
+        with learning(listener) as learner, Caller(unix) as honest:
+            honest.play()
+            Lives(learner).take(3)
+        for _ in silent:
+            never.put(None)
+        channel.close()
+
+
+# ------------------------------------------------------------------------------------------------------------ the end
+
+LISTENING = (
+    PROGRAM.replace(
+        "address, how = sys.argv[1:]", "address, how = sys.argv[1:]\nlistener = libbeast.EnvListener(address)"
+    )
+    .replace("queue, batcher =", 'print("listening", flush=True)\nlistener.first_hello()\nqueue, batcher =')
+    .replace("[address] * 2, (), log=print)", "[], (), listener=listener, log=lambda line: None)")
+)
+
+
+def start_listening(program: str, address: str, how: str) -> subprocess.Popen:
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, address, how],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout.readline() == "listening\n", process.stderr.read()
+    return process
+
+
+@pytest.mark.parametrize(
+    "how, code",
+    [("closed", 0), ("forgotten", 0), ("dropped", 0), ("exit", 3), ("raise", 1), ("unanswered", 0), ("ctrl-c", -2)],
+)
+def test_the_interpreter_exits_cleanly_with_a_listening_pool_in_any_state(unix, quick, how, code):
+    process = start_listening(LISTENING, unix, how)
+    with Dialing(unix, max_streams=2):
+        if how != "unanswered":
+            assert process.stdout.readline() == "running\n"
+        if how == "ctrl-c":
+            process.send_signal(signal.SIGINT)
+        process.wait(timeout=LIMIT)
+    output, errors = process.stdout.read(), process.stderr.read()
+    assert process.returncode == code, errors
+    assert how == "dropped" or output.endswith("connected: 0\n"), "threads of the pool outlived the interpreter"
+    expected = {"raise": "the learner breaks here", "ctrl-c": "KeyboardInterrupt", "unanswered": "AsyncError"}
+    assert expected.get(how, "") in errors
+    assert "Fatal" not in errors and "terminate called" not in errors, errors
+
+
+@pytest.mark.parametrize("how", ["a pool that runs", "a thread in first_hello", "nothing"])
+def test_the_interpreter_exits_with_a_listener_that_nobody_calls(unix, how):
+    does = {
+        "a pool that runs": LISTENING.replace("listener.first_hello()", "").replace("next(queue)", "sys.exit(0)"),
+        "a thread in first_hello": LISTENING.replace(
+            "listener.first_hello()",
+            "threading.Thread(target=listener.first_hello, daemon=True).start(); sys.exit(0)",
+        ),
+        "nothing": LISTENING.replace("listener.first_hello()", "sys.exit(0)"),
+    }
+    process = start_listening(does[how], unix, how)
+    assert process.wait(timeout=LIMIT) == 0, process.stderr.read()
+    errors = process.stderr.read()
+    assert "Fatal" not in errors and "terminate called" not in errors, errors
+
+
+def test_ctrl_c_ends_a_listener_that_nobody_calls(unix):
+    process = start_listening(LISTENING, unix, "forgotten")
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=LIMIT)
+    assert process.returncode == -signal.SIGINT and errors.strip().endswith("KeyboardInterrupt"), errors
+
+
+# In a forked child the end of the interpreter would wait for faulthandler's thread, which is not there.
+FORKING = (
+    LISTENING.split('if how == "ctrl-c"', 1)[0]
+    .replace("faulthandler.dump_traceback_later(100, exit=True)", "")
+    .replace("import atexit,", "import os, time, atexit,")
+    + """
+runner.start()
+next(queue)
+child = os.fork()
+if child == 0:
+    if how == "dropped":
+        del pool, queue, batcher, runner, listener
+    if how == "stop":
+        pool.stop()
+    if how == "close":
+        listener.close()
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+before, until = pool.count(), time.monotonic() + 1
+while time.monotonic() < until:
+    next(queue)
+assert pool.count() > before and pool.counters()["streams_come"] == 1
+print("went on")
+"""
+)
+
+
+@pytest.mark.parametrize("how", ["exit", "dropped", "stop", "close"])
+def test_a_forked_child_ends_and_its_parents_dialed_streams_go_on(unix, quick, how):
+    process = start_listening(FORKING, unix, how)
+    with Dialing(unix):
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0 and "went on" in output, errors
+
+
+# ---------------------------------------------------------------------------------------------------------- polybeast
+
+
+def test_polybeast_trains_with_servers_that_dial_in_and_leave_and_others_do_not_fill_its_log(tmp_path, unix):
+    command = [sys.executable, str(ROOT / "polybeast.py"), "--root", str(tmp_path), "--name", "run", "--no_tensorboard"]
+    command += ["--listen", unix, "--total_steps", "20000", "--log_steps", "300", "--unroll_length", "8"]
+    command += ["--hidden_size", "64", "--core_size", "32", "--batch_width", "1"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    with (
+        open(tmp_path / "printed", "w") as printed,
+        subprocess.Popen(command, stdout=printed, stderr=printed, env=environment) as learner,
+    ):
+        try:
+            with one_env_server(tmp_path / "1", "CartPole-v1", unix) as first:
+                metrics = tmp_path / "run" / "metrics.csv"
+                wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 1)
+                for _ in range(60):
+                    with Caller(unix) as other:
+                        assert other.end()[0] == "FAILED_PRECONDITION"
+                with one_env_server(tmp_path / "2", "CartPole-v1", unix):
+                    first.process.terminate()
+                    assert learner.wait(PATIENCE) == 0, (tmp_path / "printed").read_text()
+        finally:
+            learner.kill()
+    output = (tmp_path / "printed").read_text()
+    assert f"waiting for env servers on {unix}: polybeast_env.py --learner {unix}" in output
+    assert "Traceback" not in output, output
+    assert 1 <= output.count('has environment "lies" instead of "CartPole-v1"') <= 20, output
+
+
+def test_a_taken_address_is_one_line_of_polybeast(tmp_path, unix, run_main):
+    polybeast = pytest.importorskip("polybeast")
+    with listening("127.0.0.1:0", None) as listener:
+        code, output = run_main(polybeast, "--root", str(tmp_path), "--listen", listener.address)
+    assert code == 1 and f"--listen {listener.address}: cannot listen on" in output and "Traceback" not in output
