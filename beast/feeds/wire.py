@@ -143,7 +143,15 @@ def space_from_json(text: str) -> spaces.Space:
         if (count := _count_numbers(description)) > MAX_NUMBERS:
             raise ValueError(f"its Boxes have {count} numbers, at most {MAX_NUMBERS} are taken")
         return _build(description)
-    except (LookupError, AttributeError, TypeError, ValueError, ArithmeticError, AssertionError, RecursionError) as error:
+    except (
+        LookupError,
+        AttributeError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        AssertionError,
+        RecursionError,
+    ) as error:
         shown = text if len(text) < 200 else f"{text[:200]}…"  # repr() escapes what a terminal obeys
         raise InputError(f"no space is described by {shown!r} ({type(error).__name__}: {error})") from error
 
