@@ -35,6 +35,7 @@ sys.path.insert(0, str(ROOT))
 import gymnasium  # noqa: E402
 
 import monobeast  # noqa: E402
+import r2d2  # noqa: E402
 import polybeast_env  # noqa: E402
 from beast.run.command_line import read_source  # noqa: E402
 from beast.run.flags import EnvFlags  # noqa: E402
@@ -172,6 +173,9 @@ def flags_page() -> str:
         "## Of polybeast.py only",
         "",
         *polybeast_tables(),
+        "## Of r2d2.py, which has some of the others too",
+        "",
+        *flag_tables(r2d2.Flags, without=monobeast.AgentFlags),
         "## Of polybeast_env.py",
         "",
         "The flags of [the environment](#the-environment), and these:",

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from learning import RECIPES  # noqa: E402
 
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
-ROW = r"^\| `(recipe-[a-z]+)`(?:, `pip install (\w+)`)?.*? \| `python monobeast.py (.*?)` \|"
+ROW = r"^\| `(recipe-[a-z]+)`(?:, `pip install (\w+)[\w ]*`)?.*? \| `python monobeast.py (.*?)` \|"
 ROWS = re.findall(ROW, PAGE, re.MULTILINE)
 MODULES = {"box2d": "Box2D"}  # of packages that are called otherwise
 
