@@ -35,8 +35,8 @@ sys.path.insert(0, str(ROOT))
 import gymnasium  # noqa: E402
 
 import monobeast  # noqa: E402
-import r2d2  # noqa: E402
 import polybeast_env  # noqa: E402
+import r2d2  # noqa: E402
 from beast.run.command_line import read_source  # noqa: E402
 from beast.run.flags import EnvFlags  # noqa: E402
 
