@@ -22,7 +22,7 @@ constexpr std::chrono::minutes kForgivenAfter{10};       // a life this long res
 constexpr double kFirstPause = 0.1, kLongestPause = 10;  // seconds before a stream is connected again
 constexpr double kFirstRest = 30, kLongestRest = 600;    // the same, after max_env_restarts in a row
 
-// For the answers that inference and the learner queue give. A tenth of a core serves some thousand rows a second.
+// For what follows on the answers of inference and of the learner queue.
 size_t num_threads() { return std::clamp<size_t>(std::thread::hardware_concurrency() / 4, 2, 8); }
 
 int64_t nanoseconds_since(Clock::time_point began) { return std::chrono::nanoseconds(Clock::now() - began).count(); }
