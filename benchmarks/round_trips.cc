@@ -36,7 +36,7 @@ class SteppedStream : public beast::EnvStream::Owner {
   ~SteppedStream() {
     stream_->cancel();
     std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return why_lost_ != nullptr; });
+    changed_.wait(lock, [this] { return is_resting_ || why_lost_; });  // nothing is awaited then
   }
 
   // Waits until the stream has its first row, or has made all of its round trips. Throws if it is lost.
