@@ -560,7 +560,7 @@ def test_the_memory_task_is_learned_with_an_lstm_whose_stored_state_is_what_reme
     assert errors["stored"] < 0.1 and errors["zeroed"] > 0.5, errors
 
 
-@pytest.mark.long
+@pytest.mark.on_demand  # benchmarks/results/ has three seeds of it
 def test_the_memory_task_is_not_learned_without_a_core(tmp_path, run_main):
     returns = train_task(tmp_path, run_main, "r2d2-memory-none", "--total_steps", "30000")
     assert abs(returns[-1]) < 0.3, returns
