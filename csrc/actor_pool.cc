@@ -358,11 +358,11 @@ class ActorPool::Actor : public EnvStream::Owner {
   // Refuses numbers that are not finite: one of them would spoil a whole update, and nobody would know whose it was.
   void check_row() const {
     const auto refuse = [&](const std::string& why) {
-      throw ConnectionError("environment server " + name_ + ": received a " + why);
+      throw ConnectionError("environment server " + name_ + ": " + why);
     };
     const std::string infinite = rollout_->find_infinite(row_);
-    if (!infinite.empty()) refuse("row whose " + readable(infinite));
-    if (row_ == 0 && !rollout_->begins_episodes()) refuse("first row that is not done everywhere");
+    if (!infinite.empty()) refuse("received a row whose " + readable(infinite));
+    if (row_ == 0 && !rollout_->begins_episodes()) refuse("received a first row that is not done everywhere");
   }
 
  public:

@@ -26,7 +26,7 @@ class Sweep:
 
 def main() -> None:
     with exit_with_message():
-        preset, arguments = presets.take(sys.argv[1:])
+        preset, arguments = presets.take(sys.argv[1:], presets.PRESETS)
     defaults = Sweep(monobeast.Flags(**preset))
     sweep = tyro.cli(Sweep, args=arguments, default=defaults, description=__doc__, use_underscores=True)
     name = sweep.flags.name or "seeds"
