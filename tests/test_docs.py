@@ -37,7 +37,7 @@ def test_the_page_of_flags_has_every_flag_with_its_help():
         rows = [line for line in page.splitlines() if line.startswith(f"| `--{field.name}`")]
         assert rows and all(len(row.split(" | ")[3]) > 20 for row in rows), field.name
     assert page.count("| `--discount`") == 1 and page.count("| `--mode`") == 2  # MonoBeast's has one choice more
-    assert page.count("| `--token_file` | str |") == 2  # polybeast.py's and polybeast_env.py's
+    assert page.count("| `--token_file` | str |") == 3  # polybeast.py's, polybeast_env.py's and r2d2.py's
     assert "| `--reward_clip` | float or `auto` | `auto` |" in page
 
 
