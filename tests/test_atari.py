@@ -22,6 +22,7 @@ FAST = ["pong", "breakout", "seaquest", "qbert", "space_invaders", "beam_rider",
 FAST += ["road_runner", "montezuma_revenge"]  # 2K, 4K, F8, FE, F6 and E0; paddles; other windows; game over
 FAST += ["double_dunk", "elevator_action", "journey_escape"]  # a menu; RAM in the cartridge; a missile that shakes
 FAST += ["air_raid"]  # PAL: no colors while the frames have an odd number of lines
+FAST += ["backgammon", "pacman"]  # a paddle that was charged before the frame; a script that waits for two bytes
 
 
 @pytest.mark.parametrize("game", FAST)
@@ -74,6 +75,72 @@ def test_casino_gives_no_reward_while_it_shows_the_end_of_a_round(bits, reward):
     console.set_ram(0xD3, int(console.ram()[0x53]) & 0x7F | bits)
     console.set_ram(0x95, 0x50)  # from 40
     assert (console.act(0), console.game_over) == (reward, bool(bits))
+
+
+BACKGAMMON_START = [0, 2, 0, 0, 0, 0, -5, 0, 0, -3, 0, 0, 0, 5, 0, -2, 0, 0, 0, 0, 5, 0, 0, 3, 0, 0, 0, -5]
+
+
+def backgammon_board(side: int, home: int, count: int) -> dict[int, int]:
+    """`side` has `count` checkers, all in RAM[home]; the other side's are where a game starts."""
+    board = {0x80 + i: (0 if n * side > 0 else n) & 0xFF for i, n in enumerate(BACKGAMMON_START)}
+    return board | {home: side * count & 0xFF}
+
+
+@pytest.mark.parametrize(
+    "game, ram, reward, over",
+    [
+        ("adventure", {0xE0: 2}, 0, True),  # keeps its life
+        ("backgammon", backgammon_board(-1, 0x80, 15), 1, True),
+        ("backgammon", backgammon_board(1, 0x8E, 15), -1, True),
+        ("backgammon", backgammon_board(1, 0x8E, 14), 0, False),
+        ("backgammon", backgammon_board(-1, 0x80, 15) | {0x82: 1}, 0, False),
+        ("blackjack", {0x86: 0x0B, 0x89: 0xBB}, -200, True),
+        ("human_cannonball", {0xB6: 6}, 6, False),
+        ("human_cannonball", {0xB6: 7}, 7, True),
+        ("human_cannonball", {0xB7: 7}, 0, True),
+        ("pacman", {0x98: 0, 0xE4: 0x3F}, 0, True),
+        ("pacman", {0x98: 1, 0xCC: 0x21, 0xCE: 0x43, 0xD0: 0x65}, 654321, False),
+        ("tetris", {0xF1: 0x21, 0xF2: 0x43}, 4321, False),
+        ("tetris", {0xF3: 0x80}, 0, True),
+    ],
+)
+def test_a_game_counts_and_ends_as_that_of_ale_does(game, ram, reward, over):
+    ale, console = load_ale(roms.get_rom_path(game), 1), libatari.Console(rom_bytes(game), game, 1)
+    for _ in range(60):
+        ale.act(ale_py.Action.NOOP)
+        console.act(0)
+    for address, value in ram.items():
+        ale.setRAM(address - 0x80, value)
+        console.set_ram(address, value)
+    rewards = ale.act(ale_py.Action.NOOP), console.act(0)
+    assert (rewards, console.game_over) == ((reward, reward), over)
+    assert compare(ale, console) is None
+
+
+@pytest.mark.parametrize(
+    "ram, reward, over",
+    [
+        ({}, 0, False),
+        ({0xB4: 0x21, 0xB5: 0x43, 0xB6: 0x65}, 654321, False),
+        ({0x9D: 0x99}, 0, True),
+        ({0x9D: 0x98}, 0, False),
+        ({0xE9: 3, 0xEE: 3}, 0, True),
+        ({0xE9: 3, 0xEE: 2}, 0, False),
+    ],
+)
+def test_klax_reads_its_rules_from_the_ram_of_the_cartridge(ram, reward, over, tmp_path):
+    path, rom = tmp_path / "klax.bin", programs.cart_ram_program()
+    path.write_bytes(rom)
+    ale, console = load_ale(path, 1), libatari.Console(rom, "klax", 1)
+    for bytes_of_ram in (dict.fromkeys(range(0x80, 0x100), 0), ram):
+        for address, value in bytes_of_ram.items():
+            ale.setRAM(address - 0x80, value)
+            console.set_ram(address, value)
+        # The program copies them in the frame that follows the call.
+        rewards = [(ale.act(ale_py.Action.NOOP), console.act(0)) for _ in range(2)]
+        assert (ale.lives(), ale.game_over()) == (console.lives, console.game_over)
+    assert sum(ours for _, ours in rewards) == sum(expected for expected, _ in rewards) == reward
+    assert console.game_over == over
 
 
 def test_alien_is_exact_where_it_pulls_vsync_from_a_collision_register():

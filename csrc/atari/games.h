@@ -22,25 +22,29 @@ enum GameFlags : uint8_t {
 
 // Which rules give reward, lives and game over. kNoRules: emulated, but always reward 0 and never over.
 enum GameRules : uint8_t {
-  kNoRules, kAdventure, kAirRaid, kAlien, kAmidar, kAssault, kAsterix, kAsteroids, kAtlantis, kAtlantis2, kBankHeist,
-  kBasicMath, kBattleZone, kBeamRider, kBerzerk, kBlackjack, kBowling, kBoxing, kBreakout, kCarnival, kCasino,
-  kCentipede, kChopperCommand, kCrazyClimber, kCrossbow, kDarkchambers, kDefender, kDemonAttack, kDonkeyKong, kDoubleDunk,
-  kEarthworld, kElevatorAction, kEnduro, kEntombed, kEt, kFishingDerby, kFlagCapture, kFreeway, kFrogger, kFrostbite,
-  kGalaxian, kGopher, kGravitar, kHangman, kHauntedHouse, kHero, kIceHockey, kJamesbond, kJourneyEscape, kKaboom,
-  kKangaroo, kKeystoneKapers, kKingKong, kKoolaid, kKrull, kKungFuMaster, kLaserGates, kLostLuggage, kMarioBros,
-  kMiniatureGolf, kMontezumaRevenge, kMrDo, kMsPacman, kNameThisGame, kOthello, kPhoenix, kPitfall, kPong, kPooyan,
-  kPrivateEye, kQbert, kRiverraid, kRoadRunner, kRobotank, kSeaquest, kSirLancelot, kSkiing, kSolaris,
-  kSpaceInvaders, kSpaceWar, kStarGunner, kSuperman, kSurround, kTennis, kTicTacToe3d, kTimePilot, kTrondead,
-  kTurmoil, kTutankham, kUpNDown, kVenture, kVideoCheckers, kVideoChess, kVideoCube, kVideoPinball, kWizardOfWor, kWordZapper, kYarsRevenge, kZaxxon,
+  kNoRules, kAdventure, kAirRaid, kAlien, kAmidar, kAssault, kAsterix, kAsteroids, kAtlantis, kAtlantis2, kBackgammon,
+  kBankHeist, kBasicMath, kBattleZone, kBeamRider, kBerzerk, kBlackjack, kBowling, kBoxing, kBreakout, kCarnival,
+  kCasino, kCentipede, kChopperCommand, kCrazyClimber, kCrossbow, kDarkchambers, kDefender, kDemonAttack, kDonkeyKong,
+  kDoubleDunk, kEarthworld, kElevatorAction, kEnduro, kEntombed, kEt, kFishingDerby, kFlagCapture, kFreeway, kFrogger,
+  kFrostbite, kGalaxian, kGopher, kGravitar, kHangman, kHauntedHouse, kHero, kHumanCannonball, kIceHockey, kJamesbond,
+  kJourneyEscape, kKaboom, kKangaroo, kKeystoneKapers, kKingKong, kKlax, kKoolaid, kKrull, kKungFuMaster, kLaserGates,
+  kLostLuggage, kMarioBros, kMiniatureGolf, kMontezumaRevenge, kMrDo, kMsPacman, kNameThisGame, kOthello, kPacman,
+  kPhoenix, kPitfall, kPong, kPooyan, kPrivateEye, kQbert, kRiverraid, kRoadRunner, kRobotank, kSeaquest,
+  kSirLancelot, kSkiing, kSolaris, kSpaceInvaders, kSpaceWar, kStarGunner, kSuperman, kSurround, kTennis, kTetris,
+  kTicTacToe3d, kTimePilot, kTrondead, kTurmoil, kTutankham, kUpNDown, kVenture, kVideoCheckers, kVideoChess,
+  kVideoCube, kVideoPinball, kWizardOfWor, kWordZapper, kYarsRevenge, kZaxxon,
 };
 
-// While RAM[address] != value, hold SELECT for `frames` frames and release it for one. `once` > 0: first once for that
-// many frames, whatever RAM says. frames == 0: nothing is held until RAM says so.
+// While RAM[address] != value, or RAM[other_address] != other_value where there is another, hold SELECT for `frames`
+// frames and release it for one. `once` > 0: first once for that many frames, whatever RAM says. frames == 0: nothing is
+// held until RAM says so.
 struct ModeScript {
   uint8_t frames;
   uint8_t address;
   uint8_t value;
   uint8_t once;
+  uint8_t other_address = 0;
+  uint8_t other_value = 0;
 };
 
 // What a reset does last: nothing for `wait` frames, then the action, then nothing for `rest` frames.
@@ -79,7 +83,7 @@ constexpr Game kGames[] = {
     {"asteroids", "ccbd36746ed4525821a8083b0d6d2c2c", kAsteroids, kCartF8, 34, 210, kNoHmoveBlank, 0x0FCFF, 12, {}, {0, 0}, 4},
     {"atlantis", "9ad36e699ef6f45d9eb6c4cf90475c9f", kAtlantis, kCart4K, 34, 210, 0, 0x01803, 12, {2, 0x8D, 0x00, 0}, {0, 0}, 6},
     {"atlantis2", "826481f6fc53ea47c9f272f7050eedf7", kAtlantis2, kCart4K, 34, 210, 0, 0x01803, 8, {}, {0, 0}, 6},
-    {"backgammon", "8556b42aa05f94bc29ff39c39b11bff4", kNoRules, kCart4K, 34, 210, kPaddles, 0x0001A, 12, {1, 0xDC, 0x03, 0}, {0, 0}, 1},
+    {"backgammon", "8556b42aa05f94bc29ff39c39b11bff4", kBackgammon, kCart4K, 34, 210, kPaddles, 0x0001A, 12, {1, 0xDC, 0x03, 0}, {0, 0}, 1},
     {"bank_heist", "00ce0bdd43aed84a983bef38fe7f5ee3", kBankHeist, kCart4K, 34, 210, 0, 0x3FFFF, 12, {2, 0x80, 0x00, 0}, {0, 0}, 4},
     {"basic_math", "819aeeb9a2e11deb54e6de334f843894", kBasicMath, kCart2K, 34, 210, 0, 0x0003F, 12, {2, 0xC5, 0x05, 0}, {0, 0}, 1},
     {"battle_zone", "41f252a66c6301f1e8ab3612c19bc5d4", kBattleZone, kCartF8, 34, 210, kNoHmoveBlank, 0x3FFFF, 12, {2, 0xA1, 0x01, 0}, {0, 0}, 5},
@@ -117,7 +121,7 @@ constexpr Game kGames[] = {
     {"hangman", "f16c709df0a6c52f47ff52b9d95b7d8d", kHangman, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 1},
     {"haunted_house", "f0a6e99f5875891246c3dbecbf2d2cea", kHauntedHouse, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 9},
     {"hero", "fca4a5be1251927027f2c24774a02160", kHero, kCartF8, 34, 210, 0, 0x3FFFF, 12, {2, 0x80, 0x00, 0}, {0, 0}, 4},
-    {"human_cannonball", "7972e5101fa548b952d852db24ad6060", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"human_cannonball", "7972e5101fa548b952d852db24ad6060", kHumanCannonball, kCart2K, 34, 210, 0, 0x3FFFF, 12, {2, 0xB6, 0x01, 0, 0xB7, 0x01}, {0, 0}, 1},
     {"ice_hockey", "a4c08c4994eb9d24fb78be1793e82e26", kIceHockey, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
     {"jamesbond", "e51030251e440cffaab1ac63438b44ae", kJamesbond, kCartE0, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 6},
     {"journey_escape", "718ae62c70af4e5fd8e932fee216948a", kJourneyEscape, kCart4K, 34, 230, 0, 0x3FBFD, 8, {}, {1, 1}, 0},
@@ -126,7 +130,7 @@ constexpr Game kGames[] = {
     {"kangaroo", "4326edb70ff20d0ee5ba58fa5cb09d60", kKangaroo, kCartF8, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 3},
     {"keystone_kapers", "6c1f3f2e359dbf55df462ccbcdd2f6bf", kKeystoneKapers, kCart4K, 34, 250, kPal, 0x03FFF, 8, {}, {0, 0}, 3},
     {"king_kong", "0dd4c69b5f9a7ae96a7a08329496779a", kKingKong, kCart4K, 34, 250, kPal, 0x0003F, 12, {}, {0, 0}, 3},
-    {"klax", "eed9eaf1a0b6a2b9bc4c8032cb43e3fb", kNoRules, kCartF6SC, 34, 250, kPal, 0x3FFFF, 12, {}, {1, 1, 0, 1}, 0},
+    {"klax", "eed9eaf1a0b6a2b9bc4c8032cb43e3fb", kKlax, kCartF6SC, 34, 250, kPal, 0x3FFFF, 12, {}, {1, 1, 0, 1}, 1},
     {"koolaid", "534e23210dd1993c828d944c6ac4d9fb", kKoolaid, kCart4K, 34, 210, 0, 0x003FD, 8, {}, {0, 0}, 0},
     {"krull", "4baada22435320d185c95b7dd2bcdb24", kKrull, kCartF8, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 3},
     {"kung_fu_master", "5b92a93b23523ff16e2789b820e2a4c5", kKungFuMaster, kCartF8, 34, 210, 0, 0x3FB3D, 8, {}, {0, 0}, 4},
@@ -140,7 +144,7 @@ constexpr Game kGames[] = {
     {"ms_pacman", "87e79cd41ce136fd4f72cc6e2c161bee", kMsPacman, kCartF8, 34, 210, kNoHmoveBlank, 0x003FD, 12, {}, {0, 0}, 3},
     {"name_this_game", "36306070f0c90a72461551a7a4f3a209", kNameThisGame, kCart4K, 34, 210, 0, 0x0181B, 12, {2, 0xDE, 0x08, 0}, {0, 0}, 3},
     {"othello", "113cd09c9771ac278544b7e90efe7df2", kOthello, kCart2K, 34, 210, 0, 0x003FF, 12, {2, 0xDE, 0x01, 0}, {0, 0}, 1},
-    {"pacman", "fc2233fc116faef0d3c31541717ca2db", kNoRules, kCart4K, 34, 250, kPal, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"pacman", "fc2233fc116faef0d3c31541717ca2db", kPacman, kCart4K, 34, 250, kPal, 0x0003D, 12, {2, 0xCC, 0x01, 0, 0xE6, 0x00}, {0, 0}, 4},
     {"phoenix", "7e52a95074a66640fcfde124fffd491a", kPhoenix, kCartF8, 34, 210, 0, 0x0383B, 8, {}, {0, 0}, 5},
     {"pitfall", "3e90cf23106f2e08b2781e41299de556", kPitfall, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {2, 1}, 3},
     {"pong", "60e0ea3cbe0913d39803477945e9e5ec", kPong, kCart2K, 34, 210, kPaddles | kSwappedPorts, 0x0181B, 12, {2, 0x96, 0x00, 0}, {0, 0}, 0},
@@ -160,7 +164,7 @@ constexpr Game kGames[] = {
     {"superman", "a9531c763077464307086ec9a1fd057d", kSuperman, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 1},
     {"surround", "4d7517ae69f95cfbc053be01312b7dba", kSurround, kCart2K, 34, 210, kSwappedPorts, 0x0003D, 12, {2, 0xF9, 0x01, 0}, {0, 0}, 1},
     {"tennis", "42cdd6a9e42a3639e190722b8ea3fc51", kTennis, kCart2K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
-    {"tetris", "b0e1ee07fbc73493eac5651a52f90f00", kNoRules, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"tetris", "b0e1ee07fbc73493eac5651a52f90f00", kTetris, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
     {"tic_tac_toe_3d", "0db4f4150fecf77e4ce72ca4d04c052f", kTicTacToe3d, kCart2K, 34, 210, 0, 0x003FF, 12, {}, {0, 0}, 1},
     {"time_pilot", "fc2104dd2dadf9a6176c1c1c8f87ced9", kTimePilot, kCartF8, 34, 210, 0, 0x03C3F, 8, {}, {0, 0}, 5},
     {"trondead", "fb27afe896e7c928089307b32e5642ee", kTrondead, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 5},
@@ -200,6 +204,7 @@ struct Tally {
   int32_t reward;
   int32_t points;  // tennis: the score within a game
   uint8_t lives;
+  uint8_t shown_lives;  // none once the game is over, but in Adventure
   uint8_t over;
   uint8_t started;
   uint8_t previous;  // the byte whose last value a rule looks at
@@ -207,7 +212,7 @@ struct Tally {
 
 HD inline Tally start_tally(const Game& game) {
   Tally tally{};
-  tally.lives = game.lives;
+  tally.lives = tally.shown_lives = game.lives;
   return tally;
 }
 
@@ -219,8 +224,9 @@ HD inline int digit_or_blank(uint8_t byte) { return (byte & 15) == 10 ? 0 : byte
 HD inline int alien_digit(uint8_t byte) { return byte == 0x80 ? 0 : byte >> 3; }
 HD inline int riverraid_digit(uint8_t byte) { return byte % 8 == 0 && byte <= 0x48 ? byte / 8 : 0; }
 
-// One frame of a game's rules: reads RAM ($80 is ram[0]) and updates score, reward, lives and over.
-HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
+// One frame of a game's rules: reads RAM ($80 is ram[0]), or the cartridge's, and updates score, reward, lives and over.
+HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const uint8_t* cart_ram, Tally& tally) {
+  const uint8_t* const ram = rules == kKlax ? cart_ram : console_ram;
   const auto at = [ram](int address) -> uint8_t { return ram[address & 0x7F]; };
   const auto bcd3 = [at](int high, int middle, int low) {
     return bcd(at(high)) * 10000 + bcd(at(middle)) * 100 + bcd(at(low));
@@ -274,6 +280,18 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       lives = at(0xF1);
       over = lives == 0xFF;
       break;
+    case kBackgammon: {
+      // Points, bars and homes; one side's checkers count up, the other's down.
+      int up = 0, down = 0;
+      for (int place = 0x80; place <= 0x9B; ++place) {
+        const int checkers = static_cast<int8_t>(at(place));
+        (checkers > 0 ? up : down) += checkers;
+      }
+      const bool is_whole = up == 15 && down == -15;
+      if (is_whole) score = at(0x80) == 0xF1 ? 1 : at(0x8E) == 15 ? -1 : 0;
+      over = score != 0;
+      break;
+    }
     case kBankHeist:
       score = bcd3(0xD8, 0xD9, 0xDA);
       lives = at(0xD5);
@@ -303,6 +321,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
     case kBlackjack:
       score = bcd2(0x86, 0x89);
       over = score >= 1000;
+      if (at(0x86) == 0x0B && at(0x89) == 0xBB) score = 0;  // blanks: the player is bankrupt
       break;
     case kBowling:
       score = bcd2(0xA6, 0xA1);
@@ -443,6 +462,10 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       lives = at(0xB3);
       over = lives == 0;
       break;
+    case kHumanCannonball:
+      score = bcd(at(0xB6));
+      over = at(0xB6) == 7 || at(0xB7) == 7;
+      break;
     case kIceHockey:
       score = bcd(at(0x8A)) - bcd(at(0x8B));
       over = at(0x86) == 0 && at(0x87) == 0;
@@ -475,6 +498,10 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       score = bcd2(0x82, 0x83);
       lives = at(0xEE);
       over = lives == 0;
+      break;
+    case kKlax:
+      score = bcd3(0xB6, 0xB5, 0xB4);
+      over = at(0x9D) == 0x99 || (at(0xE9) != 0 && at(0xE9) == at(0xEE));
       break;
     case kKoolaid:
       score = bcd2(0x80, 0x81) * 100;
@@ -529,6 +556,11 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       break;
     case kOthello:
       score = bcd(at(0xCE)) - bcd(at(0xD0));
+      break;
+    case kPacman:
+      score = bcd3(0xD0, 0xCE, 0xCC);
+      lives = at(0x98) + 1;
+      over = at(0x98) == 0 && at(0xE4) == 0x3F;
       break;
     case kPhoenix:
       score = bcd2(0xC9, 0xC8) * 100 + (at(0xC7) >> 4) * 10;
@@ -628,6 +660,10 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
       over = (most >= 6 && apart >= 2) || most == 7;
       break;
     }
+    case kTetris:
+      score = bcd2(0xF2, 0xF1);
+      over = at(0xF3) & 0x80;
+      break;
     case kTicTacToe3d:
       over = at(0xFE) == 0x10 && at(0xFF) == 0xF3;  // a return address on the stack
       if (over) score = at(0xE1) == 8 ? 1 : -1;
@@ -735,6 +771,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* ram, Tally& tally) {
   tally.score = score;
   tally.reward = reward;
   tally.lives = static_cast<uint8_t>(lives);
+  tally.shown_lives = over && rules != kAdventure ? 0 : tally.lives;
   tally.over = over;
 }
 

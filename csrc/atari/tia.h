@@ -776,8 +776,9 @@ HD inline uint8_t read_tia(Tia& tia, const TiaSettings& settings, const Canvas& 
                                 (tia.collisions & kRegisters[which][1] ? 0x40 : 0) | low);
   }
   if (which < 12) {
-    const int paddle = tia.paddle_cycles[which & 3];
-    const bool charged = !(tia.vblank & 0x80) && paddle >= 0 && cycle - tia.discharged_cycle > paddle;
+    // One that was charged before this frame began reads 0 again, as in ALE.
+    const int paddle = tia.paddle_cycles[which & 3], charged_cycle = tia.discharged_cycle + paddle;
+    const bool charged = !(tia.vblank & 0x80) && paddle >= 0 && cycle > charged_cycle && (charged_cycle >= 0 || paddle == 0);
     return (charged ? 0x80 : 0) | low;
   }
   if (which < 14) return tia.fire[which & 1] | low;

@@ -29,7 +29,7 @@ constexpr int kMaxScreenHeight = 250;
 constexpr int kNumActions = 18;
 constexpr int kMaxInstructions = 25000;  // a call of ALE's emulator returns after so many, whether the frame is over or not
 constexpr uint32_t kSystemSeed = 4753849;
-constexpr int kPaddleLeast = 27450, kPaddleMostOfAll = 795000, kPaddleStep = 23000;  // ohms, per frame
+constexpr int kPaddleLeast = 27450, kPaddleMostOfAll = 1000000, kPaddleStep = 23000;  // ohms, per frame
 
 // Why a console has stopped; once set, `act` does nothing until the next reset.
 enum Error : uint8_t { kNoError, kJam, kEndlessReset };
@@ -89,7 +89,9 @@ HD inline Wiring wiring_of(Cart cart) {
 }
 
 // The most ohms of a game's paddles.
-HD constexpr int paddle_most(const Game& game) { return game.rules == kBlackjack ? kPaddleMostOfAll : 790196; }
+HD constexpr int paddle_most(const Game& game) {
+  return game.rules == kBackgammon ? kPaddleMostOfAll : game.rules == kBlackjack ? 795000 : 790196;
+}
 HD constexpr int paddle_middle(const Game& game) { return (kPaddleLeast + paddle_most(game)) / 2; }
 
 template <Wiring kWiring>
@@ -266,7 +268,7 @@ template <class Output>
 HD void reset_frame(const Rom& rom, Vcs& vcs, int action, Switches pressed, const Output& output) {
   set_inputs(rom, vcs, action, pressed);
   run_frame(rom, vcs, output.canvas(begins_frame(vcs)));
-  apply_rules(rom.game.rules, vcs.ram, vcs.tally);
+  apply_rules(rom.game.rules, vcs.ram, vcs.cart.ram, vcs.tally);
 }
 
 // A probability as a number of draws of 32 bits, for `act`.
@@ -283,7 +285,7 @@ HD void act_frame(const Rom& rom, Vcs& vcs, Generators& generators, int action, 
   const bool is_void = has_fire(vcs.last_action) && rom.game.has(kNoFire);
   set_inputs(rom, vcs, is_void ? 0 : vcs.last_action, kNoSwitch);
   run_frame(rom, vcs, output.canvas(begins_frame(vcs)));
-  apply_rules(rom.game.rules, vcs.ram, vcs.tally);
+  apply_rules(rom.game.rules, vcs.ram, vcs.cart.ram, vcs.tally);
 }
 
 // Double Dunk's menu has an option on each line but the first: goes down and turns them all off.
@@ -356,7 +358,11 @@ HD void reset_game(const Rom& rom, Vcs& vcs, Generators& generators, const Outpu
     release(1);
   }
   int rounds = 0;
-  while (script.frames && vcs.ram[script.address & 0x7F] != script.value && !vcs.error) {
+  const auto has_mode = [&] {
+    const bool has_other = !script.other_address || vcs.ram[script.other_address & 0x7F] == script.other_value;
+    return has_other && vcs.ram[script.address & 0x7F] == script.value;
+  };
+  while (script.frames && !has_mode() && !vcs.error) {
     frames(script.frames, kSelectSwitch);
     release(1);
     if (++rounds == 1000) vcs.error = kEndlessReset;
@@ -397,7 +403,7 @@ HD int act(const Rom& rom, Vcs& vcs, Generators& generators, int action, uint64_
   return vcs.tally.reward;
 }
 
-HD inline int lives(const Vcs& vcs) { return vcs.tally.over ? 0 : vcs.tally.lives; }
+HD inline int lives(const Vcs& vcs) { return vcs.tally.shown_lives; }
 HD inline bool game_over(const Vcs& vcs) { return vcs.tally.over; }
 HD inline uint32_t frame_number(const Vcs& vcs) { return vcs.frame_number; }
 HD inline uint32_t episode_frame_number(const Vcs& vcs) { return vcs.episode_frame_number; }

@@ -173,3 +173,11 @@ def shaking_program(register: int, lines: int) -> bytes:
     program.add(0x85, WSYNC, 0x85, HMOVE).wait(16).store(HMM0, 0x60)
     program.lines(lines).wait(10).store(register, 0x10).lines(40).store(ENAM0, 2).lines(120)
     return program.jump(frame).build()
+
+
+def cart_ram_program() -> bytes:
+    """16 KB: copies the console's RAM to that of an F6SC cartridge in every frame."""
+    program = Program().start().add(0xA2, 0x7F, 0x95, 0x80, 0xCA, 0x10, 0xFB)  # clears RAM
+    frame = program.here
+    program.new_frame().add(0xA2, 0x7F, 0xB5, 0x80, 0x9D, 0x00, 0xF0, 0xCA, 0x10, 0xF8)  # LDX #; LDA 80,X; STA F000,X
+    return 4 * (bytes(2048) + program.lines(200).jump(frame).build())
