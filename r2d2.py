@@ -60,12 +60,22 @@ class Flags(RunFlags):
     theirs. Without addresses --feed remote starts --num_servers here."""
     num_servers: int = 2
     """Env servers to start here, where no --addresses are given; each serves two groups of environments."""
+    listen: str = ""
+    """Where env servers dial in, `host:port` or `unix:/path` (polybeast_env.py --learner), instead of --addresses.
+    Environment and group width are those of the first that calls."""
+    max_streams: int = 4
+    """With --listen: streams at a time, each a group of environments, among which the replay is divided; half of them
+    have to be there."""
+    tls_cert: str = ""
+    """With --listen: certificate chain of this host (PEM), so that nobody reads along."""
+    tls_key: str = ""
+    """With --listen: private key of the certificate (PEM)."""
     token_file: str = ""
-    """File with the secret that the env servers ask for."""
+    """File with the secret that the env servers ask for, or with --listen must know."""
     tls_ca: str = ""
     """Certificate (PEM) that the env servers' certificates are signed with, or their own; a token needs it."""
     insecure: bool = False
-    """Send a token to other hosts without TLS: in a trusted network."""
+    """Send a token to other hosts without TLS, or --listen to them without token and TLS: in a trusted network."""
 
     # The agent.
     net: Literal["shallow", "deep", "mlp"] = "shallow"
@@ -172,6 +182,7 @@ import copy
 import math
 import os
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 
@@ -272,14 +283,18 @@ class Net(nn.Module):
 
 # FORK HERE: your loss.
 def compute_loss(
-    flags: Flags, net: Net, target: Net, batch: dict, core_state: tuple, weights: torch.Tensor
-) -> tuple[torch.Tensor, dict, torch.Tensor]:
+    flags: Flags, net: Net, target: Net, batch: dict, core_state: tuple, weights: torch.Tensor,
+    helper: Executor | None = None,
+) -> tuple[torch.Tensor, dict, torch.Tensor]:  # fmt: skip
     """The loss of sequences [B+T+1, N, …] with their importance weights [N], statistics as tensors, and the sequences'
-    priorities [N]."""
+    priorities [N]. The target network runs in `helper`, beside the net."""
+
+    def run_target() -> torch.Tensor:
+        return target(batch, core_state)[0][flags.burn_in :]
+
+    beside = helper.submit(run_target) if helper else None
     rows = map_tensors(lambda x: x[flags.burn_in :], batch)  # [T+1, N, …]
     with torch.no_grad():
-        target_state = burn_in(flags, target, batch, core_state)
-        target_q, _, _ = target(rows, target_state)
         state = burn_in(flags, net, batch, core_state)
     q, _, _ = net(rows, state)  # [T+1, N, actions]
     h, h_inverse = rescaling(flags)
@@ -287,7 +302,9 @@ def compute_loss(
         mask, discounts = vtrace.transition_masks(rows["done"], rows["terminated"], rows["truncated"], flags.discount)
         rewards = rows["reward"][1:]
         if "final_obs" in rows:
+            target_state = burn_in(flags, target, batch, core_state)
             rewards = rewards + flags.discount * final_values(net, target, rows, state, target_state, h_inverse)
+        target_q = beside.result() if beside else run_target()
         # Double Q-learning: the net chooses, the target network values.
         values = h_inverse(target_q.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1))  # [T+1, N]
         targets = h(n_step_targets(rewards, discounts, mask, values, flags.n_steps))
@@ -356,6 +373,9 @@ class QLearner(Learner):
         self.target = copy.deepcopy(net).eval().requires_grad_(False)
         self.random = np.random.Generator(np.random.PCG64(seed))
         self.all_returns: list[float] = []  # of the last 100 games of all environments, however much they explore
+        # A thread for the target network. A GPU has its own queue, and gains nothing.
+        is_cpu = next(net.parameters()).device.type == "cpu"
+        self.helper = ThreadPoolExecutor(1, "target network", torch.set_num_threads, (1,)) if is_cpu else None
 
     def mean_of_all_returns(self) -> float:
         return float(np.mean(self.all_returns)) if self.all_returns else math.nan
@@ -398,7 +418,7 @@ def update(flags: Flags, learner: QLearner, sample: Sample) -> tuple[dict[str, t
         group["lr"] = flags.learning_rate
     with net.register_forward_hook(lambda *_: laps.lap("forward")):
         loss, stats, priorities = compute_loss(
-            flags, net, learner.target, sample.batch, sample.core_state, sample.weights
+            flags, net, learner.target, sample.batch, sample.core_state, sample.weights, learner.helper
         )
     laps.lap("loss")
     optimizer.zero_grad(set_to_none=True)
@@ -460,7 +480,7 @@ def learn(
                 weights.publish(learner.net, learner.updates)
                 laps.lap("publish")
                 replay.update(sample.ids, sample.generations, priorities.cpu().numpy())
-                limiter.updates += 1
+                limiter.add_update()
                 laps.lap("priorities")
                 own = {"stats/replay_ratio": limiter.measured(), "charts/return_all": learner.mean_of_all_returns()}
                 training.record(numbers and {**numbers, **replay.stats(), **own})
@@ -505,6 +525,7 @@ def make_replay(flags: Flags, env_spaces: EnvSpaces, learner: QLearner, num_grou
 # Flags of R2D2, beside those of every run, that may differ when a run is resumed.
 RESUME_FREE = FREE_ON_RESUME | {
     *("actor_niceness", "pin_actors", "feed", "addresses", "num_servers", "token_file", "tls_ca", "insecure"),
+    *("listen", "max_streams", "tls_cert", "tls_key"),
     *("replay_gb", "replay_sequences", "min_fill", "save_replay", "epsilon"),
 }
 
@@ -593,7 +614,8 @@ def server_flags(flags: Flags, flags_class: type):
     """PolyBeast's flags of the same names and values, for its connection to env servers. Any group's width suits a
     batch of 1."""
     names = {field.name for field in fields(flags_class)} & {field.name for field in fields(flags)}
-    return flags_class(**{name: getattr(flags, name) for name in names} | {"batch_width": 1})
+    own = {"batch_width": 1} | ({} if flags.listen else {"max_streams": 0})  # which is for --listen only
+    return flags_class(**{name: getattr(flags, name) for name in names} | own)
 
 
 def test(flags: Flags) -> dict:
@@ -623,6 +645,7 @@ def validate(flags: Flags) -> Flags:
         **RUN_LIMITS,
         **{name: (1, 10**6) for name in sizes},
         "num_actors": (1, 1024),
+        "max_streams": (1, 4096),
         "actor_niceness": (0, 19),
         "unroll_length": (1, 2**16 - 1),
         "trained": (2, 10**5),
@@ -646,7 +669,8 @@ def validate(flags: Flags) -> Flags:
         )
     if flags.compile:
         raise InputError("--compile: r2d2.py does not compile its net yet; leave it out")
-    if flags.deterministic and (flags.addresses or flags.feed == "remote"):
+    is_remote = flags.feed == "remote" or bool(flags.addresses or flags.listen)
+    if flags.deterministic and is_remote:
         raise InputError("--deterministic: env servers answer in any order; leave it out, or --feed remote")
     num_groups = flags.num_actors * GROUPS_PER_ACTOR
     num_slots = flags.num_slots or num_groups + 2
@@ -655,7 +679,7 @@ def validate(flags: Flags) -> Flags:
     return replace(
         flags,
         num_slots=num_slots,
-        feed="remote" if flags.addresses else flags.feed,
+        feed="remote" if is_remote else "shared",
         burn_in=flags.burn_in if flags.core != "none" else 0,  # there is no state to burn in
         learner_threads=1 if flags.deterministic else flags.learner_threads,
         name=run_name("r2d2", flags),

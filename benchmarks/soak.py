@@ -2,17 +2,19 @@
 
     python benchmarks/soak.py            # MonoBeast on Pong; writes benchmarks/results/soak-monobeast.{csv,md}
     python benchmarks/soak.py --variant polybeast
+    python benchmarks/soak.py --variant r2d2 --minutes 11 --arguments="--replay_gb 0.1 --min_fill 2000"
 
 Memory is what the kernel calls proportional: a page that n processes map counts 1/n in each, so that the sum over all
 processes of the run is what the run costs the machine. A slope is that of a line through the means of ten equal parts
-of the run, its first minutes left out. A quantity is flat if 0 lies within the slope's 95 % interval and no more than
-a tenth of its mean an hour does; if more does, nothing is known of it.
+of the run, its first minutes left out; of R2D2 all until its replay is full. A quantity is flat if 0 lies within the
+slope's 95 % interval and no more than a tenth of its mean an hour does; if more does, nothing is known of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import math
 import shlex
 import statistics
 import subprocess
@@ -36,6 +38,7 @@ METRICS = {  # columns of metrics.csv, and what they mean
     "stats/queue_full_slots": "slots that wait for the learner",
     "stats/queue_waiting_columns": "columns that wait for the learner",
     "stats/policy_lag_mean": "policy lag, updates",
+    "stats/replay_rows": "steps in the replay",
 }
 
 
@@ -43,8 +46,8 @@ METRICS = {  # columns of metrics.csv, and what they mean
 class Options:
     """What to run, and for how long."""
 
-    variant: Literal["monobeast", "polybeast"] = "monobeast"
-    """Which of the two."""
+    variant: Literal["monobeast", "polybeast", "r2d2"] = "monobeast"
+    """Which of the three."""
     env: str = "PongNoFrameskip-v4"
     """Environment id."""
     minutes: float = 31.0
@@ -83,16 +86,19 @@ def main(options: Options) -> None:
     samples = [sample for sample in samples if sample["processes"]]  # the last one may have seen its end
     with open(path / "metrics.csv") as file:
         rows = list(csv.DictReader(file))
+    warmup = max(options.warmup, minute_of_full_replay(rows))
+    if warmup >= options.minutes:
+        sys.exit("error: the replay was never full: lower its --replay_gb in --arguments, or give more --minutes")
     lines, flat = [], True
     for name, meaning in MEMORY.items():
         points = [(sample["minutes"], sample[name] / 1e6) for sample in samples]
-        line, is_flat = describe(f"{meaning}, MB", points, options.warmup, options.minutes)
+        line, is_flat = describe(f"{meaning}, MB", points, warmup, options.minutes)
         lines.append(line)
         flat = flat and is_flat
     for name, meaning in METRICS.items():
         points = [(60 * float(row["hours"]), float(row[name])) for row in rows if row.get(name)]
         if points:
-            lines.append(describe(meaning, points, options.warmup, options.minutes)[0])
+            lines.append(describe(meaning, points, warmup, options.minutes)[0])
     highest = max(float(row["stats/policy_lag_max"]) for row in rows)
     bounds = {row["stats/policy_lag_bound"] for row in rows if row.get("stats/policy_lag_bound")}
     bound = f", its bound is {float(bounds.pop()):.0f}" if bounds else " (no bound)"
@@ -100,7 +106,8 @@ def main(options: Options) -> None:
         f"# {options.minutes:.0f} minutes of {options.variant}.py on {options.env}",
         "",
         f"{cpu_model()}, {usable_cores()} cores, commit {(git(ROOT, 'rev-parse', 'HEAD') or 'unknown')[:10]}; "
-        f"{float(rows[-1]['step']):,.0f} steps, {max(sample['processes'] for sample in samples):.0f} processes.",
+        f"{float(rows[-1]['step']):,.0f} steps, {max(sample['processes'] for sample in samples):.0f} processes, the "
+        f"first {warmup:.1f} minutes left out.",
         "",
         "| | mean | lowest | highest | slope an hour (95 % interval) | |",
         "|---|---|---|---|---|---|",
@@ -120,6 +127,15 @@ def main(options: Options) -> None:
     print("\n".join(lines))
     if not flat:
         sys.exit("memory grew")
+
+
+def minute_of_full_replay(rows: list[dict[str, str]]) -> float:
+    """When the replay was full for the first time: 0 of a variant without one, infinity if it never was."""
+    if not any(row.get("stats/replay_fill") for row in rows):
+        return 0.0
+    return min(
+        (60 * float(row["hours"]) for row in rows if float(row["stats/replay_fill"] or 0) >= 1), default=math.inf
+    )
 
 
 def memory_of_tree(pid: int) -> dict[str, float]:

@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import monobeast  # noqa: E402
+import r2d2  # noqa: E402
+from beast.learn import learner as learner_module  # noqa: E402
 from beast.learn.learner import Learner, PublishedWeights  # noqa: E402
 from beast.run.training import Training  # noqa: E402
 
@@ -62,19 +64,29 @@ class Orders:
             return self.stage != PAUSE and STAGES.index(self.stage) >= STAGES.index(stage)
 
 
-def leave_out_inference(net_class: type, orders: Orders) -> None:
-    """While it simulates, a forward pass gives all actions the same chance and a value of 1, whatever is observed."""
-    forward = net_class.forward
+def leave_out_inference(orders: Orders) -> None:
+    """While it simulates, a net that acts gives all actions the same chance and a value of 1, whatever is observed."""
+    make_copy = learner_module.inference_copy
 
-    def staged(self, inputs, core_state):
-        if orders.have_reached("+ inference"):
-            return forward(self, inputs, core_state)
-        T, B = inputs["done"].shape
-        device = inputs["done"].device
-        chances = torch.zeros(T, B, self.policy.out_features, device=device)
-        return chances, torch.ones(T, B, device=device), core_state
+    def staged_copy(net: torch.nn.Module, is_compiled: bool = False) -> torch.nn.Module:
+        acting = make_copy(net, is_compiled)
+        forward = acting.forward
 
-    net_class.forward = staged
+        def staged(inputs, core_state):
+            if orders.have_reached("+ inference"):
+                return forward(inputs, core_state)
+            T, B = inputs["done"].shape
+            device = inputs["done"].device
+            if hasattr(acting, "num_actions"):  # R2D2 takes the action of the highest Q
+                outputs = torch.rand(T, B, acting.num_actions, device=device)
+            else:
+                outputs = torch.zeros(T, B, acting.policy.out_features, device=device)
+            return outputs, torch.ones(T, B, device=device), core_state
+
+        acting.forward = staged
+        return acting
+
+    learner_module.inference_copy = staged_copy
 
 
 class LeavingOutLearning:
@@ -86,7 +98,9 @@ class LeavingOutLearning:
         # NaN: where a row of metrics holds real updates, too, it is theirs.
         self._nothing = {"losses/grad_norm": math.nan, "stats/policy_lag_mean": 0.0, "stats/policy_lag_max": 0.0}
         self._update, self._count, self._publish = monobeast.update, Learner.count, PublishedWeights.publish
-        monobeast.update = self._staged
+        self._store = r2d2.store
+        monobeast.update, r2d2.store = self._staged, self._staged_store
+        self.training: Training | None = None
         Learner.count = lambda learner, stats: self._count(learner, stats) if self._is_learning else self._nothing
         PublishedWeights.publish = lambda *arguments: self._publish(*arguments) if self._is_learning else None
 
@@ -95,14 +109,24 @@ class LeavingOutLearning:
         return self._num_running >= self._num_envs
 
     def _staged(self, flags, learner: Learner, batch: dict, core_state: tuple) -> dict:
-        if not self.all_are_running():
-            # Nobody has valued what led to a first observation.
-            self._num_running += int((batch["baseline"][0] == 0).sum())
-        self._is_learning = self._orders.have_reached("+ learning")
-        if self._is_learning:
+        if self._learns_from(batch):
             return self._update(flags, learner, batch, core_state)
         learner.steps += int(learner.measure(batch)["steps"])
         return {}
+
+    def _staged_store(self, flags, learner: Learner, replay, limiter, rollout: dict, core_state: tuple) -> None:
+        """R2D2 makes its updates when the replay has got new rows; what is not stored leads to none."""
+        if self._learns_from(rollout):
+            return self._store(flags, learner, replay, limiter, rollout, core_state)
+        learner.steps += int(learner.measure(rollout)["steps"])
+        self.training.record(self._nothing)
+
+    def _learns_from(self, rollout: dict) -> bool:
+        if not self.all_are_running():
+            # Nobody has valued what led to a first observation.
+            self._num_running += int((rollout["baseline"][0] == 0).sum())
+        self._is_learning = self._orders.have_reached("+ learning")
+        return self._is_learning
 
 
 def mark_stages_and_end(orders: Orders, learning: LeavingOutLearning) -> None:
@@ -120,6 +144,7 @@ def mark_stages_and_end(orders: Orders, learning: LeavingOutLearning) -> None:
             orders.end()
             close()
 
+        learning.training = self
         feed.measure, feed.close = measure_stage, end_pause_and_close
         train(self, feed, *arguments)
 
@@ -133,12 +158,15 @@ def main(variant: str, arguments: list[str]) -> None:
     flags = tyro.cli(module.Flags, args=arguments, use_underscores=True)
     if getattr(flags, "addresses", None) or getattr(flags, "auto", False):
         sys.exit("error: --addresses and --auto: the number of environments has to be known; give --group_width")
-    is_mono = variant == "monobeast"
+    is_poly = variant == "polybeast"
     num_groups = (
-        flags.num_actors * module.GROUPS_PER_ACTOR if is_mono else flags.num_servers * module.STREAMS_PER_SERVER
+        flags.num_servers * module.STREAMS_PER_SERVER if is_poly else flags.num_actors * module.GROUPS_PER_ACTOR
     )
+    if variant == "r2d2":  # the first update may come when each group has a sequence, so that none are in arrears
+        rollouts = math.ceil((flags.burn_in + flags.trained) / flags.unroll_length) + 1
+        flags.min_fill = rollouts * flags.unroll_length * num_groups * flags.group_width
     orders = Orders()
-    leave_out_inference(monobeast.Net, orders)
+    leave_out_inference(orders)
     mark_stages_and_end(orders, LeavingOutLearning(orders, num_groups * flags.group_width))
     lines = open(0, closefd=False)  # not sys.stdin, which Python may not close while a thread reads it
     threading.Thread(target=orders.follow, args=[lines], daemon=True).start()

@@ -1,6 +1,7 @@
 """How fast this machine simulates, acts and learns, what that costs, and how much of its cores it uses.
 
     python benchmarks/throughput.py          # about 12 minutes; writes benchmarks/results/throughput-<env>.{json,md}
+    python benchmarks/throughput.py --agent r2d2 --env PongNoFrameskip-v4 --envs 64 --seconds 20
 
 For each number of environments in `--envs`, `--repeats` times in turn, so that a change in the machine's load falls on
 all alike:
@@ -26,9 +27,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Literal
 
 import numpy as np
 
@@ -38,7 +43,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from soak import memory_of_tree  # noqa: E402
 from staged import PAUSE, STAGES  # noqa: E402
 
-VARIANTS = {"monobeast": "MonoBeast", "polybeast": "PolyBeast"}
+VARIANTS = {"monobeast": "MonoBeast", "polybeast": "PolyBeast", "r2d2": "R2D2"}
 ALONE_WIDTH = 32  # at most
 NULL, NULL_WIDTH = "null_env:Null-v0", 64
 Found = dict[str, dict[str, list[float]]]  # what was measured ("alone" or a variant) -> name -> a value a repetition
@@ -48,6 +53,8 @@ Found = dict[str, dict[str, list[float]]]  # what was measured ("alone" or a var
 class Options:
     """What to measure."""
 
+    agent: Literal["monobeast", "r2d2"] = "monobeast"
+    """MonoBeast and, with libbeast, PolyBeast; or R2D2, whose measured seconds have to hold several rollouts."""
     env: str = "BreakoutNoFrameskip-v4"
     """Environment id."""
     envs: tuple[int, ...] = (16, 64, 512)
@@ -63,9 +70,9 @@ class Options:
     null: bool = True
     """Measure environments that do no work, too: what the plumbing carries."""
     arguments: str = ""
-    """More arguments for both variants, as in `--arguments="--batch_width 32"`."""
+    """More arguments for the variants, as in `--arguments="--batch_width 32"`."""
     name: str = ""
-    """Name of the result; empty takes the environment's."""
+    """Name of the result; empty takes the environment's, of R2D2 with `r2d2-` before it."""
     out: str = str(ROOT / "benchmarks" / "results")
     """Directory for the JSON and Markdown files."""
 
@@ -84,10 +91,13 @@ def main(options: Options) -> None:
         sys.exit(
             f"error: --envs {odd[0]}: {num_actors} actors want a multiple of {num_groups}; or choose other --actors"
         )
-    defaults = replace(tyro.cli(monobeast.Flags, args=arguments, use_underscores=True), num_actors=num_actors)
-    variants = [variant for variant in VARIANTS if variant == "monobeast" or importlib.util.find_spec("libbeast")]
+    agent = importlib.import_module(options.agent)
+    defaults = replace(tyro.cli(agent.Flags, args=arguments, use_underscores=True), num_actors=num_actors)
+    variants = [options.agent]
+    if options.agent == "monobeast" and importlib.util.find_spec("libbeast"):
+        variants.append("polybeast")
     flags_of = {
-        num_envs: monobeast.validate(replace(defaults, group_width=num_envs // num_groups, num_slots=0))
+        num_envs: agent.validate(replace(defaults, group_width=num_envs // num_groups, num_slots=0))
         for num_envs in options.envs
     }
     found: dict[int, Found] = {num_envs: {} for num_envs in options.envs}
@@ -97,7 +107,8 @@ def main(options: Options) -> None:
             num_envs: {v: running.enter_context(StagedRun(v, arguments, flags)) for v in variants}
             for num_envs, flags in flags_of.items()
         }
-        if options.null:
+        measures_null = options.null and options.agent == "monobeast"
+        if measures_null:
             flags = replace(defaults, group_width=NULL_WIDTH)
             null_run = running.enter_context(StagedRun("monobeast", ["--env", NULL], flags))
         print("all runs have begun", flush=True)
@@ -106,15 +117,15 @@ def main(options: Options) -> None:
                 measured = found[num_envs]
                 # Environments are slow to make, and a wider group hardly costs less.
                 width = min(flags.group_width, ALONE_WIDTH)
-                narrow = monobeast.validate(replace(flags, group_width=width, num_slots=0))
-                add(measured, "alone", alone(narrow, options.seconds / 4))
+                narrow = agent.validate(replace(flags, group_width=width, num_slots=0))
+                add(measured, "alone", alone(agent, narrow, options.seconds / 4))
                 # When learning begins, environments run ahead until their rollouts wait for the learner.
                 warmups = [options.warmup, options.warmup, options.warmup * max(1, num_envs / 64)]
                 for variant, run in runs[num_envs].items():
                     add(measured, variant, run.measure(options.seconds * max(1, num_envs / 256), warmups))
                 speeds = (f"{VARIANTS[variant]} {measured[variant]['+ learning'][-1]:,.0f}" for variant in variants)
                 print(f"repetition {repeat + 1}, {num_envs} environments: {', '.join(speeds)} steps/s", flush=True)
-            if options.null:
+            if measures_null:
                 plumbing.append(null_run.measure(options.seconds, [options.warmup])["simulation"])
                 print(f"repetition {repeat + 1}, environments without work: {plumbing[-1]:,.0f} steps/s", flush=True)
     result = {
@@ -128,7 +139,8 @@ def main(options: Options) -> None:
         "found": found,
         "null_env_steps_per_second": plumbing,
     }
-    path = Path(options.out) / f"throughput-{(options.name or options.env).replace('/', '-')}"
+    name = options.name or ("r2d2-" if options.agent == "r2d2" else "") + options.env
+    path = Path(options.out) / f"throughput-{name.replace('/', '-')}"
     path.parent.mkdir(parents=True, exist_ok=True)
     Path(f"{path}.json").write_text(json.dumps(result, indent=1) + "\n")
     text = report(result)
@@ -141,23 +153,52 @@ def add(found: Found, what: str, values: dict[str, float]) -> None:
         found.setdefault(what, {}).setdefault(name, []).append(value)
 
 
-def alone(flags, seconds: float) -> dict[str, float]:
+def alone(agent: ModuleType, flags, seconds: float) -> dict[str, float]:
     """CPU seconds per agent step of each stage by itself, on one thread, and bytes of one row."""
     import monobeast
 
-    spaces = monobeast.probe_env(monobeast.create_env, flags)
-    learner = monobeast.make_learner(flags, spaces)
-    with contextlib.closing(monobeast.tuning.Stages(flags, monobeast.create_env, spaces, seconds)) as stages:
-        costs = {
-            "env": stages.env(),
-            "inference": stages.inference(learner.net),
-            "learner": stages.learning(learner, monobeast.update, num_threads=1),
-        }
-    fields = monobeast.rollout_fields(spaces)
+    spaces = agent.probe_env(agent.create_env, flags)
+    learner = agent.make_learner(flags, spaces)
+    is_replay = hasattr(agent, "make_replay")
+    stage_flags = agent.rollout_flags(flags) if is_replay else flags
+    with contextlib.closing(monobeast.tuning.Stages(stage_flags, agent.create_env, spaces, seconds)) as stages:
+        costs = {"env": stages.env().cpu, "inference": stages.inference(learner.net).cpu}
+        if is_replay:
+            costs["learner"] = learning_from_replay(agent, flags, spaces, learner, stages.rollouts[0], 4 * seconds)
+        else:
+            costs["learner"] = stages.learning(learner, agent.update, num_threads=1).cpu
+    fields = agent.rollout_fields(spaces)
     return {
-        **{stage: cost.cpu for stage, cost in costs.items()},
+        **costs,
         "row bytes": sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in fields.values()),
     }
+
+
+def learning_from_replay(agent: ModuleType, flags, spaces, learner, rollout: dict, seconds: float) -> float:
+    """CPU seconds per agent step of `agent.learn`: storing this rollout again and again, and all updates on it."""
+    import torch
+
+    torch.set_num_threads(1)
+    state = learner.net.initial_state(flags.group_width)
+    num_groups = agent.GROUPS_PER_ACTOR
+    replay = agent.make_replay(replace(flags, replay_gb=0.1), spaces, learner, num_groups)
+    limiter = agent.RatioLimiter(flags.replay_ratio, flags.batch_width * flags.trained, 0)
+    times: list[tuple[float, float, int]] = []  # wall, CPU, steps
+
+    def rollouts():
+        while len(times) < 6 * num_groups or times[-1][0] < times[4 * num_groups][0] + seconds:
+            rollout["group"][...] = len(times) % num_groups
+            yield rollout, state
+            times.append((time.monotonic(), time.process_time(), limiter.steps))
+
+    feed = SimpleNamespace(rollouts=rollouts, closed=threading.Event())
+    training = SimpleNamespace(
+        flags=flags, device=next(learner.net.parameters()).device, finished=lambda: False, record=lambda stats: None
+    )
+    weights = agent.PublishedWeights(learner.net, 0)
+    agent.learn(training, learner, feed, weights, replay, limiter)
+    (_, begin, steps_before), (_, end, steps) = times[4 * num_groups], times[-1]  # sequences are whole by then
+    return (end - begin) / (steps - steps_before)
 
 
 class StagedRun:
@@ -167,11 +208,12 @@ class StagedRun:
     def __init__(self, variant: str, arguments: list[str], flags):
         self._root = tempfile.TemporaryDirectory()
         command = [sys.executable, str(ROOT / "benchmarks" / "staged.py"), variant]
-        command += [*arguments, "--root", self._root.name, "--name", "run", "--no_tensorboard", "--lr_decay", "none"]
+        command += [*arguments, "--root", self._root.name, "--name", "run", "--no_tensorboard"]
+        command += [] if variant == "r2d2" else ["--lr_decay", "none"]
         # One thread, as `alone` has: another's CPU time would not be counted.
         command += f"--learner_threads 1 --group_width {flags.group_width}".split()
         command += ["--log_steps", "5000" if NULL in arguments else "200", "--checkpoint_minutes", "1000"]
-        command += ["--num_actors" if variant == "monobeast" else "--num_servers", str(flags.num_actors)]
+        command += ["--num_servers" if variant == "polybeast" else "--num_actors", str(flags.num_actors)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)])}
         self._command = " ".join(command)
         self._log = open(os.path.join(self._root.name, "log"), "w+")
@@ -298,8 +340,8 @@ def report(result: dict) -> str:
     lines = [
         f"# Throughput on {flags['env']}",
         "",
-        f"{result['hardware']}, torch {result['torch']}, T={flags['unroll_length']}, B={flags['batch_width']}, "
-        f"{flags['net']} net, {flags['num_actors']} actors (or env servers) of 2 groups, commit "
+        f"{result['hardware']}, torch {result['torch']}, {batch_of(flags)}, {flags['net']} net, "
+        f"{flags['num_actors']} actors (or env servers) of 2 groups, commit "
         f"{(result['commit'] or 'unknown')[:10]}. Medians of {len(next(iter(found.values()))['alone']['env'])} "
         f"repetitions, lowest to highest in brackets; a step is {frames} frames.",
         "",
@@ -317,7 +359,8 @@ def report(result: dict) -> str:
         "",
         "An observation is copied: MonoBeast: into its slot, where inference reads it (the last row of a rollout "
         "twice), and into its batch if B > K. PolyBeast: into its row, message and gRPC's buffer, into and out of the "
-        "socket, into its rollout (the last row twice), and into its batch unless B = K.",
+        "socket, into its rollout (the last row twice), and into its batch unless B = K. R2D2: into its slot like "
+        "MonoBeast's, into the replay, and into each batch that it is drawn for.",
     ]
     few, many = min(found), max(found)
     for variant in VARIANTS if few != many else ():
@@ -354,7 +397,20 @@ def header(*columns: str) -> list[str]:
 def copies(variant: str, num_envs: int, flags: dict) -> float:
     """How often an observation is copied until it is learned from, as the code has it; a CPU's inference adds none."""
     K, B, T = num_envs // (2 * flags["num_actors"]), flags["batch_width"], flags["unroll_length"]
+    if variant == "r2d2":
+        drawn = flags["replay_ratio"] * (flags["burn_in"] + flags["trained"]) / flags["trained"]
+        return 2 + 1 / T + drawn
     return 1 + 1 / T + (B > K) if variant == "monobeast" else 6 + 1 / T + (B != K)
+
+
+def batch_of(flags: dict) -> str:
+    """The size of an update, in words."""
+    if "replay_ratio" in flags:
+        return (
+            f"updates of {flags['batch_width']} sequences of {flags['burn_in']} + {flags['trained']} rows, replay "
+            f"ratio {flags['replay_ratio']:g}"
+        )
+    return f"T={flags['unroll_length']}, B={flags['batch_width']}"
 
 
 def spread(values: list[float]) -> str:

@@ -360,7 +360,7 @@ def read_throughput() -> dict[Path, dict]:
     return {path: read_json(path) for path in sorted(RESULTS.glob("throughput-*.json"))}
 
 
-VARIANTS = {"monobeast": "`monobeast.py`", "polybeast": "`polybeast.py`"}
+VARIANTS = {"monobeast": "`monobeast.py`", "polybeast": "`polybeast.py`", "r2d2": "`r2d2.py`"}
 SPEED_HEAD = ("simulation, steps/s", "+ inference", "+ learning", "share of simulation", "policy lag: mean, highest")
 
 

@@ -34,13 +34,15 @@ def run(script: str, *arguments: str) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("variant", ["monobeast", "polybeast"])
+@pytest.mark.parametrize("variant", ["monobeast", "polybeast", "r2d2"])
 def test_a_staged_run_simulates_then_infers_then_learns_and_rests_in_between(variant):
     if variant == "polybeast":
         pytest.importorskip("libbeast")
     flags = types.SimpleNamespace(group_width=16, num_actors=2)
-    with load("throughput.py").StagedRun(variant, ["--env", "CartPole-v1"], flags) as staged_run:
-        speeds = [staged_run.measure(1, [0.2] * 3) for _ in range(2)]
+    small = "--replay_gb 0.1 --burn_in 4 --trained 16 --batch_width 4".split() if variant == "r2d2" else []
+    seconds = 4 if variant == "r2d2" else 1  # it fills its replay before it learns
+    with load("throughput.py").StagedRun(variant, ["--env", "CartPole-v1", *small], flags) as staged_run:
+        speeds = [staged_run.measure(seconds, [0.2] * 3) for _ in range(2)]
         rests = lambda count: time.sleep(1) or len(staged_run.metrics()) == count  # noqa: E731
         wait_until(lambda: rests(len(staged_run.metrics())), "it rests")
         rows = staged_run.metrics()
@@ -56,7 +58,8 @@ def test_a_staged_run_simulates_then_infers_then_learns_and_rests_in_between(var
 
 def test_a_staged_run_is_under_way_when_all_environments_have_filled_a_rollout(monkeypatch):
     staged = load("staged.py")
-    patched = (staged.monobeast, "update"), (staged.Learner, "count"), (staged.PublishedWeights, "publish")
+    patched = [(staged.monobeast, "update"), (staged.Learner, "count"), (staged.PublishedWeights, "publish")]
+    patched.append((staged.r2d2, "store"))
     for owner, name in patched:
         monkeypatch.setattr(owner, name, getattr(owner, name))  # to be put back
     learner = types.SimpleNamespace(steps=0, updates=0)
@@ -98,6 +101,23 @@ def test_throughput_measures_every_stage_of_both_variants_and_writes_what_it_fou
     table = told.split("work conservation |")[1].splitlines()[2]
     alone = sum(measured["alone"][stage][0] for stage in ("env", "inference", "learner"))
     assert table.rstrip(" |").endswith(f"{mono['+ learning'] * alone / os.cpu_count():.2f}")
+
+
+@pytest.mark.long
+def test_throughput_measures_r2d2_with_the_updates_that_its_replay_ratio_asks_for(tmp_path):
+    arguments = "--agent r2d2 --env CartPole-v1 --envs 16 --repeats 1 --seconds 3 --warmup 0.5 --out".split()
+    told = run("throughput.py", *arguments, str(tmp_path), "--arguments=--replay_ratio 4 --replay_gb 0.1")
+    result = json.loads((tmp_path / "throughput-r2d2-CartPole-v1.json").read_text())
+    measured = result["found"]["16"]
+    assert set(measured) == {"alone", "r2d2"} and not result["null_env_steps_per_second"]
+    r2d2 = {name: values[0] for name, values in measured["r2d2"].items()}
+    assert r2d2["simulation"] > r2d2["+ inference"] > r2d2["+ learning"] > 0
+    assert r2d2["stats/replay_ratio"] == pytest.approx(4, rel=0.05)
+    alone = {stage: measured["alone"][stage][0] for stage in ("env", "inference", "learner")}
+    assert alone["learner"] > alone["inference"] > 0, "16 x 60 rows for each 160 steps, forth and back"
+    table = told.split("work conservation |")[1].splitlines()[2]
+    assert "R2D2" in table
+    assert table.rstrip(" |").endswith(f"{r2d2['+ learning'] * sum(alone.values()) / os.cpu_count():.2f}")
 
 
 @pytest.mark.long
@@ -163,6 +183,13 @@ def test_a_soak_tells_growth_from_noise():
     wild = [(minute, 500 + 200 * rng.normal()) for minute in minutes]
     line, is_flat = soak.describe("memory", wild, 1.0, 30.0)
     assert not is_flat and "not known" in line
+
+
+def test_a_soak_of_r2d2_begins_when_the_replay_is_full():
+    soak = load("soak.py")
+    rows = [{"hours": str(hour), "stats/replay_fill": fill} for hour, fill in ((0.1, "0.5"), (0.2, "1"), (0.3, "1.0"))]
+    assert soak.minute_of_full_replay(rows) == pytest.approx(12)
+    assert soak.minute_of_full_replay(rows[:1]) == float("inf") and soak.minute_of_full_replay([{"hours": "1"}]) == 0
 
 
 def test_a_soak_sees_the_memory_of_all_processes_of_a_run():

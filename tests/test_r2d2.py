@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import itertools
 import json
+import re
 import sys
 import threading
 import types
@@ -282,6 +283,15 @@ def test_the_loss_is_a_mean_over_sequences_and_linear_in_their_weights():
     assert (priorities > 0).all()
 
 
+def test_the_target_network_in_a_thread_of_its_own_changes_no_bit():
+    flags = small_flags()
+    learner, (batch, core_state) = new_learner(flags), random_batch(flags)
+    loss, _, priorities = loss_of(flags, learner, batch, core_state)
+    arguments = flags, learner.net, learner.target, batch, core_state, torch.ones(6)
+    beside, _, priorities_beside = r2d2.compute_loss(*arguments, learner.helper)
+    assert torch.equal(loss, beside) and torch.equal(priorities, priorities_beside)
+
+
 def test_a_bad_batch_changes_neither_weights_nor_priorities():
     flags = small_flags()
     learner, (batch, core_state) = new_learner(flags), random_batch(flags)
@@ -452,6 +462,25 @@ def test_a_run_keeps_its_replay_ratio_and_tells_it(tmp_path):
     assert result.updates == pytest.approx(expected, rel=0.01, abs=2)
     log = (tmp_path / "run" / "out.log").read_text()
     assert "(--replay_ratio 1.5)" in log and "learner    wait" in log and "sample" in log
+
+
+def test_steps_a_second_are_updates_a_second_times_their_transitions_over_the_replay_ratio(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    run(tmp_path, replay_ratio=1.5, total_steps=6000, deterministic=False)
+    rows = list(csv.DictReader(open(tmp_path / "run" / "metrics.csv")))
+    begin, end = (
+        {name: float(row[name]) for name in ("step", "hours", "stats/updates")} for row in (rows[2], rows[-1])
+    )
+    difference = {name: end[name] - begin[name] for name in begin}
+    steps, updates = (difference[name] / difference["hours"] / 3600 for name in ("step", "stats/updates"))
+    assert steps == pytest.approx(updates * 4 * 8 / 1.5, rel=0.02)
+    told = re.search(
+        r"([\d.,]+) updates/s x 32 transitions / 1.5 = (\S+) steps/s; there were (\S+)",
+        (tmp_path / "run" / "out.log").read_text(),
+    )
+    updates, predicted, measured = (float(number.replace(",", "")) for number in told.groups())
+    assert predicted == pytest.approx(measured, rel=0.02) and predicted == pytest.approx(updates * 32 / 1.5, rel=0.02)
+    assert 0.5 * steps < measured < 2 * steps, "the clock is that of the run; the first updates are left out above"
 
 
 @pytest.mark.parametrize("feed", ["shared", "remote"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 import zipfile
 from contextlib import suppress
 from pathlib import Path
@@ -306,7 +307,8 @@ def stack_images(images: torch.Tensor, episode_step: torch.Tensor, stack: int) -
     rows = len(episode_step)
     stacks = torch.stack([images[j : j + rows] for j in range(stack)], dim=2)
     for j in range(stack - 1):
-        stacks[:, :, j][episode_step < stack - 1 - j] = 0
+        row, column = (episode_step < stack - 1 - j).nonzero(as_tuple=True)
+        stacks[row, column, j] = 0  # few images: a mask would visit all
     return stacks
 
 
@@ -320,13 +322,20 @@ class RatioLimiter:
     def __init__(self, ratio: float, transitions_of_update: int, min_fill: int):
         self.ratio, self.transitions_of_update, self.min_fill = ratio, transitions_of_update, min_fill
         self.filled = self.steps = self.updates = 0  # filled: steps before the first update was allowed
+        self.seconds = 0.0  # from then to the last update
+        self._began = time.monotonic()
 
     def add(self, steps: int) -> None:
         """Count new steps."""
         if self.filled < self.min_fill:
             self.filled += steps
+            self._began = time.monotonic()
         else:
             self.steps += steps
+
+    def add_update(self) -> None:
+        self.updates += 1
+        self.seconds = time.monotonic() - self._began
 
     def may_update(self) -> bool:
         return (self.updates + 1) * self.transitions_of_update <= self.ratio * self.steps
@@ -336,9 +345,12 @@ class RatioLimiter:
         return self.updates * self.transitions_of_update / max(self.steps, 1)
 
     def describe(self) -> str:
-        """What it came to, in a line."""
+        """What it came to, in two lines."""
+        updates, steps = (count / max(self.seconds, 1e-9) for count in (self.updates, self.steps))
+        transitions = self.transitions_of_update
         return (
             f"replay ratio {self.measured():.3f} (--replay_ratio {self.ratio:g}): {self.updates:,} updates x "
-            f"{self.transitions_of_update:,} transitions for {self.steps:,} steps, after {self.filled:,} that filled "
-            "the replay"
+            f"{transitions:,} transitions for {self.steps:,} steps, after {self.filled:,} that filled the replay\n"
+            f"{updates:,.2f} updates/s x {transitions:,} transitions / {self.ratio:g} = "
+            f"{updates * transitions / self.ratio:,.0f} steps/s; there were {steps:,.0f}"
         )

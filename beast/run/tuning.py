@@ -56,7 +56,7 @@ class Stages:
         num_slots = max(flags.batch_width // flags.group_width, 1)
         memory = RolloutMemory(rollout_fields(spaces), num_slots, flags.unroll_length, flags.group_width)
         self._actor = Actor(create_env, flags, memory, {0: flags.seed})
-        self._rollouts = [map_tensors(torch.from_numpy, memory.rollout(slot)) for slot in range(num_slots)]
+        self.rollouts = [map_tensors(torch.from_numpy, memory.rollout(slot)) for slot in range(num_slots)]
         for name in AGENT_FIELDS:
             memory.arrays[name][...] = 0
         uniform = torch.from_numpy(memory.arrays["policy_logits"])
@@ -73,7 +73,7 @@ class Stages:
         """Choosing one group's actions, row by row."""
         net = inference_copy(net, self.flags.compile)
         device = next(net.parameters()).device
-        rollout = {name: self._rollouts[0][name] for name in ("obs", "reward", "done", "action")}
+        rollout = {name: self.rollouts[0][name] for name in ("obs", "reward", "done", "action")}
         state = map_tensors(lambda x: x.to(device), net.initial_state(self.flags.group_width))
 
         @torch.no_grad()
@@ -96,13 +96,13 @@ class Stages:
         state = map_tensors(lambda x: x.to(device), learner.net.initial_state(B))
 
         def learn() -> None:
-            rollout = join(self._rollouts, device)
+            rollout = join(self.rollouts, device)
             for first in range(0, rollout["done"].shape[1], B):
                 batch = columns(rollout, first, B)
                 learner.count(learner.measure(batch) | update(self.flags, learner, batch, state))
             wait_for(device)
 
-        return self._measure(learn, len(self._rollouts), num_threads)
+        return self._measure(learn, len(self.rollouts), num_threads)
 
     def close(self) -> None:
         self._actor.close()
