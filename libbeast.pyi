@@ -182,18 +182,26 @@ class EnvListener:
         """Bind `host:port` or `unix:/path`; with a certificate and its key (PEM) it is TLS.
 
         A caller that does not send the `token` is refused before a message of it is read. `env_timeout`: seconds for
-        one row. `max_streams`: streams at a time. Raises ValueError.
+        one row. `max_streams`: streams at a time. An eighth of this process's descriptors is left to it, and one host
+        may have half of them: connections beyond that are closed. Raises ValueError.
         """
 
     address: str
     max_streams: int
-    def first_hello(self) -> StreamSpec:
-        """Wait for an env server; what it has. All others must have the same. It dials again when the pool runs."""
+    def first_hello(
+        self, check: Callable[[StreamSpec], str] | None = None, *, timeout: float = 999999.0
+    ) -> StreamSpec | None:
+        """Wait for an env server of use; what it has. All others must have the same. It dials again when the pool runs.
+
+        `check` says why one is of no use, else "": that one is told why, and refused. None where none of use came
+        within `timeout` seconds.
+        """
 
     def refusals(self) -> tuple[list[str], int]:
         """Why callers were refused since the last call: at most 20 messages, and how many more there were."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End it. Raises RuntimeError while a pool runs with it: `ActorPool.stop` comes first."""
 
 class ActorPool:
     """Steps the environments of all servers: gets actions from `inference_batcher` and puts rollouts into

@@ -37,7 +37,7 @@ from beast.errors import InputError, MissingFile, Unreachable, exit_with_message
 from beast.feeds import wire
 from beast.feeds.env_server import MAKING_SECONDS, allow_many_connections, read_token
 from beast.feeds.env_server import security as exposed_security
-from beast.feeds.remote import LocalServers, RemoteFeed
+from beast.feeds.remote import LocalServers, RefusalLog, RemoteFeed
 from beast.learn.learner import PublishedWeights
 from beast.run import command_line
 from beast.run.console import tell
@@ -66,7 +66,8 @@ class Flags(AgentFlags):
     learner counts frames by --frame_skip and plays --mode test by its own flags, so give it the servers'."""
     listen: str = ""
     """Where env servers dial in, `host:port` or `unix:/path`, from anywhere and at any time (polybeast_env.py
-    --learner), instead of --addresses. Environment and group width are those of the first that calls."""
+    --learner), instead of --addresses. Environment and group width are those of the first that calls and can be used;
+    give --env to wait for that one."""
     max_streams: int = 0
     """With --listen: streams at a time, each a group of environments; 0 takes up to 64."""
     tls_cert: str = ""
@@ -177,7 +178,7 @@ def connect(flags: Flags, to_close: contextlib.ExitStack) -> Connection:
         listener = listen(flags)
         to_close.callback(listener.close)
         tell(f"waiting for env servers on {listener.address}: polybeast_env.py --learner {listener.address}")
-        flags, spaces, hello = use_hello(flags, listener.address, listener.first_hello())
+        flags, spaces, hello = first_hello(flags, listener)
     else:
         flags, spaces, hello = query_servers(flags, addresses, security)
     if not runs_servers:
@@ -280,16 +281,35 @@ def query_servers(flags: Flags, addresses: list[str], security: dict) -> tuple[F
                         "start all env servers with the same flags"
                     )
                 )
-    return use_hello(flags, addresses[0], first)
+    return use_hello(flags, f"the env server at {addresses[0]}", first)
 
 
-def use_hello(flags: Flags, address: str, hello: dict) -> tuple[Flags, EnvSpaces, dict]:
-    """What `query_servers` returns, by the hello of one of them. Raises InputError if it cannot be used."""
+def first_hello(flags: Flags, listener) -> tuple[Flags, EnvSpaces, dict]:
+    """What `query_servers` returns, by the hello of the first env server that dials in and can be used. Those before it
+    are refused and logged."""
+
+    def refusal(hello: dict) -> str:
+        try:
+            use_hello(flags, "this env server", hello)
+        except InputError as error:
+            return str(error)
+        return ""
+
+    log_refusals, hello = RefusalLog(listener, tell), None
+    while not hello:
+        hello = listener.first_hello(refusal, timeout=1.0)
+        log_refusals()
+    return use_hello(flags, "this env server", hello)
+
+
+def use_hello(flags: Flags, server: str, hello: dict) -> tuple[Flags, EnvSpaces, dict]:
+    """What `query_servers` returns, by the hello of one of them, which messages call `server`. Raises InputError if it
+    cannot be used."""
     is_given = (flags.addresses or flags.listen) and flags.env != Flags.env
     if is_given and flags.env.split(":")[-1] != hello["env"].split(":")[-1]:
         raise InputError(
-            f"--env {flags.env}: the env server at {address} has {hello['env']}; start it with --env {flags.env}, "
-            "or leave --env out here"
+            f"--env {flags.env}: {server} has {hello['env']}; start it with --env {flags.env}, or leave --env out of "
+            "the learner's command"
         )
     flags = validate(replace(flags, env=hello["env"], group_width=hello["num_envs"]))
     observation_space, action_space = (wire.space_from_json(hello[f"{of}_space"]) for of in ("observation", "action"))
@@ -299,7 +319,7 @@ def use_hello(flags: Flags, address: str, hello: dict) -> tuple[Flags, EnvSpaces
     served = {name: field for name, field in hello["fields"].items() if name.startswith("obs/")}
     if described != served or hello["action"] != action_shape_dtype(action_space)[::-1]:
         raise InputError(
-            wire.readable(f"{address}: its spaces have {described}, its rows {served}: it is no env server of Beast")
+            wire.readable(f"{server} has spaces of {described}, its rows have {served}: it is no env server of Beast")
         )
     return flags, spaces, hello
 

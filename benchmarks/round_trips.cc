@@ -126,7 +126,7 @@ int main(int argc, char** argv) try {
   }
   const double seconds = std::stod(argv[1]);
   const std::string certificates = *argv[2] ? contents(argv[2]) : "";
-  beast::GrpcStreams grpc_streams;
+  beast::GrpcStreams grpc_streams(argc - 3);
   Streams streams;
   for (int i = 3; i < argc; ++i) {
     streams.push_back(std::make_unique<SteppedStream>(grpc_streams, argv[i], certificates));

@@ -305,12 +305,11 @@ class ActorPool::Actor : public EnvStream::Owner {
       std::lock_guard<std::mutex> pool_lock(pool_.mutex_);
       if (pool_.stopping()) return;
       stream_ = stream;
-      ++pool_.num_awaited_;
     }
     in_rollout_ = is_accepted_ = false;
     began_ = Clock::now();
     seed_ = env_seed(pool_.options_.seed, index_, num_attempts_++);
-    stream->open(seed_, this);
+    await([&] { stream->open(seed_, this); });
   }
 
   void opened(const StreamSpec& spec) override {
@@ -325,8 +324,7 @@ class ActorPool::Actor : public EnvStream::Owner {
       rollout_.emplace(spec, pool_.options_.unroll_length, Origin{static_cast<int32_t>(index_), num_lives_ - 1});
       row_ = 0;
       asked_ = Clock::now();
-      await_event();
-      current_stream()->read_first_row(rollout_->destinations(row_));
+      await([&] { current_stream()->read_first_row(rollout_->destinations(row_)); });
     });
   }
 
@@ -366,17 +364,34 @@ class ActorPool::Actor : public EnvStream::Owner {
   }
 
  public:
-  void act() {  // also for the pool, when others were waited for
+  // For the pool, while this one waits for others, and when enough have come.
+  bool has_left() {
+    const auto stream = current_stream();
+    return stream && stream->has_left();
+  }
+  void leave() {
+    guarded([&] { throw ConnectionError("environment server " + name_ + ": it has left while others were waited for"); });
+  }
+  void go_on() {
+    guarded([&] { act(); });
+  }
+
+ private:
+  void act() {
     if (pool_.keeps_waiting(*this)) return;
     asked_ = Clock::now();
     pool_.inference_batcher_->compute_later(
         ArrayNest::Tuple{rollout_->env_outputs(row_, 1), agent_state_},
-        [this, executor = pool_.executor_](ArrayNest outputs, std::exception_ptr failure) {
-          executor->post([this, outputs = std::move(outputs), failure] { answered(outputs, failure); });
+        [this, executor = pool_.executor_](ArrayNest outputs, std::exception_ptr failure, bool is_last) {
+          auto task = [this, outputs = std::move(outputs), failure] { answered(outputs, failure); };
+          if (is_last) {
+            executor->run_here(task);  // saves a wake-up, which one stream alone would wait for
+          } else {
+            executor->post(std::move(task));
+          }
         });
   }
 
- private:
   void answered(const ArrayNest& answer, const std::exception_ptr& failure) {
     pool_.inference_ns_ += nanoseconds_since(asked_);
     guarded([&] {
@@ -393,8 +408,7 @@ class ActorPool::Actor : public EnvStream::Owner {
       rollout_->set_agent_outputs(++row_, agent_outputs);
       in_rollout_ = true;
       const ArrayNest actions = actions_of(agent_outputs, spec_);
-      await_event();
-      current_stream()->step(actions, rollout_->destinations(row_));
+      await([&] { current_stream()->step(actions, rollout_->destinations(row_)); });
     });
   }
 
@@ -442,6 +456,7 @@ class ActorPool::Actor : public EnvStream::Owner {
     try {
       std::rethrow_exception(why);
     } catch (const ClosedBatchingQueue&) {
+      if (pool_.listen_) return;  // others may dial, which end as soon, until run() sees it
       std::lock_guard<std::mutex> lock(pool_.mutex_);
       --pool_.num_running_;
       pool_.changed_.notify_all();
@@ -507,9 +522,19 @@ class ActorPool::Actor : public EnvStream::Owner {
     ActorPool& pool_;
   };
 
-  void await_event() {
-    std::lock_guard<std::mutex> lock(pool_.mutex_);
-    ++pool_.num_awaited_;
+  // Calls what leads to an event.
+  template <typename Start>
+  void await(Start&& start) {
+    {
+      std::lock_guard<std::mutex> lock(pool_.mutex_);
+      ++pool_.num_awaited_;
+    }
+    try {
+      start();
+    } catch (...) {
+      const Event event(pool_);  // instead of the one that will not come
+      throw;
+    }
   }
 
   // Ends the life if `function` throws, or the pool where no other life would do better.
@@ -576,6 +601,10 @@ ActorPool::ActorPool(const ActorPoolOptions& options, std::shared_ptr<BatchingQu
       listen_(std::move(listen)),
       expected_(options.expected) {
   check_arguments();
+  if (options_.min_streams > static_cast<int64_t>(num_places)) {
+    throw std::invalid_argument("min_streams is " + std::to_string(options_.min_streams) + ", and the listener takes " +
+                                std::to_string(num_places) + " streams at most: raise max_streams");
+  }
   while (actors_.size() < num_places) actors_.push_back(std::make_unique<Actor>(*this, actors_.size(), ""));
 }
 
@@ -601,8 +630,9 @@ ActorPool::~ActorPool() { stop_and_wait(); }
 void ActorPool::run(const Interrupt& interrupt, const Log& log) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (std::exchange(started_, true)) throw std::runtime_error("run() was called already: a pool runs once");
+    if (started_) throw std::runtime_error("run() was called already: a pool runs once");
     executor_ = std::make_shared<Executor>(num_threads());
+    started_ = true;
     num_running_ = actors_.size();
     for (const auto& actor : actors_) {
       if (!listen_) executor_->post([actor = actor.get()] { actor->connect(); });
@@ -634,9 +664,11 @@ void ActorPool::run(const Interrupt& interrupt, const Log& log) {
         }
         resting_.erase(due, resting_.end());
       }
+      end_those_that_left();
       log_messages();
       if (interrupt) interrupt();
-      if (learner_queue_->is_closed() && inference_batcher_->is_closed()) break;
+      const bool queue_closed = learner_queue_->is_closed(), batcher_closed = inference_batcher_->is_closed();
+      if (listen_ ? queue_closed || batcher_closed : queue_closed && batcher_closed) break;
     }
   } catch (...) {
     fail(std::current_exception());
@@ -740,11 +772,27 @@ bool ActorPool::keeps_waiting(Actor& actor) {
   return true;
 }
 
+void ActorPool::end_those_that_left() {
+  std::vector<Actor*> left;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    left = waiting_;
+  }
+  for (Actor* actor : left) {
+    if (!actor->has_left()) continue;
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto waiting = std::find(waiting_.begin(), waiting_.end(), actor);
+    if (waiting == waiting_.end()) continue;  // it acts
+    waiting_.erase(waiting);
+    executor_->post([actor] { actor->leave(); });
+  }
+}
+
 void ActorPool::count_connected(int64_t change) {
   std::lock_guard<std::mutex> lock(mutex_);
   num_connected_ += change;
   if (!listen_ || num_connected_ < options_.min_streams) return;
-  for (Actor* actor : waiting_) executor_->post([actor] { actor->act(); });
+  for (Actor* actor : waiting_) executor_->post([actor] { actor->go_on(); });
   waiting_.clear();
 }
 

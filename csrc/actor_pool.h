@@ -94,6 +94,7 @@ class ActorPool {
   void connect_later(Actor& actor, std::chrono::duration<double> pause);
   bool keeps_waiting(Actor& actor);  // whether the actor has to wait until min_streams are there
   void count_connected(int64_t change);
+  void end_those_that_left();  // while they waited for others: nothing else tells that they have
 
   const ActorPoolOptions options_;
   const std::shared_ptr<BatchingQueue> learner_queue_;

@@ -174,6 +174,17 @@ std::shared_ptr<GrpcListener> make_listener(const std::string& address, const st
                                        static_cast<size_t>(max_streams)}));
 }
 
+std::optional<py::dict> first_hello(GrpcListener& listener, const py::object& check, double timeout) {
+  const auto refusal_of = [&](const StreamSpec& spec) {
+    const py::gil_scoped_acquire acquire;
+    return check.is_none() ? "" : check(spec_to_python(spec)).cast<std::string>();
+  };
+  const auto spec = without_gil([&](const Interrupt& interrupt) {
+    return listener.first_hello(refusal_of, milliseconds_of("timeout", timeout), interrupt);
+  });
+  return spec ? std::optional(spec_to_python(*spec)) : std::nullopt;
+}
+
 std::unique_ptr<PythonActorPool> make_pool(int64_t unroll_length, std::shared_ptr<BatchingQueue> learner_queue,
                                            std::shared_ptr<DynamicBatcher> inference_batcher,
                                            std::vector<std::string> env_server_addresses,
@@ -194,7 +205,7 @@ std::unique_ptr<PythonActorPool> make_pool(int64_t unroll_length, std::shared_pt
     options.address = address;
     check(options);
   }
-  const auto connect = [options, streams = std::make_shared<GrpcStreams>()](const std::string& address) {
+  const auto connect = [options, streams = std::make_shared<GrpcStreams>(env_server_addresses.size())](const std::string& address) {
     GrpcOptions with_address = options;
     with_address.address = address;
     return streams->connect(with_address);
@@ -239,15 +250,11 @@ void bind_actor_pool(py::module_& module) {
            py::arg("max_streams") = 256)
       .def_property_readonly("address", &GrpcListener::address)
       .def_property_readonly("max_streams", &GrpcListener::max_streams)
-      .def("first_hello",
-           [](GrpcListener& listener) {
-             return spec_to_python(
-                 without_gil([&](const Interrupt& interrupt) { return listener.first_hello(interrupt); }));
-           })
+      .def("first_hello", &first_hello, py::arg("check") = py::none(), py::kw_only(), py::arg("timeout") = 999999.0)
       .def("refusals", &GrpcListener::refusals)
       .def("close", [made_in = generation()](GrpcListener& listener) {
         if (made_in != generation()) return;  // a forked child has no threads that could end
-        without_gil([&](const Interrupt&) { listener.serve(nullptr); });
+        without_gil([&](const Interrupt&) { listener.close(); });
       });
   py::class_<PythonActorPool>(module, "ActorPool")
       .def(py::init(&make_pool), py::arg("unroll_length"), py::arg("learner_queue"), py::arg("inference_batcher"),

@@ -327,11 +327,11 @@ ArrayNest BatchingQueue::dequeue(const Interrupt& interrupt) {
 // A compute() that waits for its answer. Only the first answer counts.
 class Call : public std::enable_shared_from_this<Call> {
  public:
-  using Ended = std::function<void(const std::shared_ptr<Call>& call)>;
+  using Ended = std::function<void(const std::shared_ptr<Call>& call, bool is_last)>;
 
   explicit Call(Ended ended = nullptr) : ended_(std::move(ended)) {}
 
-  void answer(ArrayNest outputs) { end(std::move(outputs), nullptr); }
+  void answer(ArrayNest&& outputs, bool is_last) { end(std::move(outputs), nullptr, is_last); }
   void fail(const std::string& message) { end({}, std::make_exception_ptr(AsyncError(message))); }
   void close() {
     end({}, std::make_exception_ptr(ClosedBatchingQueue("Batching queue closed during compute")));
@@ -358,7 +358,7 @@ class Call : public std::enable_shared_from_this<Call> {
   std::exception_ptr failure() const { return failure_; }
 
  private:
-  void end(ArrayNest outputs, std::exception_ptr failure) {
+  void end(ArrayNest&& outputs, std::exception_ptr failure, bool is_last = false) {
     {
       std::lock_guard lock(mutex_);
       if (std::exchange(has_ended_, true)) return;
@@ -366,7 +366,7 @@ class Call : public std::enable_shared_from_this<Call> {
       failure_ = std::move(failure);
       changed_.notify_one();
     }
-    if (ended_) ended_(shared_from_this());
+    if (ended_) ended_(shared_from_this(), is_last);
   }
 
   const Ended ended_;
@@ -412,7 +412,7 @@ void Batch::set_outputs(const ArrayNest& outputs) {
     throw;
   }
   if (answered_.exchange(true)) throw std::runtime_error("set_outputs called twice");
-  for (size_t i = 0; i < parts.size(); ++i) callers_[i].call->answer(std::move(parts[i]));
+  for (size_t i = 0; i < parts.size(); ++i) callers_[i].call->answer(std::move(parts[i]), i + 1 == parts.size());
 }
 
 std::vector<ArrayNest> Batch::split(const ArrayNest& outputs) const {
@@ -495,9 +495,9 @@ std::shared_ptr<DynamicBatcher::Pending> DynamicBatcher::start(ArrayNest inputs,
 }
 
 void DynamicBatcher::compute_later(ArrayNest inputs, Answered answered) {
-  const auto call = std::make_shared<Call>([calls = calls_, answered = std::move(answered)](const auto& ended) {
+  const auto call = std::make_shared<Call>([calls = calls_, answered = std::move(answered)](const auto& ended, bool is_last) {
     calls->remove(ended);
-    answered(ended->outputs(), ended->failure());
+    answered(ended->outputs(), ended->failure(), is_last);
   });
   calls_->add(call);
   try {

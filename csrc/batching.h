@@ -193,7 +193,8 @@ class DynamicBatcher {
   std::shared_ptr<Pending> start(ArrayNest inputs, Counts counts);
   ArrayNest wait(const Pending& pending, const Interrupt& interrupt, std::optional<std::chrono::milliseconds> timeout);
   // compute() without waiting: `answered` gets the outputs, or what compute() would have thrown, once, in any thread.
-  using Answered = std::function<void(ArrayNest outputs, std::exception_ptr failure)>;
+  // `is_last` says that it is the last of a batch's answers: no other waits for it to return.
+  using Answered = std::function<void(ArrayNest outputs, std::exception_ptr failure, bool is_last)>;
   void compute_later(ArrayNest inputs, Answered answered);
   // The next batch. Throws ClosedBatchingQueue.
   std::shared_ptr<Batch> next(const Interrupt& interrupt);

@@ -81,6 +81,8 @@ class EnvStream {
   virtual void read_first_row(std::vector<std::byte*> destinations) = 0;
   // Sends actions, [K, *shape] or a nest where any action is taken, and reads the row that they lead to.
   virtual void step(const Nest<Array>& actions, std::vector<std::byte*> destinations) = 0;
+  // From any thread: whether the peer is known to have left, which is told only to an owner who awaits an event.
+  virtual bool has_left() const { return false; }
   // From any thread: what was started, or will be, ends soon, with lost().
   virtual void cancel() = 0;
   // Instead of another call, where the stream is of no use: tells a peer that has called why.

@@ -16,7 +16,12 @@ class Executor {
   using Task = std::function<void()>;  // may not throw
 
   explicit Executor(size_t num_threads) {
-    for (size_t i = 0; i < num_threads; ++i) threads_.emplace_back([this] { run(); });
+    try {
+      for (size_t i = 0; i < num_threads; ++i) threads_.emplace_back([this] { run(); });
+    } catch (...) {  // the process may have no more threads
+      stop();
+      throw;
+    }
   }
   ~Executor() { stop(); }
   Executor(const Executor&) = delete;
@@ -29,6 +34,17 @@ class Executor {
     if (num_waiting_ > 0) came_.notify_one();
   }
 
+  void run_here(const Task& task) {  // in the calling thread; after stop() it does nothing
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (stopping_) return;
+      ++num_here_;
+    }
+    task();
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (--num_here_ == 0) ended_here_.notify_all();
+  }
+
   void stop() {  // drops the tasks that have not begun, and waits for the others
     std::deque<Task> dropped;  // freed after the lock is released
     {
@@ -39,6 +55,8 @@ class Executor {
     }
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
+    std::unique_lock<std::mutex> lock(mutex_);
+    ended_here_.wait(lock, [this] { return num_here_ == 0; });
   }
 
  private:
@@ -61,9 +79,10 @@ class Executor {
   }
 
   std::mutex mutex_;
-  std::condition_variable came_;
+  std::condition_variable came_, ended_here_;
   std::deque<Task> tasks_;
-  size_t num_waiting_ = 0;
+  size_t num_waiting_ = 0;  // threads without a task
+  size_t num_here_ = 0;     // tasks in run_here()
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };

@@ -2,6 +2,7 @@
 
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/support/proto_buffer_reader.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -21,6 +22,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kHelloTimeout{10000};
 constexpr milliseconds kResetTime{240000};  // more than for a step: 128 of Atari take 25 to 66 CPU seconds
+constexpr milliseconds kAcceptTime{50};       // until a thread looks whether its server ends
 constexpr int kMaxWaiting = 64;               // callers that have not said their hello
 constexpr size_t kMaxRefusals = 20;           // that are kept for the log
 constexpr size_t kQuotaBytes = 64 << 20;      // of all connections, beside their messages
@@ -30,8 +32,15 @@ class DialedCall : public GrpcCall {
   explicit DialedCall(GrpcLoop& loop) : GrpcCall(loop), stream_(&context_) {}
 
   void request(grpc::AsyncGenericService& service, grpc::ServerCompletionQueue* notifications, void* tag) {
+    done_ = GrpcLoop::tag([self = std::static_pointer_cast<DialedCall>(shared_from_this())](bool) {
+      self->has_left_ = self->context_.IsCancelled();
+    });
+    context_.AsyncNotifyWhenDone(done_);
     service.RequestCall(&context_, &stream_, &loop_.queue(), notifications, tag);
   }
+  // gRPC tells the end of calls that came only.
+  void forget() { delete static_cast<Then*>(done_); }
+  bool has_left() const { return has_left_; }
   void send_headers(const std::string& name, const std::string& value, Then then) {
     context_.AddInitialMetadata(name, value);
     operate([&](void* tag) { stream_.SendInitialMetadata(tag); }, std::move(then));
@@ -58,7 +67,26 @@ class DialedCall : public GrpcCall {
   grpc::GenericServerContext context_;
   grpc::GenericServerAsyncReaderWriter stream_;
   grpc::Status answer_{grpc::CANCELLED, "the learner has ended the stream"};
+  void* done_ = nullptr;
+  std::atomic<bool> has_left_{false};
 };
+
+// A server that listens nowhere itself starts with credentials that are of no use, and refuses everybody.
+void check_certificate(const std::shared_ptr<grpc::ServerCredentials>& credentials) {
+  grpc::AsyncGenericService service;
+  grpc::ServerBuilder builder;
+  builder.RegisterAsyncGenericService(&service);
+  builder.AddListeningPort("127.0.0.1:0", credentials);
+  const auto queue = builder.AddCompletionQueue();
+  const auto server = builder.BuildAndStart();
+  if (server) server->Shutdown();
+  queue->Shutdown();
+  void* tag;
+  bool ok;
+  while (queue->Next(&tag, &ok)) {
+  }
+  if (!server) throw std::invalid_argument("the certificate is bad, or is not the key's");
+}
 
 // Takes as long for every text of a length, so that the time tells nothing about the token.
 bool equal(const std::string& a, const std::string& b) {
@@ -116,6 +144,8 @@ class DialedStream : public GrpcStream {
     exchange(say_hello, std::move(destinations), kResetTime);
   }
 
+  bool has_left() const override { return dialed_->has_left(); }
+
   void refuse(const std::string& why) override { turn_away({grpc::FAILED_PRECONDITION, why.substr(0, 2000)}); }
 
   void turn_away(const grpc::Status& why) {
@@ -142,30 +172,37 @@ class DialedStream : public GrpcStream {
 // A server with one limit for its messages.
 class GrpcListener::Server {
  public:
-  using OnHello = std::function<grpc::Status(const std::shared_ptr<DialedStream>& stream)>;
+  using OnHello = std::function<grpc::Status(Server& server, const std::shared_ptr<DialedStream>& stream)>;
 
   // `on_hello` gets each stream that has said its hello. A status other than OK turns it away.
-  Server(const ListenerOptions& options, const std::string& address, size_t max_message_bytes, OnHello on_hello)
-      : options_(options), on_hello_(std::move(on_hello)), loop_(num_loop_threads()) {
+  Server(GrpcListener& listener, size_t max_message_bytes, OnHello on_hello)
+      : listener_(listener),
+        options_(listener.options_),
+        on_hello_(std::move(on_hello)),
+        loop_(num_loop_threads(options_.max_streams)) {
     grpc::ServerBuilder builder;
     std::shared_ptr<grpc::ServerCredentials> credentials = grpc::InsecureServerCredentials();
-    if (!options.key.empty()) {
+    if (!options_.key.empty()) {
       grpc::SslServerCredentialsOptions tls;
-      tls.pem_key_cert_pairs.push_back({options.key, options.certificate});
+      tls.pem_key_cert_pairs.push_back({options_.key, options_.certificate});
       credentials = grpc::SslServerCredentials(tls);
+      check_certificate(credentials);
     }
-    builder.AddListeningPort(address, credentials, &port_);
+    using Type = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
+    connections_ = builder.experimental().AddExternalConnectionAcceptor(Type::FROM_FD, credentials);
     builder.RegisterAsyncGenericService(&service_);
     builder.SetMaxReceiveMessageSize(static_cast<int>(std::min<size_t>(max_message_bytes, kMaxMessageBytes)));
     builder.SetMaxSendMessageSize(-1);
+    builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);  // as in grpc_stream.cc
     // gRPC compares a message's length with the limit when it has all of it, but takes no more memory than its quota.
     grpc::ResourceQuota quota;
-    quota.Resize((options.max_streams + kMaxWaiting) * max_message_bytes + kQuotaBytes);
+    quota.Resize((options_.max_streams + kMaxWaiting) * max_message_bytes + kQuotaBytes);
     builder.SetResourceQuota(quota);
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 64);  // of a connection
     builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 5000);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, 20000);
+    // A caller that is refused again and again is never idle. A call that goes on keeps its connection.
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, 30000);
     // A host that lost its power is missed within 50 seconds. Its own pings are no offence.
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30000);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20000);
@@ -178,10 +215,10 @@ class GrpcListener::Server {
       bool ok;
       while (accepted_->Next(&tag, &ok)) {
       }
-      throw std::invalid_argument("cannot listen on " + address +
-                                  ": it is taken, not an address of this machine, or its certificate is bad");
+      throw std::invalid_argument("cannot listen on " + listener_.address() + ": gRPC starts no server");
     }
-    thread_ = std::thread([this] { accept(); });
+    threads_.emplace_back([this] { take_calls(); });
+    threads_.emplace_back([this] { take_connections(); });
   }
 
   ~Server() {
@@ -189,20 +226,44 @@ class GrpcListener::Server {
       std::lock_guard<std::mutex> lock(mutex_);
       is_ending_ = true;
     }
+    threads_.back().join();  // gRPC leaves connections open that it gets during its shutdown
+    // gRPC would send GOAWAY, and a client of Python that begins a call at that moment may try it again and again on the
+    // same connection, for minutes and with gigabytes of memory.
+    listener_.connections_.end_all();
     server_->Shutdown(std::chrono::system_clock::now());
     accepted_->Shutdown();
-    thread_.join();
+    threads_.front().join();
   }
 
-  int port() const { return port_; }
-
-  std::pair<std::vector<std::string>, int64_t> refusals() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return {std::exchange(refusals_, {}), std::exchange(num_more_refusals_, 0)};
+  void refuse(const std::shared_ptr<DialedStream>& stream, grpc::StatusCode code, const std::string& why) {
+    listener_.log_refusal("refused " + stream->name() + ": " + readable(why.substr(0, 2000)));
+    stream->turn_away({code, why.substr(0, 2000)});
   }
 
  private:
-  void accept() {
+  void take_connections() {
+    while (!is_ending_) {
+      const int connection = listener_.sockets_.accept(kAcceptTime);
+      if (connection < 0) continue;
+      // Each descriptor below that of a new connection is taken.
+      const int limit = max_descriptors(), own = limit / 8;
+      if (!listener_.connections_.add(connection, limit / 2)) {
+        ::close(connection);
+        listener_.log_refusal("closed a connection of a host that has " + std::to_string(limit / 2) +
+                              " already, half of all descriptors (ulimit -n)");
+      } else if (connection < limit - own) {
+        grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
+        parameters.fd = connection;
+        connections_->HandleNewConnection(&parameters);
+      } else {
+        ::close(connection);
+        listener_.log_refusal("closed a connection: all descriptors are taken but " + std::to_string(own) + " of " +
+                              std::to_string(limit) + " (ulimit -n)");
+      }
+    }
+  }
+
+  void take_calls() {
     request();
     void* tag;
     bool ok;
@@ -217,7 +278,7 @@ class GrpcListener::Server {
     std::lock_guard<std::mutex> lock(mutex_);
     if (is_ending_) return;
     call->request(service_, accepted_.get(), GrpcLoop::tag([this, call](bool ok) {
-                    if (!ok) return;  // the server ends
+                    if (!ok) return call->forget();  // the server ends
                     request();
                     called(call);
                   }));
@@ -236,9 +297,10 @@ class GrpcListener::Server {
     loop_.watch(stream);
     stream->read_hello([this, call, stream](const grpc::Status& said) {
       --num_waiting_;
+      if (!said.ok() && is_ending_) return stream->turn_away(said);  // its connection was ended here
       if (!said.ok()) return refuse(stream, said.error_code(), said.error_message());
       const bool has_predecessor = end_predecessor(call->header("beast-stream"), stream);
-      grpc::Status status = on_hello_(stream);
+      grpc::Status status = on_hello_(*this, stream);
       if (status.error_code() == grpc::RESOURCE_EXHAUSTED && has_predecessor) {
         status = {grpc::UNAVAILABLE, "the stream that this one comes back for has not ended yet: dial again"};
       }
@@ -260,56 +322,65 @@ class GrpcListener::Server {
     return predecessor != nullptr;
   }
 
-  void refuse(const std::shared_ptr<DialedStream>& stream, grpc::StatusCode code, const std::string& why) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (refusals_.size() < kMaxRefusals) {
-        refusals_.push_back("refused " + stream->name() + ": " + readable(why.substr(0, 2000)));
-      } else {
-        ++num_more_refusals_;
-      }
-    }
-    stream->turn_away({code, why.substr(0, 2000)});
-  }
-
+  GrpcListener& listener_;
   const ListenerOptions& options_;
   const OnHello on_hello_;
-  int port_ = 0;
   grpc::AsyncGenericService service_;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> connections_;
   std::unique_ptr<grpc::ServerCompletionQueue> accepted_;
   std::unique_ptr<grpc::Server> server_;
-  std::thread thread_;
+  std::vector<std::thread> threads_;  // take_calls(), take_connections()
   std::atomic<int> num_waiting_{0};
   std::mutex mutex_;  // guards what follows
-  bool is_ending_ = false;
+  std::atomic<bool> is_ending_{false};  // read by take_connections() without it
   std::map<std::string, std::weak_ptr<DialedStream>> streams_;
-  std::vector<std::string> refusals_;
-  int64_t num_more_refusals_ = 0;
   GrpcLoop loop_;  // ends first, which waits for the calls: they use all of the above
 };
 
-GrpcListener::GrpcListener(const ListenerOptions& options) : options_(options), address_(options.address) {
-  server_ = std::make_unique<Server>(options_, address_, kMaxHelloBytes, [this](const auto& stream) {
+GrpcListener::GrpcListener(const ListenerOptions& options) : options_(options), sockets_(options.address) {
+  const auto ask = [this](Server& server, const std::shared_ptr<DialedStream>& stream) {
+    const grpc::Status dial_again(grpc::UNAVAILABLE,
+                                  "the learner knows the environments now and gets ready: dial again");
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!spec_) spec_ = stream->spec();
+    if (!is_asking_) return dial_again;
+    if (hellos_.size() >= size_t{kMaxWaiting}) return grpc::Status(grpc::RESOURCE_EXHAUSTED, "too many say hello at a time");
+    hellos_.push_back({stream->spec(), [&server, stream, dial_again](const std::string& refusal) {
+                         if (refusal.empty()) return stream->turn_away(dial_again);
+                         server.refuse(stream, grpc::FAILED_PRECONDITION, refusal);
+                       }});
     said_hello_.notify_all();
-    return grpc::Status(grpc::UNAVAILABLE, "the learner knows the environments now and gets ready: dial again");
-  });
-  if (address_.size() > 2 && address_.compare(address_.size() - 2, 2, ":0") == 0) {
-    address_ = address_.substr(0, address_.size() - 1) + std::to_string(server_->port());
-  }
+    return grpc::Status::OK;
+  };
+  server_ = std::make_unique<Server>(*this, kMaxHelloBytes, ask);
 }
 
-GrpcListener::~GrpcListener() = default;
+GrpcListener::~GrpcListener() { replace_server(nullptr); }
 
-StreamSpec GrpcListener::first_hello(const std::function<void()>& interrupt) {
-  for (;;) {
-    {
-      std::unique_lock<std::mutex> lock(mutex_);
-      if (said_hello_.wait_for(lock, milliseconds(100), [this] { return spec_.has_value(); })) return *spec_;
-    }
+std::optional<StreamSpec> GrpcListener::first_hello(const Check& check, milliseconds timeout,
+                                                    const std::function<void()>& interrupt) {
+  const Clock::time_point until = Clock::now() + timeout;
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!spec_) {
+    const milliseconds left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
+    const bool came = said_hello_.wait_for(lock, std::min(left, milliseconds(100)), [this] { return !hellos_.empty(); });
+    if (!came && left <= milliseconds(0)) return std::nullopt;
+    lock.unlock();
     if (interrupt) interrupt();
+    lock.lock();
+    if (hellos_.empty()) continue;
+    const Hello hello = std::move(hellos_.front());
+    hellos_.pop_front();
+    lock.unlock();
+    const std::string refusal = check ? check(hello.spec) : "";
+    hello.answer(refusal);
+    lock.lock();
+    if (!refusal.empty()) continue;
+    spec_ = hello.spec;
+    is_asking_ = false;
+    for (const Hello& other : hellos_) other.answer("");
+    hellos_.clear();
   }
+  return spec_;
 }
 
 void GrpcListener::serve(Admit admit) {
@@ -317,30 +388,53 @@ void GrpcListener::serve(Admit admit) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     spec = spec_;
+    if (admit && !spec) throw std::invalid_argument("the listener has had no first_hello()");
+    is_serving_ = admit != nullptr;
   }
-  if (admit && !spec) throw std::invalid_argument("the listener has had no first_hello()");
   replace_server(nullptr);
   if (!admit) return;
   const std::vector<size_t> bytes = field_bytes(*spec);
   const size_t longest = std::max(std::accumulate(bytes.begin(), bytes.end(), size_t{0}), kMaxHelloBytes);
-  const auto on_hello = [this, admit = std::move(admit)](const std::shared_ptr<DialedStream>& stream) {
+  const auto on_hello = [this, admit = std::move(admit)](Server&, const std::shared_ptr<DialedStream>& stream) {
     if (admit(stream, stream->name())) return grpc::Status::OK;
     return grpc::Status(grpc::RESOURCE_EXHAUSTED, "all " + std::to_string(options_.max_streams) +
                                                       " places of the learner are taken: start it with a higher "
                                                       "--max_streams");
   };
-  replace_server(std::make_unique<Server>(options_, address_, longest + kMaxErrorBytes, on_hello));
+  replace_server(std::make_unique<Server>(*this, longest + kMaxErrorBytes, on_hello));
+}
+
+void GrpcListener::close() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (is_serving_) throw std::runtime_error("a pool takes streams of this listener: stop it first");
+  }
+  serve(nullptr);
 }
 
 void GrpcListener::replace_server(std::unique_ptr<Server> server) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  server_.swap(server);
-  lock.unlock();  // the former one ends without it, as it may be telling a hello
+  std::deque<Hello> unanswered;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    is_asking_ = false;
+    unanswered.swap(hellos_);
+    server_.swap(server);
+  }
+  unanswered.clear();  // the former server waits for their streams, and ends without the lock, as it may tell a hello
+}
+
+void GrpcListener::log_refusal(const std::string& message) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (refusals_.size() < kMaxRefusals) {
+    refusals_.push_back(message);
+  } else {
+    ++num_more_refusals_;
+  }
 }
 
 std::pair<std::vector<std::string>, int64_t> GrpcListener::refusals() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return server_ ? server_->refusals() : std::pair<std::vector<std::string>, int64_t>{};
+  return {std::exchange(refusals_, {}), std::exchange(num_more_refusals_, 0)};
 }
 
 }  // namespace beast

@@ -26,10 +26,17 @@ gpr_timespec deadline_after(milliseconds timeout) {
   return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(timeout.count(), GPR_TIMESPAN));
 }
 
-size_t num_loop_threads() { return std::clamp<size_t>(std::thread::hardware_concurrency() / 4, 2, 8); }
+size_t num_loop_threads(size_t num_streams) {
+  return std::clamp<size_t>(num_streams, 1, std::clamp<size_t>(std::thread::hardware_concurrency() / 4, 2, 8));
+}
 
 GrpcLoop::GrpcLoop(size_t num_threads) {
-  for (size_t i = 0; i < num_threads; ++i) threads_.emplace_back([this] { run(); });
+  try {
+    for (size_t i = 0; i < num_threads; ++i) threads_.emplace_back([this] { run(); });
+  } catch (...) {  // the process may have no more threads
+    end();
+    throw;
+  }
 }
 
 GrpcLoop::~GrpcLoop() {
@@ -37,8 +44,16 @@ GrpcLoop::~GrpcLoop() {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [this] { return num_calls_ == 0; });
   }
+  end();
+}
+
+void GrpcLoop::end() {
   queue_.Shutdown();
   for (std::thread& thread : threads_) thread.join();
+  void* tag;
+  bool ok;
+  while (queue_.Next(&tag, &ok)) {  // gRPC wants to be told that it is empty, where there was no thread
+  }
 }
 
 void GrpcLoop::watch(std::weak_ptr<GrpcStream> stream) {
@@ -53,21 +68,25 @@ void GrpcLoop::count_calls(int change) {
 }
 
 void GrpcLoop::run() {
+  std::unique_ptr<Then> then;
+  bool ok = false;
+  const auto follow = [&] {
+    if (then) (*then)(ok);
+    then.reset();
+  };
   for (;;) {
+    look_at_timeouts();
     void* tag;
-    bool ok;
-    switch (queue_.AsyncNext(&tag, &ok, deadline_after(kLookInterval))) {
+    // A write that `then` starts usually ends at once. This thread gets its event, too, and wakes no other for it.
+    switch (queue_.DoThenAsyncNext(follow, &tag, &ok, deadline_after(kLookInterval))) {
       case grpc::CompletionQueue::SHUTDOWN:
         return;
-      case grpc::CompletionQueue::GOT_EVENT: {
-        const std::unique_ptr<Then> then(static_cast<Then*>(tag));
-        (*then)(ok);
+      case grpc::CompletionQueue::GOT_EVENT:
+        then.reset(static_cast<Then*>(tag));
         break;
-      }
       case grpc::CompletionQueue::TIMEOUT:
         break;
     }
-    look_at_timeouts();
   }
 }
 
@@ -226,7 +245,7 @@ void GrpcStream::end(std::exception_ptr why) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (std::exchange(has_ended_, true)) return;
-    if (is_late_) why = std::make_exception_ptr(NoAnswer("no answer within " + seconds(timeout_)));
+    if (is_late_) why = std::make_exception_ptr(ConnectionError("no answer within " + seconds(timeout_)));
     set_timeout(kStatusTimeout);
     call = call_;
   }

@@ -1,4 +1,5 @@
-// What the streams have in common, whoever calls: threads for all calls, and the calls. Only grpc_*.cc include this.
+// What both directions share: the threads (GrpcLoop), one call (GrpcCall), and a stream of rows over it (GrpcStream).
+// Only grpc_*.cc include this.
 #pragma once
 
 #include <grpcpp/generic/async_generic_service.h>
@@ -45,6 +46,7 @@ class GrpcLoop {
 
  private:
   void run();
+  void end();
   void look_at_timeouts();
 
   grpc::CompletionQueue queue_;
@@ -56,8 +58,8 @@ class GrpcLoop {
   std::vector<std::thread> threads_;
 };
 
-// The number of threads for a pool.
-size_t num_loop_threads();
+// The number of threads for a pool. A second one would only delay a stream that is alone: they wake each other.
+size_t num_loop_threads(size_t num_streams);
 
 // One gRPC call. At most one read and one write or start are in progress. It lives until all of them have ended.
 class GrpcCall : public std::enable_shared_from_this<GrpcCall> {
@@ -114,7 +116,7 @@ class GrpcStream : public EnvStream, public std::enable_shared_from_this<GrpcStr
   void set_timeout(std::chrono::milliseconds timeout);
   void end_timeout() { deadline_.reset(); }
   bool is_late() const { return is_late_; }  // mutex_ is held
-  virtual void cancelled() {}  // called with mutex_ where there is no operation to cancel
+  virtual void cancelled() {}  // by cancel(), with mutex_: ends a pause between two tries
 
   GrpcLoop& loop_;
   const std::string name_;
@@ -137,11 +139,6 @@ class GrpcStream : public EnvStream, public std::enable_shared_from_this<GrpcStr
   std::optional<Clock::time_point> deadline_;
   std::chrono::milliseconds timeout_{0};
   bool is_late_ = false;
-};
-
-// An operation took longer than its timeout.
-struct NoAnswer : ConnectionError {
-  using ConnectionError::ConnectionError;
 };
 
 std::string seconds(std::chrono::milliseconds duration);  // "1.5 s"

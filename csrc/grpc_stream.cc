@@ -119,6 +119,8 @@ class ClientStream : public GrpcStream {
     quota.Resize(4 * max_message_bytes + kQuotaBytes);
     arguments.SetResourceQuota(quota);
     arguments.SetMaxSendMessageSize(-1);
+    // A small message could grow a thousandfold before its length is compared. Beast compresses none.
+    arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection for each stream
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);          // http_proxy is for the web, not for a cluster
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
@@ -300,7 +302,7 @@ void check(const GrpcOptions& options) {
   }
 }
 
-GrpcStreams::GrpcStreams() : loop_(std::make_unique<GrpcLoop>(num_loop_threads())) {}
+GrpcStreams::GrpcStreams(size_t num_streams) : loop_(std::make_unique<GrpcLoop>(num_loop_threads(num_streams))) {}
 GrpcStreams::~GrpcStreams() = default;
 
 std::shared_ptr<EnvStream> GrpcStreams::connect(const GrpcOptions& options) {

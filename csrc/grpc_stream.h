@@ -30,7 +30,7 @@ class GrpcLoop;
 // destroyed after they are lost.
 class GrpcStreams {
  public:
-  GrpcStreams();
+  explicit GrpcStreams(size_t num_streams);
   ~GrpcStreams();
   std::shared_ptr<EnvStream> connect(const GrpcOptions& options);
 

@@ -422,7 +422,8 @@ def test_an_environment_that_raises_is_made_anew_and_no_rollout_is_of_two_lives(
             assert first_rows_and_lives(learner.rollouts(6)) == [(0, 0), (5, 0), (0, 1), (5, 1), (0, 2), (5, 2)]
             counters = learner.pool.counters()
             error = learner.wait()
-    assert counters["restarts"] == 2 and counters["dropped_rollouts"] == 2
+    # The third life may have ended, too.
+    assert counters["restarts"] in (2, 3) and counters["dropped_rollouts"] in (2, 3)
     assert len(learner.log) == 3 and all('raise RuntimeError("this toy breaks here")' in line for line in learner.log)
     assert isinstance(error, ConnectionError) and "max_env_restarts 3" in str(error)
     assert "this toy breaks here" in str(error) and address in str(error)
@@ -796,7 +797,7 @@ def hello(fields=None, **changes):
 
 
 @contextlib.contextmanager
-def server_that_says(address, *messages, status=None):
+def server_that_says(address, *messages, status=None, compression=None):
     """A server that sends these bytes to whoever connects and then waits, or ends the stream with `status`. Who asks
     for the hello only gets the first message."""
 
@@ -811,7 +812,7 @@ def server_that_says(address, *messages, status=None):
         for _ in requests:
             pass
 
-    server = grpc.server(futures.ThreadPoolExecutor(8))
+    server = grpc.server(futures.ThreadPoolExecutor(8), compression=compression)
     _, service, method = wire.STREAM.split("/")
     handler = grpc.stream_stream_rpc_method_handler(stream)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
@@ -821,6 +822,18 @@ def server_that_says(address, *messages, status=None):
         yield
     finally:
         server.stop(0).wait()
+
+
+ZEROS = b"\xfa\x07\x80\x50" + bytes(10240)  # a field that rpcenv.proto has not, which compresses well
+
+
+def test_a_compressed_message_is_refused_before_it_grows(tmp_path):
+    address = f"unix:{tmp_path}/envs"
+    with server_that_says(address, hello() + ZEROS):
+        assert libbeast.handshake(address)["num_envs"] == 1
+    with server_that_says(address, hello() + ZEROS, compression=grpc.Compression.Gzip):
+        with pytest.raises(ConnectionError, match="not one of rpcenv.proto"):
+            libbeast.handshake(address)
 
 
 def nested(depth):
@@ -923,12 +936,12 @@ def test_a_row_that_is_not_what_the_hello_announced_is_refused(tmp_path, message
         raise raised
 
 
-def row_of(x: float, reward: float, done: bool = True) -> bytes:
-    """A row of `hello()`'s one environment."""
+def row_of(x: float, reward: float, done: bool = True, num_envs: int = 1) -> bytes:
+    """A row of `hello()`'s environments, which all have the same."""
     types = {"float32": np.float32, "bool": np.bool_, "int32": np.int32}
     values = {name: types[dtype](0) for name, dtype in ENV_FIELDS.items()}
     values |= {"reward": np.float32(reward), "done": np.bool_(done)}
-    row = np.float32(x).tobytes() + b"".join(values[name].tobytes() for name in ENV_FIELDS)
+    row = np.float32(x).tobytes() * num_envs + b"".join(values[name].tobytes() * num_envs for name in ENV_FIELDS)
     return wire.FromServer(row=row).SerializeToString()
 
 

@@ -471,6 +471,22 @@ def test_actions_that_are_not_the_hellos_are_refused(tmp_path):
             assert details in server.errors()
 
 
+def test_compressed_actions_are_refused_before_they_grow(tmp_path):
+    zeros = b"\xfa\x07\xac\x02" + bytes(300)  # a field that rpcenv.proto has not, which compresses well
+    actions = wire.Array.FromString(array_message(np.zeros(4, np.int64)).SerializeToString() + zeros)
+    with ServerProcess(tmp_path, "CartPole-v1", "--group_width", "4") as server:
+        with Stream(server.address) as stream:
+            stream.row()
+            stream.send(actions)
+            stream.row()
+        channel = grpc.insecure_channel(server.address, compression=grpc.Compression.Gzip)
+        with Stream(server.address, channel=channel) as stream:
+            stream.row()
+            stream.send(actions)
+            code, details = stream.end()
+    assert code == grpc.StatusCode.INTERNAL and "deserializing" in details
+
+
 def test_a_call_without_a_hello_or_token_is_refused_before_it_has_a_thread_or_a_message(tmp_path, token_file):
     with ServerProcess(tmp_path, "CartPole-v1", "--token_file", str(token_file)) as server:
         process = psutil.Process(server.process.pid)

@@ -7,10 +7,14 @@ import itertools
 import os
 import queue
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -21,6 +25,7 @@ from test_actor_pool import (
     NO_MEMORY,
     PROGRAM,
     UNROLL_LENGTH,
+    ZEROS,
     Learner,
     agent_that_remembers,
     check_contract,
@@ -295,6 +300,62 @@ def test_fewer_streams_than_min_streams_wait_until_one_more_is_there(unix):
                 lives.take(20)
 
 
+def test_streams_that_leave_while_they_wait_for_others_are_counted_no_more(unix):
+    with listening(unix, max_streams=3) as listener, learning(listener, min_streams=3) as learner:
+
+        def streams() -> int:
+            return learner.pool.counters()["streams_connected"]
+
+        waiting = [Caller(unix).play(1000 * index) for index in range(2)]
+        wait_until(lambda: streams() == 2)
+        time.sleep(0.2)  # by now the pool has read their first rows
+        for caller in waiting:
+            caller.close()
+        wait_until(lambda: streams() == 0)
+        with Caller(unix).play(5000):
+            wait_until(lambda: streams() == 1)
+            time.sleep(0.2)
+            assert learner.pool.count() == 0
+        assert len(learner.log) == 2 and all("has left" in line for line in learner.log), learner.log
+
+
+def test_streams_that_waited_for_others_end_the_run_where_inference_cannot_take_them(unix):
+    said = hello(num_envs=2)
+    with listening(unix, said, max_streams=2) as listener:
+        batcher = libbeast.DynamicBatcher(maximum_batch_size=1)
+        pool = libbeast.ActorPool(5, libbeast.BatchingQueue(), batcher, [], (), listener=listener, min_streams=2)
+        with ThreadPoolExecutor() as executor, Caller(unix, said) as one, Caller(unix, said) as other:
+            ended = executor.submit(pool.run)
+            for caller in (one, other):
+                caller.accepted().send(row_of(0, 0, num_envs=2))
+            with pytest.raises(ValueError, match="2 rows exceed the maximum batch size of 1"):
+                ended.result(LIMIT)
+
+
+def test_min_streams_above_the_listeners_places_is_refused(unix):
+    with listening(unix, None, max_streams=2) as listener:
+        with pytest.raises(ValueError, match="min_streams is 3, and the listener takes 2 streams at most"):
+            learning(listener, min_streams=3)
+
+
+@pytest.mark.long
+def test_a_connection_takes_calls_for_half_a_minute_only_and_its_stream_goes_on(unix):
+    states = []
+    with listening(unix, token="sesame") as listener, learning(listener) as learner:
+        lives, began = Lives(learner), time.monotonic()
+        with Caller(unix, token="sesame").play() as honest, grpc.insecure_channel(unix) as refused:
+            refused.subscribe(states.append)
+            while time.monotonic() < began + 36:  # half a minute and its jitter
+                with pytest.raises(grpc.RpcError):
+                    next(refused.stream_stream(wire.DIAL)(iter([]), timeout=PATIENCE))
+                lives.take_all()
+                time.sleep(0.2)
+            lives.take(20)
+            assert honest.call.is_active() and set(lives.last) == {(0, 0)}
+    ready = states.index(grpc.ChannelConnectivity.READY)
+    assert grpc.ChannelConnectivity.IDLE in states[ready:], "a caller that is refused keeps its connection"
+
+
 # -------------------------------------------------------------------------------------------------- coming and going
 
 
@@ -426,18 +487,111 @@ def test_who_does_not_know_a_streams_name_or_the_token_cannot_end_it(unix):
 
 def test_an_address_that_is_taken_or_a_certificate_that_is_bad_is_told(unix):
     with listening("127.0.0.1:0", None) as listener:
-        with pytest.raises(ValueError, match=f"cannot listen on {listener.address}: it is taken"):
+        with pytest.raises(ValueError, match=f"cannot listen on {listener.address}: Address already in use"):
             libbeast.EnvListener(listener.address)
-        with pytest.raises(ValueError, match="its certificate is bad"):
+        with pytest.raises(ValueError, match="the certificate is bad"):
             libbeast.EnvListener("127.0.0.1:0", certificate=b"none", key=b"none")
         with pytest.raises(ValueError, match="max_streams is 0"):
             libbeast.EnvListener("127.0.0.1:0", max_streams=0)
+
+
+@pytest.mark.parametrize("host", ["localhost", "0.0.0.0", "[::]"])
+def test_a_host_is_listened_to_at_all_its_addresses(host):
+    with listening(f"{host}:0", None) as listener:
+        port = listener.address.rpartition(":")[2]
+        has_ipv6 = host != "localhost" and "lo" in Path("/proc/net/if_inet6").read_text()
+        for address in ("127.0.0.1", "[::1]") if has_ipv6 else ("127.0.0.1",):
+            with Caller(f"{address}:{port}") as caller:
+                listener.first_hello()
+                assert caller.end()[0] == "UNAVAILABLE" and "dial again" in caller.end()[1]
+
+
+def test_a_socket_in_use_is_left_alone_and_an_abandoned_one_is_replaced(tmp_path, unix):
+    with listening(unix):
+        with pytest.raises(ValueError, match="Address already in use"):
+            libbeast.EnvListener(unix)
+        with Caller(unix) as caller:
+            assert caller.end()[0] == "UNAVAILABLE"
+    path = tmp_path / "learner"
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as abandoned:
+        abandoned.bind(str(path))
+    with listening(unix):
+        pass
+    path.unlink(missing_ok=True)
+    path.write_text("of a user")
+    with pytest.raises(ValueError, match="Address already in use"):
+        libbeast.EnvListener(unix)
+    assert path.read_text() == "of a user"
+    for address in ("unix:", f"unix:/{'x' * 200}"):
+        with pytest.raises(ValueError, match="a socket's path has 1 to 107 bytes"):
+            libbeast.EnvListener(address)
+
+
+def test_who_is_of_no_use_is_refused_and_another_ones_hello_is_the_first(unix):
+    def check(spec) -> str:
+        return "" if spec["env"] == "lies" else f"{spec['env']} is of no use"
+
+    with listening(unix, None) as listener:
+        with Caller(unix, hello(env="others")) as other, Caller(unix, b"nonsense") as liar:
+            assert listener.first_hello(check, timeout=2.0) is None
+            assert other.end() == ("FAILED_PRECONDITION", "others is of no use")
+            assert liar.end()[0] == "INVALID_ARGUMENT"
+        refusals, num_more = listener.refusals()
+        assert sorted(line.split(": ")[1] for line in refusals) == ["its hello cannot be used", "others is of no use"]
+        assert all(line.startswith("refused unix:") for line in refusals) and num_more == 0
+        with Caller(unix) as first, Caller(unix, hello(env="others")) as waiting:
+            wait_until(lambda: listener.first_hello(check, timeout=1.0))
+            assert first.end()[0] == "UNAVAILABLE"
+            assert waiting.end()[0] in ("UNAVAILABLE", "FAILED_PRECONDITION")
+
+
+def test_at_most_64_hellos_wait_to_be_looked_at(unix):
+    with listening(unix, None), contextlib.ExitStack() as stack:
+        callers = []
+        for _ in range(70):
+            callers.append(stack.enter_context(Caller(unix)))
+            time.sleep(0.02)  # or they are too many that have not yet said it
+        wait_until(lambda: sum(caller.call.done() for caller in callers) == 6, seconds=20)
+        ended = [caller.end() for caller in callers if caller.call.done()]
+        assert ended == [("RESOURCE_EXHAUSTED", "too many say hello at a time")] * 6
+
+
+def test_an_error_of_the_check_or_the_end_leaves_no_caller_waiting(unix):
+    with listening(unix, None) as listener, Caller(unix) as first, Caller(unix) as second:
+        with pytest.raises(ZeroDivisionError):
+            listener.first_hello(lambda spec: 1 / 0)
+        listener.close()
+        assert {first.end()[0], second.end()[0]} <= {"CANCELLED", "UNAVAILABLE"}
+
+
+def test_a_listener_whose_pool_runs_is_not_closed(unix):
+    with listening(unix) as listener, learning(listener) as learner, Caller(unix).play():
+        lives = Lives(learner)
+        lives.take(3)
+        with pytest.raises(RuntimeError, match="a pool takes streams of this listener: stop it first"):
+            listener.close()
+        lives.take(3)
+
+
+def test_a_unix_socket_is_its_owners_alone(unix):
+    with listening(unix, None):
+        assert stat.S_IMODE(os.stat(unix.removeprefix("unix:")).st_mode) == 0o700
 
 
 def test_a_pool_does_not_run_before_the_first_hello(unix):
     with listening(unix, None) as listener, learning(listener) as learner:
         error = learner.wait()
     assert isinstance(error, ValueError) and "first_hello" in str(error)
+
+
+def test_a_compressed_hello_is_refused_before_it_grows(unix):
+    with listening(unix, None) as listener:
+        with grpc.insecure_channel(unix, compression=grpc.Compression.Gzip) as channel:
+            call = channel.stream_stream(wire.DIAL)(iter([hello() + ZEROS]), timeout=PATIENCE)
+            with pytest.raises(grpc.RpcError):
+                next(call)
+        assert "not one of rpcenv.proto" in call.details() and "not one of rpcenv.proto" in listener.refusals()[0][0]
 
 
 def test_callers_that_say_nothing_do_not_keep_the_listener_from_ending(unix):
@@ -467,9 +621,9 @@ LISTENING = (
 )
 
 
-def start_listening(program: str, address: str, how: str) -> subprocess.Popen:
+def start_listening(program: str, address: str, how: str, prefix=()) -> subprocess.Popen:
     process = subprocess.Popen(
-        [sys.executable, "-c", program, address, how],
+        [*prefix, sys.executable, "-c", program, address, how],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -559,34 +713,107 @@ def test_a_forked_child_ends_and_its_parents_dialed_streams_go_on(unix, quick, h
     assert process.returncode == 0 and "went on" in output, errors
 
 
+# ------------------------------------------------------------------------------------------- many connections
+
+FEW_DESCRIPTORS = ["bash", "-c", 'ulimit -n 256; exec "$@"', "limited"]
+
+
+@contextlib.contextmanager
+def mute_connections(address: str, count: int, source: str = "127.0.0.1"):
+    """So many connections from there that never say anything, as far as the listener takes them."""
+    host, port = address.rsplit(":", 1)
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            with contextlib.suppress(OSError):
+                stack.enter_context(socket.create_connection((host, int(port)), 1, (source, 0)))
+        yield
+
+
+@pytest.mark.parametrize("begins", ["before", "after"])
+def test_more_mute_connections_than_there_are_descriptors_shut_nobody_out(begins):
+    """Whether they come before the learner has had its first stream or after."""
+    with contextlib.ExitStack() as stack:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        process = start_listening(LISTENING, address, "unanswered", FEW_DESCRIPTORS)
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        if begins == "after":
+            stack.enter_context(Caller(address).accepted())
+        with mute_connections(address, 400):
+            time.sleep(1)
+            assert len(os.listdir(f"/proc/{process.pid}/fd")) <= 256 - 256 // 8, "none are left for a checkpoint"
+            with Caller(address) as honest:
+                is_taken = threading.Event()
+                threading.Thread(target=lambda: honest.accepted() and is_taken.set(), daemon=True).start()
+                assert is_taken.wait(60), "an honest env server is shut out"  # 5 seconds, and a pause or two
+
+
+def test_one_host_may_have_half_of_all_descriptors():
+    with contextlib.ExitStack() as stack:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        process = start_listening(LISTENING, address, "unanswered", FEW_DESCRIPTORS)
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+
+        def num_descriptors() -> int:
+            return len(os.listdir(f"/proc/{process.pid}/fd"))
+
+        own = num_descriptors()
+        with mute_connections(address, 200, "127.0.0.2"):
+            wait_until(lambda: num_descriptors() == own + 128)
+            with mute_connections(address, 20, "127.0.0.3"):
+                wait_until(lambda: num_descriptors() == own + 148)
+
+
 # ---------------------------------------------------------------------------------------------------------- polybeast
 
 
-def test_polybeast_trains_with_servers_that_dial_in_and_leave_and_others_do_not_fill_its_log(tmp_path, unix):
-    command = [sys.executable, str(ROOT / "polybeast.py"), "--root", str(tmp_path), "--name", "run", "--no_tensorboard"]
-    command += ["--listen", unix, "--total_steps", "20000", "--log_steps", "300", "--unroll_length", "8"]
-    command += ["--hidden_size", "64", "--core_size", "32", "--batch_width", "1"]
+@contextlib.contextmanager
+def training(script: str, directory: Path, address: str, flags: str):
+    """A learner's process that listens there and has written metrics of a first server's, that server, and what the
+    learner has printed so far."""
+    command = [sys.executable, str(ROOT / script), "--root", str(directory), "--name", "run", "--no_tensorboard"]
+    command += ["--listen", address, "--log_steps", "300", *flags.split()]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    printed, metrics = directory / "printed", directory / "run" / "metrics.csv"
     with (
-        open(tmp_path / "printed", "w") as printed,
-        subprocess.Popen(command, stdout=printed, stderr=printed, env=environment) as learner,
+        open(printed, "w") as output,
+        subprocess.Popen(command, stdout=output, stderr=output, env=environment) as learner,
     ):
         try:
-            with one_env_server(tmp_path / "1", "CartPole-v1", unix) as first:
-                metrics = tmp_path / "run" / "metrics.csv"
+            with one_env_server(directory / "1", "CartPole-v1", address) as first:
                 wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 1)
-                for _ in range(60):
-                    with Caller(unix) as other:
-                        assert other.end()[0] == "FAILED_PRECONDITION"
-                with one_env_server(tmp_path / "2", "CartPole-v1", unix):
-                    first.process.terminate()
-                    assert learner.wait(PATIENCE) == 0, (tmp_path / "printed").read_text()
+                yield learner, first, printed.read_text
         finally:
             learner.kill()
-    output = (tmp_path / "printed").read_text()
-    assert f"waiting for env servers on {unix}: polybeast_env.py --learner {unix}" in output
-    assert "Traceback" not in output, output
-    assert 1 <= output.count('has environment "lies" instead of "CartPole-v1"') <= 20, output
+
+
+def test_polybeast_trains_with_servers_that_dial_in_and_leave_and_others_do_not_fill_its_log(tmp_path, unix):
+    flags = "--total_steps 20000 --unroll_length 8 --hidden_size 64 --core_size 32 --batch_width 1"
+    with training("polybeast.py", tmp_path, unix, flags) as (learner, first, output):
+        for _ in range(60):
+            with Caller(unix) as other:
+                assert other.end()[0] == "FAILED_PRECONDITION"
+        with one_env_server(tmp_path / "2", "CartPole-v1", unix):
+            first.process.terminate()
+            assert learner.wait(PATIENCE) == 0, output()
+    assert f"waiting for env servers on {unix}: polybeast_env.py --learner {unix}" in output()
+    assert "Traceback" not in output(), output()
+    assert 1 <= output().count('has environment "lies" instead of "CartPole-v1"') <= 20, output()
+
+
+def test_r2d2_trains_with_servers_that_dial_in_one_of_which_is_killed(tmp_path, unix):
+    flags = "--max_streams 2 --total_steps 6000 --unroll_length 4 --stride 4 --burn_in 4 --trained 8 --batch_width 4"
+    with training("r2d2.py", tmp_path, unix, f"{flags} --min_fill 200") as (learner, first, output):
+        with one_env_server(tmp_path / "2", "CartPole-v1", unix):
+            wait_until(lambda: "2 streams of env servers now" in output())
+            first.process.kill()
+            assert learner.wait(PATIENCE) == 0, output()
+    assert f"waiting for env servers on {unix}: polybeast_env.py --learner {unix}" in output()
+    assert "2 groups of 1 environments, replay of" in output() and "(--replay_ratio 2)" in output(), output()
+    assert "Traceback" not in output(), output()
 
 
 def test_a_taken_address_is_one_line_of_polybeast(tmp_path, unix, run_main):
@@ -594,3 +821,31 @@ def test_a_taken_address_is_one_line_of_polybeast(tmp_path, unix, run_main):
     with listening("127.0.0.1:0", None) as listener:
         code, output = run_main(polybeast, "--root", str(tmp_path), "--listen", listener.address)
     assert code == 1 and f"--listen {listener.address}: cannot listen on" in output and "Traceback" not in output
+
+
+def test_polybeast_refuses_callers_of_no_use_and_takes_the_environments_of_the_next(tmp_path, unix, capsys):
+    polybeast = pytest.importorskip("polybeast")
+    flags = polybeast.Flags(env="CartPole-v1", listen=unix, total_steps=1)
+    found: queue.SimpleQueue = queue.SimpleQueue()
+    with listening(unix, None, token="sesame") as listener:
+        threading.Thread(target=lambda: found.put(polybeast.first_hello(flags, listener)), daemon=True).start()
+        bad_spaces = hello(env="CartPole-v1", observation_space="{}")
+        for said, message in [
+            (hello(), "--env CartPole-v1: this env server has lies; start it with --env CartPole-v1"),
+            (bad_spaces, "no space is described by '{}'"),
+        ]:
+            with Caller(unix, said, token="sesame") as other:
+                code, details = other.end()
+                assert code == "FAILED_PRECONDITION" and message in details, details
+        for _ in range(40):
+            with Caller(unix) as stranger:
+                assert stranger.end()[0] == "UNAUTHENTICATED"
+        token = tmp_path / "token"
+        token.write_text("sesame")
+        token.chmod(0o600)
+        with one_env_server(tmp_path / "1", "CartPole-v1", unix, "--token_file", str(token)):
+            flags, spaces, said = found.get(timeout=PATIENCE)
+    assert flags.env == said["env"] == "CartPole-v1" and flags.group_width == 1 and spaces.action.n == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert all("refused" in line for line in lines) and len(lines) <= 20, lines
+    assert "this env server has lies" in lines[0] and "no space is described" in lines[1]

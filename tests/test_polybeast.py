@@ -231,6 +231,24 @@ def test_a_killed_server_is_replaced_and_training_goes_on(tmp_path):
     assert "connected again: all 4 streams" in output[output.index("Reconnecting") :], output
 
 
+def test_rollouts_of_a_server_that_stood_still_are_dropped_and_counted_by_max_policy_lag(tmp_path):
+    process = start(tmp_path, *ENDLESS, "--max_policy_lag", "40")
+    try:
+        steps = wait_until(lambda: learned_steps(tmp_path))[-1]
+        server = servers_of(process.pid)[0]
+        os.kill(server, signal.SIGSTOP)
+        steps = wait_until(lambda: learned_steps(tmp_path, steps + 3000))[-1]  # 94 updates of 32 steps
+        dropped = float(rows(tmp_path)[-1]["stats/dropped_rollouts"])
+        os.kill(server, signal.SIGCONT)
+        wait_until(lambda: float(rows(tmp_path)[-1]["stats/dropped_rollouts"]) > dropped)
+        wait_until(lambda: learned_steps(tmp_path, steps + 1000))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        output = finish(process)
+    assert process.returncode == 0, output
+    assert max(float(row["stats/policy_lag_max"]) for row in rows(tmp_path)) <= 40
+
+
 @pytest.mark.parametrize("env", ["toy_envs:CrashAtStep-v0", "toy_envs:CrashInReset-v0"])
 def test_an_environment_that_keeps_failing_ends_the_run_with_its_traceback(tmp_path, env):
     process = start(tmp_path, "--env", env, "--max_env_restarts", "1", "--total_steps", "1000000")

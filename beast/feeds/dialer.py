@@ -109,6 +109,7 @@ class Dialer:
     def connect(self, address: str, max_message_bytes: int) -> grpc.Channel:
         options = [
             *env_server.KEEPALIVE,
+            env_server.NO_COMPRESSION,
             ("grpc.http2.max_pings_without_data", 0),  # the learner may be silent for long
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.use_local_subchannel_pool", 1),  # a connection of its own

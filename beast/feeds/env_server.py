@@ -39,6 +39,10 @@ STUCK_SECONDS = 5.0  # for which a step may go on after its learner has left
 MAKING_SECONDS = 240.0  # more while environments are made and first reset: 128 of Atari take 25 to 66 CPU seconds
 END_SECONDS = 0.7  # for environments to close when the server ends
 CONNECTING_MS, IDLE_MS = 5000, 20_000  # then a connection ends that does not speak HTTP/2, or has no stream
+# Then a connection takes no more calls, so that who is refused again and again does not keep it. Its stream goes on.
+AGE_MS = 30_000
+# A small message could grow a thousandfold before its length is compared. Beast compresses none.
+NO_COMPRESSION = ("grpc.per_message_decompression", 0)
 # A learner that lost its power or its network says no goodbye. It is missed within 50 seconds; a link that is cut for
 # less than 20 costs nothing.
 KEEPALIVE = [("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 20_000)]
@@ -161,11 +165,13 @@ class EnvServer(grpc.GenericRpcHandler):
             maximum_concurrent_rpcs=threads,
             options=[
                 *KEEPALIVE,
+                NO_COMPRESSION,
                 ("grpc.max_receive_message_length", message_bytes),
                 ("grpc.so_reuseport", 0),  # or two servers share a port, and its streams by chance
                 ("grpc.http2.max_ping_strikes", 0),  # learners may ask as often as they like
                 ("grpc.server_handshake_timeout_ms", CONNECTING_MS),
                 ("grpc.max_connection_idle_ms", IDLE_MS),
+                ("grpc.max_connection_age_ms", AGE_MS),
             ],
         )
         self._server.add_generic_rpc_handlers((self,))

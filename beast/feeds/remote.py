@@ -102,13 +102,9 @@ class RemoteFeed(Feed):
 
     def _watch_callers(self) -> None:
         num_come, told_at = 0, time.monotonic()
-        log_refusal = Throttled(self._log, REFUSALS_PER_MINUTE, 60.0)
+        log_refusals = RefusalLog(self._listener, self._log)
         while not self.closed.wait(0.1):
-            refusals, num_more = self._listener.refusals()
-            for refusal in refusals:
-                log_refusal(refusal)
-            if num_more:
-                log_refusal(f"refused {num_more} more")
+            log_refusals()
             counters, now = self.pool.counters(), time.monotonic()
             connected, come = counters["streams_connected"], counters["streams_come"]
             is_waiting = connected < self._min_streams and now - told_at > PROGRESS_SECONDS
@@ -180,6 +176,20 @@ class RemoteFeed(Feed):
             learner.first_env, learner.group_width = first, self._group_width
             yield batch, core_state
             self._waiting.append(self.queue.size())
+
+
+class RefusalLog:
+    """Logs why a libbeast.EnvListener refused callers, when it is called; a number of lines in a minute at most."""
+
+    def __init__(self, listener, log: Callable[[str], None]):
+        self._listener, self._log = listener, Throttled(log, REFUSALS_PER_MINUTE, 60.0)
+
+    def __call__(self) -> None:
+        refusals, num_more = self._listener.refusals()
+        for refusal in refusals:
+            self._log(refusal)
+        if num_more:
+            self._log(f"refused {num_more} more")
 
 
 def split_observations(parts: dict) -> dict:

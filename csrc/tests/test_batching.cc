@@ -7,6 +7,9 @@
 #include <future>
 #include <numeric>
 #include <thread>
+#include <utility>
+
+#include "executor.h"
 
 namespace beast {
 namespace {
@@ -303,6 +306,42 @@ TEST(DynamicBatcher, ABatchMayOutliveItsBatcherAndItsCallers) {
   EXPECT_EQ(values(batch->inputs()), std::vector<int64_t>{7});
   batch->set_outputs(rows(7));
   EXPECT_THROW(batch->set_outputs(rows(7)), std::runtime_error);
+}
+
+TEST(DynamicBatcher, TheLastAnswerOfABatchSaysSoInTheThreadThatAnswers) {
+  DynamicBatcher batcher(options(3, 3));
+  std::vector<std::pair<int64_t, bool>> answers;  // value, is_last
+  std::vector<std::thread::id> threads;
+  for (int64_t row = 0; row < 4; ++row) {
+    batcher.compute_later(rows(row), [&](ArrayNest outputs, std::exception_ptr failure, bool is_last) {
+      answers.emplace_back(failure ? -1 : values(outputs)[0], is_last);
+      threads.push_back(std::this_thread::get_id());
+    });
+  }
+  const auto batch = batcher.next(kNever);
+  batch->set_outputs(batch->inputs());
+  batcher.close();  // which ends the fourth
+  EXPECT_EQ(answers, (std::vector<std::pair<int64_t, bool>>{{0, false}, {1, false}, {2, true}, {-1, false}}));
+  EXPECT_EQ(threads, std::vector<std::thread::id>(4, std::this_thread::get_id()));
+}
+
+TEST(Executor, StopWaitsForATaskInACallersThreadAndRefusesLaterOnes) {
+  Executor executor(1);
+  std::atomic<bool> began{false}, ended{false}, stopped{false};
+  std::thread caller([&] {
+    executor.run_here([&] {
+      began = true;
+      std::this_thread::sleep_for(milliseconds(100));
+      EXPECT_FALSE(stopped);
+      ended = true;
+    });
+  });
+  wait_until([&] { return began.load(); });
+  executor.stop();
+  stopped = true;
+  EXPECT_TRUE(ended);
+  caller.join();
+  executor.run_here([] { FAIL() << "a task ran after stop()"; });
 }
 
 TEST(DynamicBatcher, AnswersFromSeveralThreadsCountOnce) {

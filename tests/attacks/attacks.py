@@ -43,7 +43,7 @@ from env_hosts import ServerProcess, Stream, headers  # noqa: E402
 
 from beast import envs  # noqa: E402
 from beast.envs.rows import ENV_FIELDS  # noqa: E402
-from beast.feeds import dialer, env_server, wire  # noqa: E402
+from beast.feeds import env_server, wire  # noqa: E402
 
 TOKEN = "sesame"
 MEGABYTE = 2**20
@@ -55,7 +55,9 @@ Attack = Callable[[str, contextlib.ExitStack], None]
 def call(stack: contextlib.ExitStack, address: str, sent: list, messages: Iterator):
     """One call on a connection of its own."""
     channel = stack.enter_context(grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]))
-    return channel.stream_stream(wire.STREAM)(messages, timeout=60, metadata=sent)
+    made = channel.stream_stream(wire.STREAM)(messages, timeout=60, metadata=sent)
+    stack.callback(made.cancel)  # a call that nobody holds is cancelled at once
+    return made
 
 
 def silence(stack: contextlib.ExitStack) -> Iterator:
@@ -284,7 +286,9 @@ class Liar:
 
 def dial(stack, address: str, sent: list, messages: Iterator, channel=None):
     channel = channel or stack.enter_context(_channel(address))
-    return channel.stream_stream(wire.DIAL)(messages, timeout=60, metadata=sent)
+    made = channel.stream_stream(wire.DIAL)(messages, timeout=60, metadata=sent)
+    stack.callback(made.cancel)  # a call that nobody holds is cancelled at once
+    return made
 
 
 def _channel(address: str):
@@ -353,12 +357,24 @@ def raw(address: str, stack: contextlib.ExitStack) -> socket.socket:
 
 
 def large_token(address: str, stack: contextlib.ExitStack) -> None:
-    for _ in range(10):
-        connection = raw(address, stack)
+    """10 connections at once, which go on while the other env server dials."""
+
+    def send(connection: socket.socket) -> None:
+        connection.settimeout(60)
         with contextlib.suppress(OSError):  # it closes the connection
             connection.sendall(frame(1, 0, 1, CALL_HEADERS + b"\0\x0dauthorization\x7f\x81\xff\xff\x1d"))
             for _ in range(63 * 64):
                 connection.sendall(frame(9, 0, 1, b"x" * 16384))
+
+    def end(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+    for _ in range(10):
+        connection = raw(address, stack)
+        stack.callback(end, connection)
+        threading.Thread(target=send, args=[connection], daemon=True).start()
+    time.sleep(5)
 
 
 def reset_streams(address: str, stack: contextlib.ExitStack) -> None:
@@ -450,8 +466,59 @@ def listener_attacks() -> list[tuple[str, Callable]]:
     ]  # fmt: skip
 
 
+# An honest env server with one stream: it dials when it reads a line, and prints its log and "served".
+HONEST_SERVER = """
+import sys, attacks
+from beast.feeds import dialer
+address, name = sys.argv[1:]
+log = lambda line: print(line, flush=True)
+options = {"max_streams": 1, "env_id": attacks.HONEST[0], "token": attacks.TOKEN, "log": log}
+served = lambda address: log("served")
+server = dialer.Dialer(attacks.make_group, [address], **options, on_first_stream=served)
+server._name = name
+log("ready")
+sys.stdin.readline()
+server.start()
+while not server.stopping.wait(1):
+    pass
+log(f"failed: {server.failure}")
+"""
+
+
+class HonestServer:
+    """A process that dials from `start` on, and what it has logged."""
+
+    def __init__(self, stack: contextlib.ExitStack, address: str, name: str):
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", HONEST_SERVER, address, name],
+            cwd=Path(__file__).parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        stack.callback(self._process.communicate)
+        stack.callback(self._process.kill)
+        self.lines: list[str] = []
+        assert self._process.stdout.readline() == "ready\n"
+
+    def start(self) -> threading.Event:
+        """What is set when the server is served first."""
+        is_served = threading.Event()
+
+        def read() -> None:
+            for line in self._process.stdout:
+                self.lines.append(line)
+                if line == "served\n":
+                    is_served.set()
+
+        threading.Thread(target=read, daemon=True).start()
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return is_served
+
+    def failure(self) -> str:
+        return next((line.strip() for line in self.lines if line.startswith("failed")), "")
+
+
 class ListeningLearner:
-    """polybeast.py --listen, which trains with one honest env server from here."""
+    """polybeast.py --listen, which trains with one honest env server."""
 
     def __init__(self, stack: contextlib.ExitStack):
         directory = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
@@ -465,40 +532,30 @@ class ListeningLearner:
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=self.printed.open("w"), stderr=subprocess.STDOUT)
         stack.callback(self.process.wait)
         stack.callback(self.process.kill)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while not (found := re.search("--learner ([0-9.:]+)", self.printed.read_text())):
             assert time.monotonic() < deadline and self.process.poll() is None, self.printed.read_text()
             time.sleep(0.1)
         self.address = found[1]
         self._process = psutil.Process(self.process.pid)
-        self.lines: list[str] = []
-        self.first, is_served = self.begin(stack, "honest", self.lines.append)
-        assert is_served.wait(120), self.printed.read_text()
+        self.first = HonestServer(stack, self.address, "honest")
+        assert self.first.start().wait(240), self.printed.read_text()
         time.sleep(3)
         self._at_first = self.memory()
-
-    def begin(self, stack, name: str, log: Callable) -> tuple[dialer.Dialer, threading.Event]:
-        """An honest env server whose stream has this name, and what is set when it is served."""
-        served = threading.Event()
-        options = {"max_streams": 1, "env_id": HONEST[0], "token": TOKEN, "log": log}
-        server = dialer.Dialer(make_group, [self.address], **options, on_first_stream=lambda _: served.set())
-        server._name = name
-        server.start()
-        stack.callback(server.stop)
-        return server, served
 
     def memory(self) -> int:
         return self._process.memory_info().rss
 
     def is_as_new(self) -> bool:
-        is_alive = self.process.poll() is None and not self.first.failure
+        is_alive = self.process.poll() is None and not self.first.failure()
         return is_alive and self.memory() < self._at_first + 20 * MEGABYTE
 
 
 def attack_listener(attack: Attack, learner: ListeningLearner) -> list[str]:
     """What becomes of a learner that listens."""
     with contextlib.ExitStack() as stack:
-        before, logged, told = learner.memory(), len(learner.printed.read_bytes()), len(learner.lines)
+        second = HonestServer(stack, learner.address, "second")
+        before, logged, told = learner.memory(), len(learner.printed.read_bytes()), len(learner.first.lines)
         highest, done = [before], threading.Event()
 
         def watch() -> None:
@@ -509,15 +566,14 @@ def attack_listener(attack: Attack, learner: ListeningLearner) -> list[str]:
         threading.Thread(target=watch, daemon=True).start()
         attack(learner.address, stack)
         began = time.monotonic()
-        second, is_served = learner.begin(stack, "second", lambda line: None)
-        served = f"{time.monotonic() - began:.1f} s" if is_served.wait(60) else "never within 60 s"
-        time.sleep(2)
+        served = f"{time.monotonic() - began:.1f} s" if second.start().wait(60) else "never within 60 s"
+        time.sleep(2)  # until what is logged has been written
         done.set()
         text = learner.printed.read_bytes()
         assert learner.process.poll() is None, f"the learner has ended: {text[-2000:]!r}"
         assert not re.search(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]", text), "it writes to the terminal"
-        kept = "lost" if any("no learner" in line for line in learner.lines[told:]) else "kept"
-        kept = learner.first.failure or second.failure or kept
+        kept = "lost" if any("no learner" in line for line in learner.first.lines[told:]) else "kept"
+        kept = learner.first.failure() or second.failure() or kept
         return [served, f"{(max(highest) - before) / MEGABYTE:.0f} MB", kept, f"{len(text) - logged:,} bytes"]
 
 

@@ -1,0 +1,57 @@
+// The sockets of an address that others connect to. gRPC 1.51 accepts no connection ever again once accept() has failed
+// for want of descriptors (grpc issue 20418).
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace beast {
+
+class ListeningSockets {
+ public:
+  // `address` is "unix:/path", whose socket of a process that was killed is replaced, or "host:port", which listens on
+  // all addresses of the host; 0.0.0.0 and [::] are those of IPv4 and IPv6. Throws std::invalid_argument.
+  explicit ListeningSockets(const std::string& address);
+  ~ListeningSockets();  // removes the file of a unix address
+  ListeningSockets(const ListeningSockets&) = delete;
+  ListeningSockets& operator=(const ListeningSockets&) = delete;
+
+  const std::string& address() const { return address_; }  // with the port that is taken
+  // The descriptor of a connection, which the caller owns; -1 where none came within `timeout` or there is no free
+  // descriptor.
+  int accept(std::chrono::milliseconds timeout);
+
+ private:
+  int listen_on_path();  // 0, or why not as in errno
+  int listen_on_host();
+
+  std::string address_;
+  std::vector<int> sockets_;
+  size_t next_ = 0;  // the socket that is asked first
+};
+
+// How many connections each host has. It is not told when one is closed, but looks.
+class HostConnections {
+ public:
+  // Counts a connection; false where its host has `most` others that are open. A unix socket has no hosts.
+  bool add(int connection, size_t most);
+  // Ends those that are still open, without their owner's knowledge.
+  void end_all();
+
+ private:
+  using Open = std::map<int, ino_t>;  // by descriptor, which another connection may have had since
+
+  void forget_closed(Open& open);
+
+  std::map<std::string, Open> hosts_;
+  size_t num_added_ = 0;
+};
+
+// How many descriptors this process may have.
+int max_descriptors();
+
+}  // namespace beast
