@@ -9,11 +9,14 @@ A committed CSV begins with the command, commit, hardware and seed that gave it;
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -36,9 +39,10 @@ R2D2_MEMORY = "--env toy_envs:MemoryCue-v0 --num_actors 1 --unroll_length 4 --bu
 R2D2_MEMORY += " --batch_width 32 --replay_ratio 4 --min_fill 2000 --hidden_size 128 --core_size 64 --head_size 64"
 R2D2_MEMORY += " --discount 0.9 --learning_rate 1e-3 --optimizer_epsilon 1e-5 --target_period 100"
 R2D2_MEMORY += " --total_steps 60000 --log_steps 5000"
-R2D2_PONG = "--env PongNoFrameskip-v4 --num_actors 1 --burn_in 4 --trained 16 --batch_width 12 --replay_ratio 4"
-R2D2_PONG += " --min_fill 10000 --center_images --discount 0.99 --learning_rate 3e-4 --optimizer_epsilon 1e-5"
-R2D2_PONG += " --target_period 250 --total_steps 1500000 --log_steps 10000"
+R2D2_PONG = "--env PongNoFrameskip-v4 --num_actors 1 --unroll_length 8 --stride 8 --burn_in 4 --trained 16"
+R2D2_PONG += " --batch_width 6 --replay_ratio 4 --min_fill 20000 --replay_gb 3 --center_images --discount 0.99"
+R2D2_PONG += " --learning_rate 2e-4 --optimizer_epsilon 1e-6 --target_period 200 --total_steps 1500000"
+R2D2_PONG += " --log_steps 10000"
 MINATAR = f"{BREAKOUT} --batch_width 8 --hidden_size 256 --learning_rate 1.5e-3"
 # docs/recipes.md has the same commands.
 RECIPES = {
@@ -60,12 +64,14 @@ ATARI = {
     f"atari-{game.lower()}": f"--env {game}NoFrameskip-v4 --atari_backend beast --total_steps 10000000"
     for game in ATARI_GAMES
 }
+LEARNER = "127.0.0.1:4441"  # where env servers dial it
 TASKS = {
     **RECIPES,
     **ATARI,
     "pong": "--env PongNoFrameskip-v4",
     "pong-two-actors": "--env PongNoFrameskip-v4 --num_actors 2",
     "pong-poly": "--env PongNoFrameskip-v4",  # polybeast.py
+    "pong-dial": f"--env PongNoFrameskip-v4 --listen {LEARNER} --max_streams 6",  # the same, with fleeting_servers()
     "pong-beast": "--env PongNoFrameskip-v4 --atari_backend beast",
     "pong-b32": "--env PongNoFrameskip-v4 --batch_width 32 --learning_rate 7e-4 --total_steps 2000000",
     "cartpole": f"--env CartPole-v1 {SMALL} --batch_width 4 --learning_rate 5e-4 --vtrace_lambda 0.95 --ppo_clip 0.2"
@@ -110,19 +116,47 @@ class Options:
     """A run directory to keep instead of training."""
 
 
+@contextlib.contextmanager
+def fleeting_servers(kills: list[int]) -> Iterator[None]:
+    """Three env servers of Pong that dial in. The third is killed every 30 seconds, and counted, and starts anew."""
+    command = [sys.executable, str(ROOT / "polybeast_env.py"), "--env", "PongNoFrameskip-v4", "--learner", LEARNER]
+    servers = [subprocess.Popen(command) for _ in range(3)]
+    ended = threading.Event()
+
+    def kill() -> None:
+        while not ended.wait(30):
+            servers[2].kill()
+            kills.append(servers[2].wait())
+            servers[2] = subprocess.Popen(command)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        killer.join()
+        for server in servers:
+            server.terminate()
+        for server in servers:
+            server.wait()
+
+
 def main(options: Options) -> None:
     if options.task not in TASKS:
         sys.exit(f"error: no task is called {options.task!r}; there are {', '.join(TASKS)}")
     name = f"{options.task}-seed{options.seed}"
     path = Path(options.run or os.path.join(options.root, name))
+    kills: list[int] = []
     if not options.run:
-        script = "polybeast.py" if options.task.endswith("-poly") else "monobeast.py"
+        script = "polybeast.py" if options.task.endswith(("-poly", "-dial")) else "monobeast.py"
         script = "r2d2.py" if options.task.startswith("r2d2-") else script
         command = [sys.executable, str(ROOT / script), *TASKS[options.task].split()]
         command += ["--root", options.root, "--name", name, "--seed", str(options.seed)]
         tests = str(ROOT / "tests")  # the toy environments live there
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))}
-        subprocess.run(command, check=True, env=environment)
+        with fleeting_servers(kills) if options.task.endswith("-dial") else contextlib.nullcontext():
+            subprocess.run(command, check=True, env=environment)
     start = json.loads((path / "meta.json").read_text())["starts"][-1]
     config = json.loads((path / "config.json").read_text())
     diffs = [line for line in (start["diff"] or "").splitlines() if line.startswith("diff --git")]
@@ -136,6 +170,8 @@ def main(options: Options) -> None:
         f"# hardware: {start['cpu']}, {start['cores']} cores, {' and '.join(start['gpus']) or 'no GPU'}",
         f"# seed: {config['seed']}",
     ]
+    if kills:
+        header.append(f"# remark: one of three env servers was killed {len(kills)} times, 30 s after each start")
     RESULTS.mkdir(parents=True, exist_ok=True)
     output = RESULTS / f"{options.task}-seed{config['seed']}.csv"
     output.write_text("\n".join(header) + "\n" + (path / "metrics.csv").read_text())
