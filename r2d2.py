@@ -45,7 +45,7 @@ class Flags(RunFlags):
     """Environments of each group that act with --epsilon for the returns of the log, and are not trained on. 0 takes
     the returns of the greediest quarter instead."""
     actor_niceness: int = 5
-    """Unix niceness added to actors (0 to 19), so that they yield to the learner where cores are short."""
+    """Unix niceness (0 to 19) of actors and, on Linux, of inference and the target network: they yield to the learner."""
     pin_actors: bool = False
     """Bind each actor to a core in turn."""
     deterministic: bool = False
@@ -182,7 +182,7 @@ import copy
 import math
 import os
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from functools import partial
 from types import SimpleNamespace
 
@@ -207,7 +207,7 @@ from beast.learn.qlearning import n_step_targets, rescale, rescale_inverse, sequ
 from beast.learn.recurrent import Core
 from beast.run import checkpoint, evaluation
 from beast.run.flags import check_env_flags, check_limits, run_name
-from beast.run.hardware import choose_device, keep_freed_memory, pin_memory
+from beast.run.hardware import choose_device, helper_thread, keep_freed_memory, pin_memory, yield_cores
 from beast.run.training import Result, Training
 from monobeast import GROUPS_PER_ACTOR, Encoder, orthogonal
 
@@ -283,16 +283,10 @@ class Net(nn.Module):
 
 # FORK HERE: your loss.
 def compute_loss(
-    flags: Flags, net: Net, target: Net, batch: dict, core_state: tuple, weights: torch.Tensor,
-    helper: Executor | None = None,
+    flags: Flags, net: Net, target: Net, batch: dict, core_state: tuple, weights: torch.Tensor, target_q: torch.Tensor
 ) -> tuple[torch.Tensor, dict, torch.Tensor]:  # fmt: skip
     """The loss of sequences [B+T+1, N, …] with their importance weights [N], statistics as tensors, and the sequences'
-    priorities [N]. The target network runs in `helper`, beside the net."""
-
-    def run_target() -> torch.Tensor:
-        return target(batch, core_state)[0][flags.burn_in :]
-
-    beside = helper.submit(run_target) if helper else None
+    priorities [N]. `target_q` [T+1, N, actions] is what the target network says after the burn-in."""
     rows = map_tensors(lambda x: x[flags.burn_in :], batch)  # [T+1, N, …]
     with torch.no_grad():
         state = burn_in(flags, net, batch, core_state)
@@ -304,7 +298,6 @@ def compute_loss(
         if "final_obs" in rows:
             target_state = burn_in(flags, target, batch, core_state)
             rewards = rewards + flags.discount * final_values(net, target, rows, state, target_state, h_inverse)
-        target_q = beside.result() if beside else run_target()
         # Double Q-learning: the net chooses, the target network values.
         values = h_inverse(target_q.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1))  # [T+1, N]
         targets = h(n_step_targets(rewards, discounts, mask, values, flags.n_steps))
@@ -368,20 +361,33 @@ def initial_priorities(flags: Flags, rows: dict) -> torch.Tensor:
 class QLearner(Learner):
     """A Learner with a target network, and the random numbers that draw its batches."""
 
-    def __init__(self, net: Net, optimizer: torch.optim.Optimizer, max_bad_updates: int, seed: int):
-        super().__init__(net, optimizer, max_bad_updates)
+    def __init__(self, net: Net, optimizer: torch.optim.Optimizer, flags: Flags):
+        super().__init__(net, optimizer, flags.max_bad_updates)
         self.target = copy.deepcopy(net).eval().requires_grad_(False)
-        self.random = np.random.Generator(np.random.PCG64(seed))
+        self.random = np.random.Generator(np.random.PCG64(flags.seed))
         self.all_returns: list[float] = []  # of the last 100 games of all environments, however much they explore
-        # A thread for the target network. A GPU has its own queue, and gains nothing.
-        is_cpu = next(net.parameters()).device.type == "cpu"
-        self.helper = ThreadPoolExecutor(1, "target network", torch.set_num_threads, (1,)) if is_cpu else None
+        # On a CPU a thread prepares the next batch; a GPU has its own queue. Resume to the bit allows no batch ahead.
+        has_helper = next(net.parameters()).device.type == "cpu" and not flags.deterministic
+        self.helper = helper_thread("target network", flags.actor_niceness) if has_helper else None
+        self.prepared: Future | None = None
 
-    def mean_of_all_returns(self) -> float:
-        return float(np.mean(self.all_returns)) if self.all_returns else math.nan
+    def next_batch(self, flags: Flags, replay: SequenceReplay, device: torch.device) -> tuple[Sample, torch.Tensor]:
+        """A batch of sequences, and the target network's Q values after the burn-in [T+1, N, actions].
 
-    def copy_to_target(self) -> None:
-        self.target.load_state_dict(self.net.state_dict())  # buffers, too
+        The helper prepares the next one during an update: with the priorities and the target network before it.
+        """
+
+        def prepare(gather: Callable[[], Sample]) -> tuple[Sample, torch.Tensor]:
+            sample = gather()
+            return sample, self.target(sample.batch, sample.core_state)[0][flags.burn_in :]
+
+        batch = self.prepared.result() if self.prepared else None
+        if self.updates % flags.target_period == 0:
+            self.target.load_state_dict(self.net.state_dict())  # buffers, too
+        batch = batch or prepare(replay.draw(flags.batch_width, device))
+        if self.helper:
+            self.prepared = self.helper.submit(prepare, replay.draw(flags.batch_width, device))
+        return batch
 
     def state_dict(self) -> dict:
         return super().state_dict() | {
@@ -402,23 +408,21 @@ def make_learner(flags: Flags, env_spaces: EnvSpaces) -> QLearner:
     device, amp = choose_device(flags.device, flags.amp)
     net = Net(env_spaces.observations, env_spaces.action, flags, amp).to(device)
     optimizer = torch.optim.Adam(net.parameters(), flags.learning_rate, eps=flags.optimizer_epsilon, fused=True)
-    return QLearner(net, optimizer, flags.max_bad_updates, flags.seed)
+    return QLearner(net, optimizer, flags)
 
 
 # FORK HERE: your update.
-def update(flags: Flags, learner: QLearner, sample: Sample) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+def update(flags: Flags, learner: QLearner, sample: Sample, target_q: torch.Tensor) -> tuple[dict, torch.Tensor]:
     """A step of the optimizer on a batch of sequences; none after a NaN or Inf in loss or gradients.
 
     Returns scalar statistics and the sequences' new priorities [N], on the device.
     """
     net, optimizer, laps = learner.net, learner.optimizer, learner.laps
-    if learner.updates % flags.target_period == 0:
-        learner.copy_to_target()
     for group in optimizer.param_groups:
         group["lr"] = flags.learning_rate
     with net.register_forward_hook(lambda *_: laps.lap("forward")):
         loss, stats, priorities = compute_loss(
-            flags, net, learner.target, sample.batch, sample.core_state, sample.weights, learner.helper
+            flags, net, learner.target, sample.batch, sample.core_state, sample.weights, target_q
         )
     laps.lap("loss")
     optimizer.zero_grad(set_to_none=True)
@@ -448,6 +452,7 @@ def epsilons(flags: Flags, num_groups: int) -> torch.Tensor:
 def act(training: Training, feed: Feed, weights: PublishedWeights, num_groups: int) -> None:
     """Choose the actions of all rows that wait for them, until the feed closes."""
     width, generator = training.flags.group_width, training.generator
+    yield_cores(training.flags.actor_niceness)
     ladder = epsilons(training.flags, num_groups).to(training.device)
     for rows in feed.acting():  # [1, N, …], whole groups
         with torch.no_grad(), weights.newest() as (net, version):
@@ -471,10 +476,10 @@ def learn(
             store(flags, learner, replay, limiter, rollout, core_state)
         while limiter.may_update() and replay.num_sequences() and not (feed.closed.is_set() or training.finished()):
             with learner.updating:
-                sample = replay.sample(flags.batch_width, training.device)
+                sample, target_q = learner.next_batch(flags, replay, training.device)
                 laps.lap("sample")
                 stats = learner.measure(sample.batch)
-                found, priorities = update(flags, learner, sample)
+                found, priorities = update(flags, learner, sample, target_q)
                 stats |= found | {"steps": torch.zeros((), device=training.device)}  # they count when they are stored
                 numbers = learner.count(stats)
                 weights.publish(learner.net, learner.updates)
@@ -482,7 +487,8 @@ def learn(
                 replay.update(sample.ids, sample.generations, priorities.cpu().numpy())
                 limiter.add_update()
                 laps.lap("priorities")
-                own = {"stats/replay_ratio": limiter.measured(), "charts/return_all": learner.mean_of_all_returns()}
+                of_all = float(np.mean(learner.all_returns)) if learner.all_returns else math.nan
+                own = {"stats/replay_ratio": limiter.measured(), "charts/return_all": of_all}
                 training.record(numbers and {**numbers, **replay.stats(), **own})
         if training.finished():
             return
@@ -498,6 +504,7 @@ def store(
     counts = ~is_final(*(numpy_rows[name] for name in ("done", "terminated", "truncated")))[:-1]
     learner.steps += int(counts.sum())
     limiter.add(int(counts[:, : replay.width].sum()))
+    wait([learner.prepared] if learner.prepared else [])  # it reads rows that may go now
     ids = replay.add(columns(rollout, 0, replay.width), tuple(x[:, : replay.width] for x in core_state))
     if len(ids):
         rows, _ = replay.gather(ids, torch.device("cpu"), observations=False)
@@ -511,12 +518,11 @@ def make_replay(flags: Flags, env_spaces: EnvSpaces, learner: QLearner, num_grou
     is_stack = envs.is_atari(flags.env) and len(shape) == 3 and 1 < shape[0] < min(shape[1:])
     # No more than the steps of the run, unless a later start may have more of them.
     enough = 0 if flags.save_replay else flags.total_steps // flags.stride + 4 * num_groups * flags.group_width
-    limits = [limit for limit in (flags.replay_sequences, enough) if limit]
     return SequenceReplay(
         rollout_fields(env_spaces), [x.shape[-1] for x in learner.net.initial_state(1)], num_groups,
         flags.group_width - flags.eval_columns, unroll_length=flags.unroll_length, burn_in=flags.burn_in,
         trained=flags.trained, stride=flags.stride, capacity_gb=flags.replay_gb,
-        max_sequences=min(limits, default=0),
+        max_sequences=min(filter(None, (flags.replay_sequences, enough)), default=0),
         is_stack=is_stack and flags.unroll_length >= shape[0], priority_exponent=flags.priority_exponent,
         importance_exponent=flags.importance_exponent, random=learner.random,
     )  # fmt: skip
@@ -572,8 +578,7 @@ def train(flags: Flags) -> Result:
             feed, others = polybeast.make_feed(training, connection)
         else:
             feed = shared_memory_feed(training, flags, env_spaces, num_groups)
-        quarter = max(flags.group_width // 4, 1)
-        feed.return_columns = slice(flags.group_width - (flags.eval_columns or quarter), None)
+        feed.return_columns = slice(flags.group_width - (flags.eval_columns or max(flags.group_width // 4, 1)), None)
         weights = PublishedWeights(learner.net, learner.updates)
         introduction = (
             f"{num_groups} groups of {flags.group_width} environments, replay of {replay.num_bytes / 1e9:.2f} GB for "
@@ -624,9 +629,8 @@ def test(flags: Flags) -> dict:
     path = flags.checkpoint or os.path.join(flags.root, flags.name, "checkpoint.pt")
     state = checkpoint.load(path)
     own = {name: getattr(flags, name) for name in ("seed", "video", "greedy", "atari_backend", "epsilon")}
-    known = {field.name for field in fields(flags)}
-    config = {key: value for key, value in {**state["config"], **own, "mode": "test"}.items() if key in known}
-    trained = Flags(**config)
+    config = {**state["config"], **own, "mode": "test"}
+    trained = Flags(**{field.name: config[field.name] for field in fields(flags) if field.name in config})
     overrides: dict = {"render_mode": "rgb_array"} if flags.video else {}
     env_spaces = probe_env(create_env, trained, **overrides)
     trained = replace(trained, env=env_spaces.env_id)

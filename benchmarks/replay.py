@@ -69,7 +69,8 @@ def main(options: Options) -> None:
         times = [time.perf_counter()]
         sample = replay.sample(flags.batch_width, torch.device("cpu"))
         times.append(time.perf_counter())
-        _, priorities = r2d2.update(flags, learner, sample)
+        target_q = learner.target(sample.batch, sample.core_state)[0][flags.burn_in :]
+        _, priorities = r2d2.update(flags, learner, sample, target_q)
         times.append(time.perf_counter())
         replay.update(sample.ids, sample.generations, priorities.numpy())
         times.append(time.perf_counter())

@@ -7,9 +7,11 @@ import csv
 import dataclasses
 import itertools
 import json
+import os
 import re
 import sys
 import threading
+import time
 import types
 from pathlib import Path
 
@@ -235,7 +237,8 @@ def new_learner(flags: r2d2.Flags) -> r2d2.QLearner:
 
 def loss_of(flags, learner, batch, core_state, weights=None):
     weights = torch.ones(batch["done"].shape[1]) if weights is None else weights
-    return r2d2.compute_loss(flags, learner.net, learner.target, batch, core_state, weights)
+    target_q = learner.target(batch, core_state)[0][flags.burn_in :]
+    return r2d2.compute_loss(flags, learner.net, learner.target, batch, core_state, weights, target_q)
 
 
 def test_no_gradient_reaches_the_burn_in_and_all_of_it_the_trained_rows():
@@ -283,13 +286,61 @@ def test_the_loss_is_a_mean_over_sequences_and_linear_in_their_weights():
     assert (priorities > 0).all()
 
 
-def test_the_target_network_in_a_thread_of_its_own_changes_no_bit():
-    flags = small_flags()
-    learner, (batch, core_state) = new_learner(flags), random_batch(flags)
-    loss, _, priorities = loss_of(flags, learner, batch, core_state)
-    arguments = flags, learner.net, learner.target, batch, core_state, torch.ones(6)
-    beside, _, priorities_beside = r2d2.compute_loss(*arguments, learner.helper)
-    assert torch.equal(loss, beside) and torch.equal(priorities, priorities_beside)
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_a_batch_is_drawn_and_valued_before_the_update_ahead_of_it_and_in_deterministic_runs_before_its_own(is_ahead):
+    flags = small_flags(deterministic=not is_ahead, target_period=2)
+    test = LockStep(flags)
+    test.store(30)
+    test.close()
+    learner, replay, expected = test.learner, test.replay, []
+    for number in range(6):
+        learner.updates = number
+        twin = copy.deepcopy(replay)
+        sample, target_q = learner.next_batch(flags, replay, CPU)
+        for _ in range(1 + (is_ahead and number == 0)):
+            drawn = twin.sample(flags.batch_width, CPU)
+            expected.append((drawn, learner.target(drawn.batch, drawn.core_state)[0][flags.burn_in :].clone()))
+        drawn, values = expected[number]
+        assert (sample.ids == drawn.ids).all() and torch.equal(sample.weights, drawn.weights)
+        assert torch.equal(sample.batch["obs"]["obs"], drawn.batch["obs"]["obs"]) and torch.equal(target_q, values)
+        replay.update(np.arange(40), replay.generation_of(np.arange(40)), np.linspace(0, 10, 40) ** (number % 3))
+        with torch.no_grad():
+            for parameter in learner.net.parameters():
+                parameter += 0.1
+    assert len(expected) == 6 + is_ahead and len({tuple(drawn.ids) for drawn, _ in expected}) == len(expected)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own")
+def test_inference_and_the_target_network_yield_to_the_learner():
+    flags = small_flags(deterministic=False, actor_niceness=3)
+    test = LockStep(flags)
+    test.store(1)
+    helper = test.learner.helper.submit(threading.get_native_id).result()
+    own, *others = (os.getpriority(os.PRIO_PROCESS, thread) for thread in (0, test.thread.native_id, helper))
+    assert others == [own + 3] * 2
+    test.close()
+
+
+def test_rows_of_a_batch_that_is_being_prepared_are_not_overwritten(monkeypatch):
+    flags = small_flags(deterministic=False, replay_sequences=40)
+    test = LockStep(flags)
+    test.store(30)
+    test.replay.arrays["reward"].fill(7)  # no other row has such a reward
+    gather = test.replay.gather
+
+    def gather_slowly(*arguments):
+        time.sleep(0.2)
+        return gather(*arguments)
+
+    monkeypatch.setattr(test.replay, "gather", gather_slowly)
+    test.learner.updates = 1
+    test.learner.next_batch(flags, test.replay, CPU)
+    monkeypatch.setattr(test.replay, "gather", gather)
+    test.store(2 * test.replay.num_blocks)
+    test.close()
+    sample, _ = test.learner.next_batch(flags, test.replay, CPU)
+    assert (test.replay.generation_of(sample.ids) != sample.generations).all(), "all of it was overwritten afterwards"
+    assert (sample.batch["reward"] == 7).all()
 
 
 def test_a_bad_batch_changes_neither_weights_nor_priorities():
@@ -297,13 +348,14 @@ def test_a_bad_batch_changes_neither_weights_nor_priorities():
     learner, (batch, core_state) = new_learner(flags), random_batch(flags)
     batch["obs"]["obs"][6, 2] = torch.nan
     before = copy.deepcopy(learner.net.state_dict())
-    learner.updates = 1  # no copy to the target network
     sample = Sample(np.arange(6), np.zeros(6, np.int64), torch.ones(6), batch, core_state)
-    stats, priorities = r2d2.update(flags, learner, sample)
+    target_q = learner.target(batch, core_state)[0][flags.burn_in :]
+    stats, priorities = r2d2.update(flags, learner, sample, target_q)
     assert stats["is_bad"] and priorities.isnan().all(), "the replay drops a NaN"
     assert all(torch.equal(before[name], x) for name, x in learner.net.state_dict().items())
     batch["obs"]["obs"][6, 2] = 0.0
-    stats, priorities = r2d2.update(flags, learner, sample)
+    target_q = learner.target(batch, core_state)[0][flags.burn_in :]
+    stats, priorities = r2d2.update(flags, learner, sample, target_q)
     assert not stats["is_bad"] and (priorities > 0).all()
     assert not torch.equal(before["value.2.weight"], learner.net.state_dict()["value.2.weight"])
 
@@ -312,11 +364,12 @@ def test_the_target_network_is_copied_every_so_many_updates_buffers_included_and
     flags = small_flags(target_period=3, normalize_observations=True)
     learner, (batch, core_state) = new_learner(flags), random_batch(flags)
     sample = Sample(np.arange(6), np.zeros(6, np.int64), torch.ones(6), batch, core_state)
+    replay = types.SimpleNamespace(draw=lambda count, device: lambda: sample)
     for number in range(7):
         online = copy.deepcopy(learner.net.state_dict())
         kept = copy.deepcopy(learner.target.state_dict())
         learner.updates = number
-        r2d2.update(flags, learner, sample)
+        r2d2.update(flags, learner, *learner.next_batch(flags, replay, CPU))
         expected = online if number % 3 == 0 else kept
         assert all(torch.equal(expected[name], x) for name, x in learner.target.state_dict().items()), number
         assert any("center" in name for name in expected)
@@ -369,9 +422,9 @@ def test_initial_priorities_are_those_of_the_loss_where_both_networks_are_the_on
     # The Q of the last row is not known yet when a sequence is complete: the same sequences, one transition shorter.
     shorter = dataclasses.replace(flags, trained=flags.trained - 1)
     net = test.learner.net
-    _, _, expected = r2d2.compute_loss(
-        shorter, net, net, map_tensors(lambda x: x[:-1], batch), core_state, torch.ones(len(ids))
-    )
+    shorter_batch = map_tensors(lambda x: x[:-1], batch)
+    target_q = net(shorter_batch, core_state)[0][flags.burn_in :]
+    _, _, expected = r2d2.compute_loss(shorter, net, net, shorter_batch, core_state, torch.ones(len(ids)), target_q)
     found = torch.from_numpy(test.replay.tree.leaves[ids] ** (1 / 0.9)).float()
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
 

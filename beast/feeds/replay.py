@@ -12,6 +12,7 @@ import math
 import re
 import time
 import zipfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -188,10 +189,15 @@ class SequenceReplay:
         self.tree.set(ids[good], np.where(priorities > 0, powers, 0))
 
     def sample(self, count: int, device: torch.device) -> Sample:
+        """Draw `count` sequences, and gather their rows."""
+        return self.draw(count, device)()
+
+    def draw(self, count: int, device: torch.device) -> Callable[[], Sample]:
         """Draw `count` sequences, each by its priority; where none has one, all are equally likely.
 
-        Sequence i's probability is P(i) = p_i^α / Σ p^α, its weight (M P(i))^-β over the largest of the batch; M is the
-        number of sequences that can be drawn.
+        What it returns gathers their rows: in any thread, and before rows are added. Sequence i's probability is
+        P(i) = p_i^α / Σ p^α, its weight (M P(i))^-β over the largest of the batch; M is the number of sequences that
+        can be drawn.
         """
         draws, total = self.random.random(count), self.tree.total
         if total > 0:
@@ -203,8 +209,8 @@ class SequenceReplay:
             among = (self._ids(groups[:, None], blocks[:, None])).flatten()
             ids, weights = among[(draws * len(among)).astype(np.int64)], np.ones(count)
         weights = torch.from_numpy((weights / weights.max()).astype(np.float32)).to(device)
-        batch, core_state = self.gather(ids, device)
-        return Sample(ids, self.generation_of(ids), weights, batch, core_state)
+        generations = self.generation_of(ids)
+        return lambda: Sample(ids, generations, weights, *self.gather(ids, device))
 
     def generation_of(self, ids: np.ndarray) -> np.ndarray:
         return self.generations.reshape(-1)[ids // self.width]

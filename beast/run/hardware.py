@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -46,6 +48,23 @@ def keep_freed_memory() -> None:
             mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD, bytes
             mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, bytes
             mallopt(-8, 1)  # M_ARENA_MAX: heaps of other arenas end at 64 MB, less than an update needs
+
+
+def yield_cores(niceness: int) -> None:
+    """Lets the process's other threads run before this one where cores are short: on Linux, elsewhere threads have no
+    niceness of their own."""
+    if sys.platform == "linux":
+        os.nice(niceness)
+
+
+def helper_thread(name: str, niceness: int) -> ThreadPoolExecutor:
+    """A thread that computes on one core, and yields it to the others."""
+
+    def begin() -> None:
+        torch.set_num_threads(1)
+        yield_cores(niceness)
+
+    return ThreadPoolExecutor(1, name, begin)
 
 
 def stream(device: torch.device, urgent: bool) -> contextlib.AbstractContextManager:
