@@ -45,7 +45,7 @@ class Flags(RunFlags):
     """Environments of each group that act with --epsilon for the returns of the log, and are not trained on. 0 takes
     the returns of the greediest quarter instead."""
     actor_niceness: int = 5
-    """Unix niceness (0 to 19) of actors and, on Linux, of inference and the target network: they yield to the learner."""
+    """Unix niceness (0 to 19) of actors, and on Linux of inference and the target network: they yield to learning."""
     pin_actors: bool = False
     """Bind each actor to a core in turn."""
     deterministic: bool = False
