@@ -45,7 +45,7 @@ class Flags(RunFlags):
     """Environments of each group that act with --epsilon for the returns of the log, and are not trained on. 0 takes
     the returns of the greediest quarter instead."""
     actor_niceness: int = 5
-    """Unix niceness (0 to 19) of actors, and on Linux of inference and the target network: they yield to learning."""
+    """Unix niceness (0 to 19) added to actors, and on Linux to inference and the target network on a CPU."""
     pin_actors: bool = False
     """Bind each actor to a core in turn."""
     deterministic: bool = False
@@ -182,7 +182,7 @@ import copy
 import math
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from functools import partial
 from types import SimpleNamespace
 
@@ -366,16 +366,14 @@ class QLearner(Learner):
         self.target = copy.deepcopy(net).eval().requires_grad_(False)
         self.random = np.random.Generator(np.random.PCG64(flags.seed))
         self.all_returns: list[float] = []  # of the last 100 games of all environments, however much they explore
-        # On a CPU a thread prepares the next batch; a GPU has its own queue. Resume to the bit allows no batch ahead.
+        # A GPU has its own queue. A checkpoint does not hold a prepared batch, so a deterministic run has none.
         has_helper = next(net.parameters()).device.type == "cpu" and not flags.deterministic
-        self.helper = helper_thread("target network", flags.actor_niceness) if has_helper else None
+        self.helper = helper_thread(flags) if has_helper else None
         self.prepared: Future | None = None
 
     def next_batch(self, flags: Flags, replay: SequenceReplay, device: torch.device) -> tuple[Sample, torch.Tensor]:
-        """A batch of sequences, and the target network's Q values after the burn-in [T+1, N, actions].
-
-        The helper prepares the next one during an update: with the priorities and the target network before it.
-        """
+        """A batch of sequences, and the target network's Q values after the burn-in [T+1, N, actions]. The helper
+        prepares the next batch during this update, with the priorities and the target network from before it."""
 
         def prepare(gather: Callable[[], Sample]) -> tuple[Sample, torch.Tensor]:
             sample = gather()
@@ -452,7 +450,7 @@ def epsilons(flags: Flags, num_groups: int) -> torch.Tensor:
 def act(training: Training, feed: Feed, weights: PublishedWeights, num_groups: int) -> None:
     """Choose the actions of all rows that wait for them, until the feed closes."""
     width, generator = training.flags.group_width, training.generator
-    yield_cores(training.flags.actor_niceness)
+    yield_cores(training.device, training.flags.actor_niceness)
     ladder = epsilons(training.flags, num_groups).to(training.device)
     for rows in feed.acting():  # [1, N, …], whole groups
         with torch.no_grad(), weights.newest() as (net, version):
@@ -504,7 +502,8 @@ def store(
     counts = ~is_final(*(numpy_rows[name] for name in ("done", "terminated", "truncated")))[:-1]
     learner.steps += int(counts.sum())
     limiter.add(int(counts[:, : replay.width].sum()))
-    wait([learner.prepared] if learner.prepared else [])  # it reads rows that may go now
+    if learner.prepared:
+        learner.prepared.result()  # it reads rows that `add` may overwrite
     ids = replay.add(columns(rollout, 0, replay.width), tuple(x[:, : replay.width] for x in core_state))
     if len(ids):
         rows, _ = replay.gather(ids, torch.device("cpu"), observations=False)

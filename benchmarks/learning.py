@@ -43,6 +43,10 @@ R2D2_PONG = "--env PongNoFrameskip-v4 --num_actors 1 --unroll_length 8 --stride 
 R2D2_PONG += " --batch_width 6 --replay_ratio 4 --min_fill 20000 --replay_gb 3 --center_images --discount 0.99"
 R2D2_PONG += " --learning_rate 2e-4 --optimizer_epsilon 1e-6 --target_period 200 --total_steps 1500000"
 R2D2_PONG += " --log_steps 10000"
+R2D2_MINATAR = "--num_actors 1 --group_width 32 --unroll_length 8 --stride 8 --burn_in 4 --trained 16"
+R2D2_MINATAR += " --batch_width 32 --replay_ratio 2 --min_fill 20000 --replay_gb 1 --hidden_size 128 --core_size 128"
+R2D2_MINATAR += " --head_size 128 --discount 0.99 --n_steps 3 --learning_rate 5e-4 --optimizer_epsilon 1e-5"
+R2D2_MINATAR += " --target_period 200 --total_steps 3000000 --log_steps 50000"
 MINATAR = f"{BREAKOUT} --batch_width 8 --hidden_size 256 --learning_rate 1.5e-3"
 # docs/recipes.md has the same commands.
 RECIPES = {
@@ -90,6 +94,8 @@ TASKS = {
     "memory-gru": f"{MEMORY} --core gru",
     "memory-none": f"{MEMORY} --core none",
     "r2d2-pong": R2D2_PONG,
+    "r2d2-minatar-breakout": f"--env MinAtar/Breakout-v0 {R2D2_MINATAR}",
+    "r2d2-minatar-spaceinvaders": f"--env MinAtar/SpaceInvaders-v0 {R2D2_MINATAR}",
     "r2d2-cartpole": "--preset vector --env CartPole-v1 --total_steps 80000 --log_steps 10000",
     "r2d2-memory-lstm": f"{R2D2_MEMORY} --core lstm",
     "r2d2-memory-gru": f"{R2D2_MEMORY} --core gru",

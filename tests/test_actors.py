@@ -77,7 +77,9 @@ def start(tmp_path):
     """Starts actors, each with two groups of two environments, whose methods run the given code."""
     started = []
 
-    def start(num_actors=1, timeout=60.0, max_restarts=0, log=print, make="pass", reset="pass", step="pass"):
+    def start(
+        num_actors=1, timeout=60.0, max_restarts=0, log=print, make="pass", reset="pass", step="pass", niceness=0
+    ):
         script = tmp_path / "script.py"
         script.write_text(SCRIPT.format(make=make, reset=reset, step=step))
         space = spaces.Box(0, 1, (1,), np.float32)
@@ -87,7 +89,7 @@ def start(tmp_path):
         started.append(
             ActorProcesses(
                 str(script),
-                Flags(num_actors, timeout, max_restarts),
+                Flags(num_actors, timeout, max_restarts, niceness),
                 memory,
                 2 * num_actors,
                 lambda group, life: 10 * life + group,
@@ -177,6 +179,25 @@ def test_log_lines_tell_how_many_environments_are_made_and_reset(start, monkeypa
     assert len(lines) == count, "nothing more once all are reset"
     assert "making environments: 0 of 4" in lines and "making environments: 2 of 4" in lines
     assert "resetting environments: 0 of 4" in lines and "resetting environments: 2 of 4" in lines
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own")
+def test_an_actor_that_is_started_again_by_a_nicer_thread_is_as_nice_as_before(start):
+    pool = start(max_restarts=1, log=lambda line: None, niceness=3)
+    wait_for(pool, 2)
+    (process,) = pool.processes
+    first = process.popen.pid, os.getpriority(os.PRIO_PROCESS, process.popen.pid)
+    process.popen.kill()
+
+    def start_again():
+        os.nice(2)
+        wait_for(pool, 4)  # two groups are lost, and ready again
+
+    thread = threading.Thread(target=start_again)
+    thread.start()
+    thread.join()
+    second = process.popen.pid, os.getpriority(os.PRIO_PROCESS, process.popen.pid)
+    assert second[0] != first[0] and second[1] == first[1], (first, second)
 
 
 def test_the_failure_of_an_actor_holds_its_traceback(start):

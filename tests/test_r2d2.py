@@ -310,6 +310,23 @@ def test_a_batch_is_drawn_and_valued_before_the_update_ahead_of_it_and_in_determ
     assert len(expected) == 6 + is_ahead and len({tuple(drawn.ids) for drawn, _ in expected}) == len(expected)
 
 
+def test_a_failure_while_a_batch_is_prepared_ends_the_run_when_the_next_rollout_comes():
+    test = LockStep(small_flags(deterministic=False))
+    test.store(30)
+    test.learner.updates = 1
+    test.learner.next_batch(test.flags, test.replay, CPU)
+    test.learner.prepared.result()
+
+    def fail(*arguments):
+        raise RuntimeError("the target network failed")
+
+    test.learner.target.forward = fail
+    test.learner.next_batch(test.flags, test.replay, CPU)
+    with pytest.raises(RuntimeError, match="the target network failed"):
+        test.store(1)
+    test.close()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own")
 def test_inference_and_the_target_network_yield_to_the_learner():
     flags = small_flags(deterministic=False, actor_niceness=3)
@@ -317,7 +334,7 @@ def test_inference_and_the_target_network_yield_to_the_learner():
     test.store(1)
     helper = test.learner.helper.submit(threading.get_native_id).result()
     own, *others = (os.getpriority(os.PRIO_PROCESS, thread) for thread in (0, test.thread.native_id, helper))
-    assert others == [own + 3] * 2
+    assert others == [min(own + 3, 19)] * 2
     test.close()
 
 
@@ -328,14 +345,14 @@ def test_rows_of_a_batch_that_is_being_prepared_are_not_overwritten(monkeypatch)
     test.replay.arrays["reward"].fill(7)  # no other row has such a reward
     gather = test.replay.gather
 
-    def gather_slowly(*arguments):
-        time.sleep(0.2)
-        return gather(*arguments)
+    def gather_slowly(*arguments, **options):
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(1)
+        return gather(*arguments, **options)
 
     monkeypatch.setattr(test.replay, "gather", gather_slowly)
     test.learner.updates = 1
     test.learner.next_batch(flags, test.replay, CPU)
-    monkeypatch.setattr(test.replay, "gather", gather)
     test.store(2 * test.replay.num_blocks)
     test.close()
     sample, _ = test.learner.next_batch(flags, test.replay, CPU)

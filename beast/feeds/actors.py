@@ -91,7 +91,7 @@ def _act(connection: socket.socket, flags_class, create_env) -> None:
     messages = connection.makefile("rb")
     task = json.loads(messages.readline())
     flags = flags_class(**task["flags"])
-    os.nice(flags.actor_niceness)
+    os.nice(max(task["niceness"] - os.nice(0), 0))
     if task["cpu"] is not None:
         os.sched_setaffinity(0, {task["cpu"]})
     memory, groups = RolloutMemory(**task["memory"]), dict(task["groups"])
@@ -146,6 +146,8 @@ class ActorProcesses:
         few seconds while environments are made.
         """
         self.script, self.flags, self.memory, self.seed, self.log = script, flags, memory, seed, log
+        # A thread that starts an actor again may have more niceness of its own, which the actor would inherit.
+        self.niceness = os.getpriority(os.PRIO_PROCESS, 0) + flags.actor_niceness
         self.timeout, self.num_groups, self.total_restarts = flags.env_timeout, num_groups, 0
         self.groups_per_actor = num_groups // flags.num_actors
         self._selector = selectors.DefaultSelector()
@@ -278,6 +280,7 @@ class ActorProcesses:
             "flags": dataclasses.asdict(self.flags),
             "memory": self.memory.description(),
             "groups": [(group, self.seed(group, process.lives)) for group in process.groups],
+            "niceness": self.niceness,
             "cpu": cpus[self.processes.index(process) % len(cpus)] if cpus else None,
         }
         process.connection.sendall(json.dumps(task).encode() + b"\n")

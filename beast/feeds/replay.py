@@ -74,7 +74,7 @@ class Sample(NamedTuple):
 
 
 class SequenceReplay:
-    """The latest rows of all groups, and the priorities of the sequences in them. Used by one thread.
+    """The latest rows of all groups, and the priorities of the sequences in them. One thread changes it.
 
     A sequence has a *generation*, a number that no other has: priorities that come for a sequence that has been
     overwritten meanwhile are dropped. No sequence has rows of two lives of its environments.
@@ -195,9 +195,9 @@ class SequenceReplay:
     def draw(self, count: int, device: torch.device) -> Callable[[], Sample]:
         """Draw `count` sequences, each by its priority; where none has one, all are equally likely.
 
-        What it returns gathers their rows: in any thread, and before rows are added. Sequence i's probability is
-        P(i) = p_i^α / Σ p^α, its weight (M P(i))^-β over the largest of the batch; M is the number of sequences that
-        can be drawn.
+        The function that it returns gathers their rows. Any thread may call it, before the next `add`. Sequence i's
+        probability is P(i) = p_i^α / Σ p^α, its weight (M P(i))^-β over the largest of the batch; M is the number of
+        sequences that can be drawn.
         """
         draws, total = self.random.random(count), self.tree.total
         if total > 0:

@@ -50,21 +50,26 @@ def keep_freed_memory() -> None:
             mallopt(-8, 1)  # M_ARENA_MAX: heaps of other arenas end at 64 MB, less than an update needs
 
 
-def yield_cores(niceness: int) -> None:
-    """Lets the process's other threads run before this one where cores are short: on Linux, elsewhere threads have no
-    niceness of their own."""
-    if sys.platform == "linux":
+def num_learner_threads(flags) -> int:
+    """`--learner_threads`, or half of the cores."""
+    return flags.learner_threads or max(1, (os.cpu_count() or 1) // 2)
+
+
+def yield_cores(device: torch.device, niceness: int) -> None:
+    """Add to this thread's niceness, so that the learner gets a core first where it computes on the CPU. On Linux only:
+    elsewhere a process has one niceness."""
+    if device.type == "cpu" and sys.platform == "linux":
         os.nice(niceness)
 
 
-def helper_thread(name: str, niceness: int) -> ThreadPoolExecutor:
-    """A thread that computes on one core, and yields it to the others."""
+def helper_thread(flags) -> ThreadPoolExecutor:
+    """A thread for work beside the learner's on a CPU: with half as many cores, and `--actor_niceness`."""
 
     def begin() -> None:
-        torch.set_num_threads(1)
-        yield_cores(niceness)
+        torch.set_num_threads(max(1, num_learner_threads(flags) // 2))
+        yield_cores(torch.device("cpu"), flags.actor_niceness)
 
-    return ThreadPoolExecutor(1, name, begin)
+    return ThreadPoolExecutor(1, "helper", begin)
 
 
 def stream(device: torch.device, urgent: bool) -> contextlib.AbstractContextManager:

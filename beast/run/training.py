@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import os
 import signal
 import sys
 import threading
@@ -28,7 +27,7 @@ from beast.run import checkpoint
 from beast.run.console import Console
 from beast.run.directory import Run, copy_file
 from beast.run.evaluation import Evaluations
-from beast.run.hardware import stream, wait_for
+from beast.run.hardware import num_learner_threads, stream, wait_for
 from beast.run.metrics import Metrics
 from beast.run.policy import agent_of
 from beast.run.profile import Laps, Profile
@@ -166,10 +165,9 @@ class Training:
                 laps.begin()
                 loop()
 
-        learner_threads = flags.learner_threads or max(1, (os.cpu_count() or 1) // 2)
         works = [
             lambda: compute(infer, feed.laps, 1, True),
-            lambda: compute(learn, learner.laps, learner_threads, False),
+            lambda: compute(learn, learner.laps, num_learner_threads(flags), False),
             *others,
         ]
         self.profile.workers |= {"inference": lambda: feed.laps.seconds, **feed.workers}
