@@ -48,6 +48,8 @@ R2D2_MINATAR += " --batch_width 32 --replay_ratio 2 --min_fill 20000 --replay_gb
 R2D2_MINATAR += " --head_size 128 --discount 0.99 --n_steps 3 --learning_rate 5e-4 --optimizer_epsilon 1e-5"
 R2D2_MINATAR += " --target_period 200 --total_steps 3000000 --log_steps 50000"
 MINATAR = f"{BREAKOUT} --batch_width 8 --hidden_size 256 --learning_rate 1.5e-3"
+MINATAR_FAST = f"{BREAKOUT} --group_width 256 --batch_width 128 --hidden_size 128 --learning_rate 1e-2"
+MINATAR_FAST += " --total_steps 3000000"
 # docs/recipes.md has the same commands.
 RECIPES = {
     "recipe-cartpole": "--preset discrete --env CartPole-v1 --total_steps 300000",
@@ -86,8 +88,8 @@ TASKS = {
     "acrobot-defaults": "--env Acrobot-v1 --total_steps 300000 --log_steps 10000",
     "acrobot-defaults-raw": f"--env Acrobot-v1 --total_steps 300000 --log_steps 10000 {RAW}",
     "minatar-breakout": f"{MINATAR} --total_steps 3000000 --log_steps 50000",
-    "minatar-fast": f"{BREAKOUT} --group_width 256 --batch_width 128 --hidden_size 128 --learning_rate 1e-2"
-    " --total_steps 3000000",
+    "minatar-fast": MINATAR_FAST,
+    "minatar-fast-spaceinvaders": MINATAR_FAST.replace("Breakout", "SpaceInvaders"),
     "minatar-bf16": f"{MINATAR} --total_steps 1000000 --amp on",
     "minatar-fp32": f"{MINATAR} --total_steps 1000000 --amp off",
     "memory-lstm": f"{MEMORY} --core lstm",
