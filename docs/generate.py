@@ -56,6 +56,7 @@ README_TASKS = {
     "pong": "Pong, `monobeast.py`",
     "pong-poly": "Pong, `polybeast.py`",
     "minatar-fast": "MinAtar Breakout, 512 environments",
+    "r2d2-minatar-breakout": "MinAtar Breakout, `r2d2.py`, greediest quarter of environments",
     "recipe-minigrid": "MiniGrid with memory, `--preset memory`",
     "recipe-halfcheetah": "HalfCheetah, `--preset continuous`",
 }
