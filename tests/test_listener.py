@@ -729,15 +729,24 @@ def mute_connections(address: str, count: int, source: str = "127.0.0.1"):
         yield
 
 
+@contextlib.contextmanager
+def learner_with_few_descriptors():
+    """The address and the process of a listening learner with 256 descriptors."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    process = start_listening(LISTENING, address, "unanswered", FEW_DESCRIPTORS)
+    try:
+        yield address, process
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.parametrize("begins", ["before", "after"])
 def test_more_mute_connections_than_there_are_descriptors_shut_nobody_out(begins):
     """Whether they come before the learner has had its first stream or after."""
     with contextlib.ExitStack() as stack:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            address = f"127.0.0.1:{free.getsockname()[1]}"
-        process = start_listening(LISTENING, address, "unanswered", FEW_DESCRIPTORS)
-        stack.callback(process.wait)
-        stack.callback(process.kill)
+        address, process = stack.enter_context(learner_with_few_descriptors())
         if begins == "after":
             stack.enter_context(Caller(address).accepted())
         with mute_connections(address, 400):
@@ -751,11 +760,7 @@ def test_more_mute_connections_than_there_are_descriptors_shut_nobody_out(begins
 
 def test_one_host_may_have_half_of_all_descriptors():
     with contextlib.ExitStack() as stack:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            address = f"127.0.0.1:{free.getsockname()[1]}"
-        process = start_listening(LISTENING, address, "unanswered", FEW_DESCRIPTORS)
-        stack.callback(process.wait)
-        stack.callback(process.kill)
+        address, process = stack.enter_context(learner_with_few_descriptors())
 
         def num_descriptors() -> int:
             return len(os.listdir(f"/proc/{process.pid}/fd"))
