@@ -13,18 +13,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from gymnasium.vector import AutoresetMode
 
 libatari = pytest.importorskip("libatari", reason="the emulator is not built: make libbeast")
 
 import ale_py  # noqa: E402
 from ale_py.vector_env import AtariVectorEnv as AleVectorEnv  # noqa: E402
+from lock_step import small_flags  # noqa: E402
 
+import monobeast  # noqa: E402
 from beast import envs  # noqa: E402
 from beast.envs import atari  # noqa: E402
 from beast.envs.atari import AtariVectorEnv  # noqa: E402
 from beast.envs.groups import EnvGroup  # noqa: E402
 from beast.errors import InputError  # noqa: E402
+from beast.run import checkpoint  # noqa: E402
 
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 ROOT = Path(__file__).parent.parent
@@ -560,6 +564,21 @@ def test_without_the_module_games_run_on_ale_py(monkeypatch):
     assert envs.make("ALE/Breakout-v5", 1, atari_backend="auto").metadata["atari_backend"] == "ale"
     with pytest.raises(atari.MissingPackage, match="--atari_backend beast: .*make libbeast"):
         envs.make("ALE/Breakout-v5", 1, atari_backend="beast")
+
+
+def test_a_training_on_either_emulator_has_the_same_episodes_and_ends_with_the_same_weights(tmp_path):
+    states = {}
+    for backend in ("beast", "ale"):
+        place = {"root": str(tmp_path), "name": backend, "tensorboard": False, "amp": "off"}
+        size = {"group_width": 8, "batch_width": 8, "total_steps": 3000}
+        monobeast.train(small_flags(env="BreakoutNoFrameskip-v4", atari_backend=backend, **size, **place))
+        states[backend] = checkpoint.load(tmp_path / backend / "checkpoint.pt")
+    assert states["beast"]["config"]["atari_backend"] == "beast" and states["ale"]["config"]["atari_backend"] == "ale"
+    assert len(states["beast"]["returns"]) > 4
+    for name in ("returns", "lengths"):
+        assert states["beast"][name] == states["ale"][name]
+    for name, weights in states["beast"]["net"].items():
+        assert torch.equal(weights, states["ale"]["net"][name]), name
 
 
 def test_the_code_of_the_page_on_environments_runs():
