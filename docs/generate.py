@@ -63,6 +63,7 @@ README_TASKS = {
 # CSVs that are not of one learning run: the samples of a soak, a search, a list of games.
 NO_RUNS = ("soak-*.csv", "*-search.csv", "atari-exact.csv")
 README_SPEED = "throughput-BreakoutNoFrameskip-v4.json"
+PUBLISHED = ROOT / "benchmarks" / "peers" / "atari-published.csv"
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> list[str]:
@@ -408,6 +409,31 @@ def throughput_section(results: dict[Path, dict]) -> list[str]:
     return lines
 
 
+def atari_section(runs: list[Run]) -> list[str]:
+    """Six Atari games beside the returns that others publish."""
+    values = list(csv.DictReader(line for line in PUBLISHED.read_text().splitlines() if line[0] != "#"))
+    published = {(row["agent"], row["game"]): f"{row['mean']} ± {row['deviation']}" for row in values}
+    agents = list(dict.fromkeys(agent for agent, _ in published))
+    lines = [
+        "## Six Atari games beside published returns",
+        "",
+        "`python benchmarks/learning.py atari-GAME` trains MonoBeast for 10 M steps (40 M frames) with one set of "
+        "flags for all games. Its returns are of the last 100 training games, whole and unclipped, as mean (lowest to "
+        "highest) of the seeds. CleanRL's PPO has the same environments and as many steps; the other runs are on "
+        f"EnvPool's -v5 and were longer. {link(PUBLISHED, 'The published values')} name their sources.",
+        "",
+    ]
+    rows = []
+    for game in dict.fromkeys(row["game"] for row in values):
+        own = sorted((run for run in runs if run.task == f"atari-{game.lower()}"), key=lambda run: run.header["seed"])
+        cells = ["", "", "not run yet"]
+        if own:
+            seeds, *returns = over_seeds(own)
+            cells = [seeds, spread(run.steps[-1] for run in own), returns[0]]
+        rows.append((game, *cells, *(published.get((agent, game), "") for agent in agents)))
+    return [*lines, *table(("game", "seeds", "steps", "MonoBeast", *agents), rows), ""]
+
+
 def peers_section() -> list[str]:
     lines = [
         "## Beside other projects",
@@ -529,6 +555,7 @@ def results_page() -> str:
         *table(("benchmark", *machines), rows),
         "",
         *learning_section(runs),
+        *atari_section(runs),
         *throughput_section(throughput),
         *peers_section(),
         *reports_section(reports),
