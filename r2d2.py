@@ -373,18 +373,18 @@ class QLearner(Learner):
 
     def next_batch(self, flags: Flags, replay: SequenceReplay, device: torch.device) -> tuple[Sample, torch.Tensor]:
         """A batch of sequences, and the target network's Q values after the burn-in [T+1, N, actions]. The helper
-        prepares the next batch during this update, with the priorities and the target network from before it."""
+        prepares the next batch during this update, with the priorities from before it."""
 
-        def prepare(gather: Callable[[], Sample]) -> tuple[Sample, torch.Tensor]:
-            sample = gather()
+        def evaluate(sample: Sample) -> tuple[Sample, torch.Tensor]:
             return sample, self.target(sample.batch, sample.core_state)[0][flags.burn_in :]
 
-        batch = self.prepared.result() if self.prepared else None
+        batch = self.prepared.result() if self.prepared else evaluate(replay.draw(flags.batch_width, device)())
         if self.updates % flags.target_period == 0:
             self.target.load_state_dict(self.net.state_dict())  # buffers, too
-        batch = batch or prepare(replay.draw(flags.batch_width, device))
+            batch = evaluate(batch[0])
         if self.helper:
-            self.prepared = self.helper.submit(prepare, replay.draw(flags.batch_width, device))
+            gather = replay.draw(flags.batch_width, device)
+            self.prepared = self.helper.submit(lambda: evaluate(gather()))
         return batch
 
     def state_dict(self) -> dict:
@@ -558,6 +558,7 @@ def train(flags: Flags) -> Result:
             flags = validate(replace(flags, env=env_spaces.env_id, atari_backend=env_spaces.atari_backend))
         torch.manual_seed(flags.seed)
         learner = make_learner(flags, env_spaces)
+        to_close.enter_context(learner.helper or contextlib.nullcontext())
         training = to_close.enter_context(Training("r2d2", flags, learner, RESUME_FREE, frames_per_step))
         run, cleanup = training.run, training.cleanup
         replay = make_replay(flags, env_spaces, learner, num_groups)

@@ -287,7 +287,7 @@ def test_the_loss_is_a_mean_over_sequences_and_linear_in_their_weights():
 
 
 @pytest.mark.parametrize("is_ahead", [True, False])
-def test_a_batch_is_drawn_and_valued_before_the_update_ahead_of_it_and_in_deterministic_runs_before_its_own(is_ahead):
+def test_a_batch_is_drawn_before_the_update_ahead_of_it_but_valued_by_the_newest_target_network(is_ahead):
     flags = small_flags(deterministic=not is_ahead, target_period=2)
     test = LockStep(flags)
     test.store(30)
@@ -298,16 +298,16 @@ def test_a_batch_is_drawn_and_valued_before_the_update_ahead_of_it_and_in_determ
         twin = copy.deepcopy(replay)
         sample, target_q = learner.next_batch(flags, replay, CPU)
         for _ in range(1 + (is_ahead and number == 0)):
-            drawn = twin.sample(flags.batch_width, CPU)
-            expected.append((drawn, learner.target(drawn.batch, drawn.core_state)[0][flags.burn_in :].clone()))
-        drawn, values = expected[number]
+            expected.append(twin.sample(flags.batch_width, CPU))
+        drawn = expected[number]
+        values = learner.target(drawn.batch, drawn.core_state)[0][flags.burn_in :]
         assert (sample.ids == drawn.ids).all() and torch.equal(sample.weights, drawn.weights)
         assert torch.equal(sample.batch["obs"]["obs"], drawn.batch["obs"]["obs"]) and torch.equal(target_q, values)
         replay.update(np.arange(40), replay.generation_of(np.arange(40)), np.linspace(0, 10, 40) ** (number % 3))
         with torch.no_grad():
             for parameter in learner.net.parameters():
                 parameter += 0.1
-    assert len(expected) == 6 + is_ahead and len({tuple(drawn.ids) for drawn, _ in expected}) == len(expected)
+    assert len(expected) == 6 + is_ahead and len({tuple(drawn.ids) for drawn in expected}) == len(expected)
 
 
 def test_a_failure_while_a_batch_is_prepared_ends_the_run_when_the_next_rollout_comes():
@@ -536,7 +536,9 @@ def test_a_run_keeps_its_replay_ratio_and_tells_it(tmp_path):
 
 def test_steps_a_second_are_updates_a_second_times_their_transitions_over_the_replay_ratio(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    before = set(threading.enumerate())
     run(tmp_path, replay_ratio=1.5, total_steps=6000, deterministic=False)
+    assert set(threading.enumerate()) <= before, "no thread of the learner is left"
     rows = list(csv.DictReader(open(tmp_path / "run" / "metrics.csv")))
     begin, end = (
         {name: float(row[name]) for name in ("step", "hours", "stats/updates")} for row in (rows[2], rows[-1])
