@@ -73,7 +73,7 @@ def main(options: Options) -> None:
         "command": " ".join(["python benchmarks/atari.py", *sys.argv[1:]]),
         "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip(),
         "hardware": f"{cpu_model()}, {os.cpu_count()} cores",
-        "envpool": bool(envpool),
+        "envpool": envpool.__version__ if envpool else "",
         "num_envs": options.num_envs,
         "threads": threads,
         "runs": runs,
@@ -212,8 +212,8 @@ def report(result: dict, options: Options) -> list[str]:
         "",
         f"{result['hardware']}, commit {result['commit'][:10]}, `{result['command']}`. Medians of {options.repeats} "
         f"repetitions of {options.seconds:g} s, all kinds in turn. EnvPool "
-        f"{'is measured, too' if result['envpool'] else 'is not installed and not measured'}. In brackets: thousands "
-        "of frames per second of CPU time.",
+        f"{result['envpool'] or 'is not installed and not measured'}. In brackets: thousands of frames per second of "
+        "CPU time.",
         "",
         "## One console, thousands of frames a second",
         "",
@@ -236,12 +236,13 @@ def report(result: dict, options: Options) -> list[str]:
         "",
         f"## {options.num_envs} environments, thousands of frames a second",
         "",
-        f"| game | {' | '.join(head)} | ours / ale-py, 1 thread, per CPU second |",
-        "|" + "---|" * (len(head) + 2),
+        f"| game | {' | '.join([*head, *(f'ours / {kind}, 1 thread, per CPU second' for kind in kinds[1:])])} |",
+        "|" + "---|" * (len(head) + len(kinds)),
     ]
     for game in options.games:
         names = [f"{game} env {kind} threads={number}" for number in result["threads"] for kind in kinds]
-        lines.append(f"| {game} | {' | '.join(map(cell, names))} | {ratio(names[0], names[1])} |")
+        ratios = [ratio(names[0], name) for name in names[1 : len(kinds)]]
+        lines.append(f"| {game} | {' | '.join([*map(cell, names), *ratios])} |")
     lines += [
         "",
         f"## Growth: {options.games[0]}, {result['growth'][0]['threads'] if result['growth'] else 0} threads",
