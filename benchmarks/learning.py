@@ -34,6 +34,7 @@ MEMORY += " --ppo_clip 0 --learning_rate 5e-4 --entropy_cost 0.02 --total_steps 
 MEMORY += f" {RAW}"
 BREAKOUT = "--env MinAtar/Breakout-v0 --num_actors 1 --ppo_clip 0 --vtrace_lambda 0.95 --entropy_cost 0.05"
 BREAKOUT += " --normalize_returns off"
+PONG_DETERMINISTIC = "--env PongNoFrameskip-v4 --deterministic --total_steps 1500000"
 # Of r2d2.py.
 R2D2_MEMORY = "--env toy_envs:MemoryCue-v0 --num_actors 1 --unroll_length 4 --burn_in 4 --trained 12 --stride 4"
 R2D2_MEMORY += " --batch_width 32 --replay_ratio 4 --min_fill 2000 --hidden_size 128 --core_size 64 --head_size 64"
@@ -80,6 +81,9 @@ TASKS = {
     "pong-poly": "--env PongNoFrameskip-v4",  # polybeast.py
     "pong-dial": f"--env PongNoFrameskip-v4 --listen {LEARNER} --max_streams 6",  # the same, with fleeting_servers()
     "pong-beast": "--env PongNoFrameskip-v4 --atari_backend beast",
+    # Two runs that differ in the emulator only: all losses and returns are equal.
+    "pong-deterministic": f"{PONG_DETERMINISTIC} --atari_backend beast",
+    "pong-deterministic-ale": f"{PONG_DETERMINISTIC} --atari_backend ale",
     "pong-b32": "--env PongNoFrameskip-v4 --batch_width 32 --learning_rate 7e-4 --total_steps 2000000",
     "cartpole": f"--env CartPole-v1 {SMALL} --batch_width 4 --learning_rate 5e-4 --vtrace_lambda 0.95 --ppo_clip 0.2"
     " --reward_scale 0.05 --total_steps 300000",
