@@ -1,8 +1,8 @@
 """R2D2: recurrent Q-learning from prioritized replay in one file (Kapturowski et al. 2019; SEED RL, section 3.2).
 
-    python r2d2.py --env PongNoFrameskip-v4 --name pong-r2d2                # train; the same line again resumes
-    python r2d2.py --mode test --name pong-r2d2                             # play whole games with the checkpoint
-    python plot.py runs/pong-r2d2                                           # draw the learning curve
+    python r2d2.py --preset vector --env CartPole-v1 --name cartpole-r2d2   # train; the same line again resumes
+    python r2d2.py --mode test --name cartpole-r2d2                         # play whole games with the checkpoint
+    python plot.py runs/cartpole-r2d2                                       # draw the learning curve
 
 Actors step environments and `act` answers, greedily or at random by each environment's own ε. `learn` stores their
 rollouts as sequences in a replay memory, and trains on sequences that it draws by priority: n-step double Q-learning
@@ -98,7 +98,7 @@ class Flags(RunFlags):
     # The replay.
     replay_gb: float = 1.5
     """Memory of the replay in GB, taken at the start; never more than --total_steps fill. A million steps of Atari
-    take 7.1 GB."""
+    take 7.2 GB."""
     replay_sequences: int = 0
     """Sequences that the replay holds at most; 0: as many as fit."""
     min_fill: int = 20_000
@@ -197,7 +197,7 @@ from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import ActorProcesses, LocalActors
 from beast.feeds.feed import Feed
 from beast.feeds.memory import RolloutMemory
-from beast.feeds.replay import RatioLimiter, Sample, SequenceReplay
+from beast.feeds.replay import RatioLimiter, Sample, SequenceReplay, resume_replay
 from beast.feeds.shared_memory import SharedMemoryFeed
 from beast.learn import vtrace
 from beast.learn.distributions import Categoricals, encode_action
@@ -353,6 +353,7 @@ def initial_priorities(flags: Flags, rows: dict) -> torch.Tensor:
     rows = map_tensors(lambda x: x[flags.burn_in : -1], {name: x for name, x in rows.items() if name != "obs"})
     h, h_inverse = rescaling(flags)
     mask, discounts = vtrace.transition_masks(rows["done"], rows["terminated"], rows["truncated"], flags.discount)
+    mask &= ~(rows["truncated"] & rows["done"])[1:]  # SAME_STEP: nobody has valued the last observation yet
     targets = h(n_step_targets(rows["reward"][1:], discounts, mask, h_inverse(q.amax(-1)), flags.n_steps))
     chosen = q[:-1].gather(-1, rows["action"][1:].unsqueeze(-1)).squeeze(-1)
     return sequence_priorities(targets - chosen, mask, flags.priority_eta)
@@ -429,7 +430,8 @@ def update(flags: Flags, learner: QLearner, sample: Sample, target_q: torch.Tens
     norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
     is_bad = ~(loss.detach().isfinite() & norm.isfinite())
     step_unless(optimizer, is_bad)
-    priorities = priorities.where(~is_bad, math.nan)  # the replay keeps the old ones
+    # After a bad update the replay keeps the old priorities, but draws what has no finite error no more.
+    priorities = priorities.where(~is_bad, math.nan).where(priorities.isfinite(), 0)
     laps.lap("optimizer")
     return {**stats, "losses/total_loss": loss.detach(), "losses/grad_norm": norm, "is_bad": is_bad}, priorities
 
@@ -564,13 +566,8 @@ def train(flags: Flags) -> Result:
         replay = make_replay(flags, env_spaces, learner, num_groups)
         limiter = RatioLimiter(flags.replay_ratio, flags.batch_width * flags.trained, flags.min_fill)
         if flags.save_replay:
-            path = run.path / "replay.npz"
-            if path.exists():
-                is_loaded = replay.load(path, learner.updates)
-                found = f"{replay.num_sequences():,} sequences are those of" if is_loaded else "filled anew, not from"
-                run.log(f"replay: {found} {path}" + ("" if is_loaded else ", of another update or capacity"))
-                limiter.min_fill = 0 if is_loaded else flags.min_fill
-            cleanup.callback(lambda: replay.save(path, learner.updates))
+            save = resume_replay(replay, limiter, run.path / "replay.npz", learner.updates, run.log)
+            cleanup.callback(lambda: save(learner.updates))
         cleanup.callback(lambda: run.log(limiter.describe()))
         feed: Feed
         others: list = []
@@ -582,7 +579,7 @@ def train(flags: Flags) -> Result:
         weights = PublishedWeights(learner.net, learner.updates)
         introduction = (
             f"{num_groups} groups of {flags.group_width} environments, replay of {replay.num_bytes / 1e9:.2f} GB for "
-            f"{replay.capacity:,} steps of {replay.bytes_of_row:,} bytes, updates of {flags.batch_width} sequences of "
+            f"{replay.capacity:,} steps of {replay.bytes_of_step:,} bytes, updates of {flags.batch_width} sequences of "
             f"{flags.burn_in} + {flags.trained} steps, {flags.replay_ratio:g} trained transitions a step"
         )
         return training.train(

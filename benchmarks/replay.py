@@ -82,7 +82,7 @@ def main(options: Options) -> None:
         f"update {found['update']:.1f} ms, priorities {found['priorities']:.2f} ms: sampling is "
         f"{100 * found['sample'] / found['update']:.1f} % of an update; a rollout of {U} x {K} steps is stored in "
         f"{1000 * median(stored):.1f} ms; {replay.num_sequences():,} sequences in {replay.num_bytes / 1e9:.2f} GB, "
-        f"{1e6 * replay.bytes_of_row / 1e9:.2f} GB a million steps"
+        f"{1e6 * replay.bytes_of_step / 1e9:.2f} GB a million steps"
     )
 
 

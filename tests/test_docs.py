@@ -36,7 +36,8 @@ def test_the_page_of_flags_has_every_flag_with_its_help():
     for field in generate.fields(generate.monobeast.Flags):
         rows = [line for line in page.splitlines() if line.startswith(f"| `--{field.name}`")]
         assert rows and all(len(row.split(" | ")[3]) > 20 for row in rows), field.name
-    assert page.count("| `--discount`") == 1 and page.count("| `--mode`") == 2  # MonoBeast's has one choice more
+    assert page.count("| `--entropy_cost`") == 1 and page.count("| `--mode`") == 2  # MonoBeast's has one choice more
+    assert page.count("| `--discount` | float | `0.99` |") == page.count("| `--discount` | float | `0.997` |") == 1
     assert page.count("| `--token_file` | str |") == 3  # polybeast.py's, polybeast_env.py's and r2d2.py's
     assert "| `--reward_clip` | float or `auto` | `auto` |" in page
 

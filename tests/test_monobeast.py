@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gymnasium
@@ -29,6 +31,7 @@ from beast.learn.learner import Learner, inference_copy
 from beast.learn.nests import map_tensors
 from beast.run import checkpoint, command_line
 from beast.run.directory import Run
+from beast.run.hardware import use_threads
 from monobeast import Flags, Net
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -692,6 +695,24 @@ def test_an_update_with_nan_changes_no_weight_and_the_next_one_does(monkeypatch,
             assert {int(state["step"]) for state in learner.optimizer.state.values()} == {1}
         now = [state[moment] for state in learner.optimizer.state.values()]
         assert all(torch.equal(a, b) for a, b in zip(moments, now))
+
+
+def test_a_thread_computes_on_as_many_cores_as_it_was_given_whatever_another_thread_is_given_later():
+    inference_is_set, learner_is_set = threading.Event(), threading.Event()
+
+    def inference() -> int:
+        use_threads(1)
+        inference_is_set.set()
+        learner_is_set.wait(10)
+        return torch.get_num_threads()
+
+    with ThreadPoolExecutor(2) as threads:
+        found = threads.submit(inference)
+        inference_is_set.wait(10)
+        threads.submit(use_threads, 3).result()
+        learner_is_set.set()
+        assert found.result() == 1
+        threads.submit(use_threads, torch.get_num_threads()).result()
 
 
 class Arrived:

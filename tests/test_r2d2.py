@@ -33,6 +33,7 @@ from beast.learn.learner import PublishedWeights
 from beast.learn.nests import map_tensors
 from beast.learn.qlearning import n_step_targets, rescale, rescale_inverse, sequence_priorities
 from beast.learn.vtrace import transition_masks
+from beast.run.evaluation import Evaluations
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
@@ -360,7 +361,7 @@ def test_rows_of_a_batch_that_is_being_prepared_are_not_overwritten(monkeypatch)
     assert (sample.batch["reward"] == 7).all()
 
 
-def test_a_bad_batch_changes_neither_weights_nor_priorities():
+def test_a_bad_batch_changes_no_weights_and_takes_only_what_has_no_finite_error_out_of_the_replay():
     flags = small_flags()
     learner, (batch, core_state) = new_learner(flags), random_batch(flags)
     batch["obs"]["obs"][6, 2] = torch.nan
@@ -368,7 +369,8 @@ def test_a_bad_batch_changes_neither_weights_nor_priorities():
     sample = Sample(np.arange(6), np.zeros(6, np.int64), torch.ones(6), batch, core_state)
     target_q = learner.target(batch, core_state)[0][flags.burn_in :]
     stats, priorities = r2d2.update(flags, learner, sample, target_q)
-    assert stats["is_bad"] and priorities.isnan().all(), "the replay drops a NaN"
+    assert stats["is_bad"] and priorities[2] == 0, "nothing to train on"
+    assert priorities[[0, 1, 3, 4, 5]].isnan().all(), "the replay drops a NaN"
     assert all(torch.equal(before[name], x) for name, x in learner.net.state_dict().items())
     batch["obs"]["obs"][6, 2] = 0.0
     target_q = learner.target(batch, core_state)[0][flags.burn_in :]
@@ -446,6 +448,17 @@ def test_initial_priorities_are_those_of_the_loss_where_both_networks_are_the_on
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("end, error", [("truncated", 0.0), ("terminated", 5.0)])
+def test_a_first_priority_leaves_out_the_value_of_a_last_observation_that_lies_beside_its_row(end, error):
+    flags = dataclasses.replace(small_flags(n_steps=3, rescale=False), discount=1.0)
+    rows = {name: torch.zeros(13, 1, dtype=torch.bool) for name in ("done", "terminated", "truncated")}
+    rows |= {"reward": torch.zeros(13, 1), "action": torch.zeros(13, 1, dtype=torch.long)}
+    rows["policy_logits"] = torch.full((13, 1, 2), 5.0)  # constant values without rewards: no error anywhere else
+    rows["done"][8] = rows[end][8] = True
+    (priority,) = r2d2.initial_priorities(dataclasses.replace(flags, priority_eta=1.0), rows)
+    assert priority == error
+
+
 # Acting.
 
 
@@ -506,6 +519,11 @@ def assert_equal(one, other, where="state"):
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, where
 
 
+def test_evaluations_while_it_trains_play_by_the_epsilon_of_the_run(tmp_path):
+    command = Evaluations(tmp_path, small_flags(epsilon=0.05, eval_minutes=1.0), 7, print)._command
+    assert command[command.index("--epsilon") + 1] == "0.05"
+
+
 @pytest.mark.parametrize("save_replay", [False, True])
 def test_runs_and_their_resumption_are_equal_to_the_bit(tmp_path, save_replay):
     states = []
@@ -524,6 +542,38 @@ def test_runs_and_their_resumption_are_equal_to_the_bit(tmp_path, save_replay):
         weights_of(tmp_path, "three")["target"]["value.2.weight"], states[0]["target"]["value.2.weight"]
     )
     assert other.steps >= 1200
+
+
+def test_a_saved_replay_that_is_not_filled_is_filled_and_one_that_does_not_fit_stays_until_the_new_one_is(tmp_path):
+    path = tmp_path / "run" / "replay.npz"
+    small = {"save_replay": True, "replay_gb": 1e-3, "min_fill": 1000}
+    assert run(tmp_path, **small, total_steps=500).updates == 0
+    found = run(tmp_path, **small, total_steps=2400)
+    assert found.updates == pytest.approx((2400 - 1000) / (4 * 8), abs=5), "from 1,000 steps on, not from the first"
+    saved = path.read_bytes()
+    run(tmp_path, **small | {"replay_gb": 2e-3}, total_steps=2700)
+    assert "filled anew" in (tmp_path / "run" / "out.log").read_text() and path.read_bytes() == saved
+    run(tmp_path, **small | {"replay_gb": 2e-3}, total_steps=4000)
+    assert path.read_bytes() != saved
+
+
+def test_statistics_that_come_one_update_late_as_from_a_gpu_are_in_the_metrics(tmp_path, monkeypatch):
+    class Arrived:
+        def synchronize(self):
+            pass
+
+    def count(learner, stats):
+        learner.updates += 1
+        numbers = learner.settle()
+        values = torch.stack([torch.as_tensor(x, dtype=torch.float32) for x in stats.values()])
+        learner._on_their_way = list(stats), values, Arrived()
+        return numbers
+
+    monkeypatch.setattr(r2d2.QLearner, "count", count)
+    run(tmp_path, total_steps=2000, checkpoint_minutes=0.005)
+    rows = list(csv.DictReader(open(tmp_path / "run" / "metrics.csv")))
+    assert len(rows) >= 3 and all(float(row["stats/replay_fill"]) > 0 for row in rows)
+    assert all(float(row["losses/grad_norm"]) > 0 for row in rows)
 
 
 def test_a_run_keeps_its_replay_ratio_and_tells_it(tmp_path):

@@ -228,6 +228,15 @@ def play_atari(env_id: str, U: int, num_rollouts: int, **options):
     group.close()
 
 
+def test_observations_that_are_no_stacks_of_the_last_images_are_refused_with_the_remedy():
+    fields, rollout = next(play_atari("BreakoutNoFrameskip-v4", 10, 1))
+    options = {"unroll_length": 10, "burn_in": 10, "trained": 20, "stride": 10, "capacity_gb": 1, "max_sequences": 10}
+    for change in (lambda x: x.flip(2), lambda x: x - x[:, :, -1:]):
+        replay = SequenceReplay(fields, [], 1, 2, is_stack=True, **options)
+        with pytest.raises(InputError, match="is_stack=False in make_replay"):
+            replay.add(rollout | {"obs": {"obs": change(rollout["obs"]["obs"])}}, ())
+
+
 @pytest.mark.parametrize("backend", ["ale", "beast"])
 @pytest.mark.parametrize("env_id", ["BreakoutNoFrameskip-v4", "ALE/Breakout-v5"])
 def test_stacks_of_images_that_are_stored_once_are_those_of_the_environment(env_id, backend):
@@ -242,7 +251,7 @@ def test_stacks_of_images_that_are_stored_once_are_those_of_the_environment(env_
                 fields, [], 1, 2, unroll_length=U, burn_in=B, trained=T, stride=U, capacity_gb=1, max_sequences=10,
                 is_stack=True,
             )  # fmt: skip
-            assert replay.bytes_of_row < 84 * 84 + 100
+            assert replay.bytes_of_step < 84 * 84 + 100
         history.append(rollout["obs"]["obs"])
         games += int((rollout["episode_step"][1:] == 0).sum())
         ids = replay.add(rollout, ())

@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -105,8 +105,9 @@ class SequenceReplay:
             kept["obs/obs"] = tuple(image), dtype
         kept["action"] = (), "uint8" if fields["policy_logits"][0][0] <= 256 else "int64"
         kept["episode_step"] = (), "uint8"  # the first steps matter to stacks; more than 255 counts as 255
-        self.bytes_of_row = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in kept.values())
-        bytes_of_block = (unroll_length * self.bytes_of_row + 4 * sum(state_sizes) + 16) * width * num_groups
+        bytes_of_row = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in kept.values())
+        bytes_of_block = (unroll_length * bytes_of_row + 4 * sum(state_sizes) + 16) * width * num_groups
+        self.bytes_of_step = bytes_of_block // (unroll_length * width * num_groups)  # with its share of a core's state
         # One block is written while the next one, whose row 0 is written with it, is lost as well.
         needed = self.blocks_of_sequence + 2
         self.num_blocks = int(capacity_gb * 1e9 / bytes_of_block)
@@ -164,6 +165,8 @@ class SequenceReplay:
             kind, slash, part = name.partition("/")
             x = rollout[kind][part] if slash else rollout[name]
             if name == "obs/obs" and self.stack:
+                if block == 0:
+                    check_stacks(x, rollout["episode_step"])
                 x = x[:, :, -1]
             x = x.cpu().numpy()
             array[group, places] = np.minimum(x, 255) if name == "episode_step" else x
@@ -263,23 +266,21 @@ class SequenceReplay:
 
         All environments begin a new life. Raises InputError for a damaged file.
         """
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                found = {name: file[name] for name in file.files}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise InputError(f"{path}: no replay can be read from it ({error}); delete it to fill a new one") from error
         own = {**self.arrays, **{f"state/{index}": x for index, x in enumerate(self.states)}}
         own |= {"tree": self.tree.nodes, "generations": self.generations, "is_complete": self.is_complete}
-        shapes = {name: (x.shape, x.dtype) for name, x in own.items()}
-        if int(found.get("version", -1)) != version or shapes != {
-            n: (found[n].shape, found[n].dtype) for n in own if n in found
-        }:
-            return False
-        for name, array in own.items():
-            array[...] = found[name]
-        self._next_block, self._life_began = found["next_block"].tolist(), found["life_began"].tolist()
+        kinds = {name: (array.shape, array.dtype) for name, array in own.items()}
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                counts = ("version", "next_block", "life_began", "last_generation", "rows")
+                saved, *found = (file[name].tolist() for name in counts)
+                if saved != version or kinds != {name: kind_of(file.zip, name) for name in own if name in file.files}:
+                    return False
+                for name, array in own.items():
+                    read_into(array, file.zip, name)  # a second copy of all might not fit
+        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+            raise InputError(f"{path}: no replay can be read from it ({error}); delete it to fill a new one") from error
+        self._next_block, self._life_began, self._last_generation, self.rows = found
         self._life = [-1] * self.num_groups
-        self._last_generation, self.rows = int(found["last_generation"]), int(found["rows"])
         return True
 
     def _forget(self, group: int, place: int) -> None:
@@ -304,6 +305,51 @@ class SequenceReplay:
             )
 
 
+def read_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and type of the array that follows in an .npy file."""
+    np.lib.format.read_magic(member)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+    return shape, dtype
+
+
+def kind_of(file: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype]:
+    with file.open(f"{name}.npy") as member:
+        return read_header(member)
+
+
+def read_into(array: np.ndarray, file: zipfile.ZipFile, name: str) -> None:
+    """Read an array of this shape and type from an .npz file, a piece at a time."""
+    with file.open(f"{name}.npy") as member:
+        read_header(member)
+        place = array.reshape(-1).view(np.uint8)
+        for begin in range(0, len(place), 1 << 24):
+            piece = place[begin : begin + (1 << 24)]
+            piece[:] = np.frombuffer(member.read(len(piece)), np.uint8, len(piece))  # a ValueError if there is less
+        if member.read(1):  # the end, where the checksum is compared
+            raise ValueError(f"{name} is longer than its shape")
+
+
+def resume_replay(
+    replay: SequenceReplay, limiter: RatioLimiter, path: Path, version: int, log: Callable[[str], None]
+) -> Callable[[int], None]:
+    """Take over the replay that an earlier start saved, if there is one, and log it; returns what saves it again.
+
+    A file that does not fit stays until the new replay is filled: the next start may be right for it.
+    """
+    is_loaded = path.exists() and replay.load(path, version)
+    if is_loaded:
+        limiter.filled = replay.rows
+        log(f"replay: {replay.num_sequences():,} sequences are those of {path}")
+    elif path.exists():
+        log(f"replay: filled anew, not from {path}, of another update or capacity")
+
+    def save(version: int) -> None:
+        if is_loaded or replay.rows >= limiter.min_fill or not path.exists():
+            replay.save(path, version)
+
+    return save
+
+
 def stack_images(images: torch.Tensor, episode_step: torch.Tensor, stack: int) -> torch.Tensor:
     """Stacks [T, N, stack, …], the newest image last, of single images [stack-1 + T, N, …].
 
@@ -316,6 +362,16 @@ def stack_images(images: torch.Tensor, episode_step: torch.Tensor, stack: int) -
         row, column = (episode_step < stack - 1 - j).nonzero(as_tuple=True)
         stacks[row, column, j] = 0  # few images: a mask would visit all
     return stacks
+
+
+def check_stacks(stacks: torch.Tensor, episode_step: torch.Tensor) -> None:
+    """Raises InputError unless [T, N, stack, …] is what `stack_images` makes of the newest images."""
+    stack = stacks.shape[2]
+    if not torch.equal(stacks[stack - 1 :], stack_images(stacks[:, :, -1], episode_step[stack - 1 :], stack)):
+        raise InputError(
+            f"the observations are not the last {stack} images of a game, the newest last and zeros before the first, "
+            "of which the replay stores the newest only: set is_stack=False in make_replay (r2d2.py)"
+        )
 
 
 class RatioLimiter:

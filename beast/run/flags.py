@@ -68,7 +68,7 @@ class RunFlags(EnvFlags):
 
     # Limits.
     total_steps: int = 3_000_000
-    """Agent steps to train for (an Atari step is 4 frames). The learning rate decays to 0 at this count."""
+    """Agent steps to train for (an Atari step is 4 frames). A learning rate that decays is 0 at this count."""
     total_minutes: float = 0.0
     """Minutes to train for, earlier starts of the run included; 0 means no limit."""
     max_env_restarts: int = 5
@@ -119,7 +119,7 @@ class RunFlags(EnvFlags):
     checkpoint: str = ""
     """--mode test: checkpoint file to play; empty takes the run's checkpoint.pt."""
     video: str = ""
-    """--mode test: file to film the first game into (.mp4; needs `pip install imageio-ffmpeg`)."""
+    """--mode test: file to film the first game into (.mp4; needs `pip install imageio imageio-ffmpeg`)."""
 
 
 # Flags that may change when a run is resumed. With another total_steps the learning rate decays to 0 at the new count.

@@ -62,11 +62,17 @@ def yield_cores(device: torch.device, niceness: int) -> None:
         os.nice(niceness)
 
 
+def use_threads(number: int) -> None:
+    """Let torch compute what this thread asks for on so many threads."""
+    torch.get_num_threads()  # a thread that has not asked takes the number that another one sets later
+    torch.set_num_threads(number)
+
+
 def helper_thread(flags) -> ThreadPoolExecutor:
     """A thread for work beside the learner's on a CPU: with half as many cores, and `--actor_niceness`."""
 
     def begin() -> None:
-        torch.set_num_threads(max(1, num_learner_threads(flags) // 2))
+        use_threads(max(1, num_learner_threads(flags) // 2))
         yield_cores(torch.device("cpu"), flags.actor_niceness)
 
     return ThreadPoolExecutor(1, "helper", begin)

@@ -27,7 +27,7 @@ from beast.run import checkpoint
 from beast.run.console import Console
 from beast.run.directory import Run, copy_file
 from beast.run.evaluation import Evaluations
-from beast.run.hardware import num_learner_threads, stream, wait_for
+from beast.run.hardware import num_learner_threads, stream, use_threads, wait_for
 from beast.run.metrics import Metrics
 from beast.run.policy import agent_of
 from beast.run.profile import Laps, Profile
@@ -160,7 +160,7 @@ class Training:
             feed.close()
 
         def compute(loop: Callable, laps: Laps, num_threads: int, urgent: bool) -> None:
-            torch.set_num_threads(num_threads)
+            use_threads(num_threads)
             with stream(self.device, urgent):
                 laps.begin()
                 loop()
@@ -280,7 +280,8 @@ class Training:
         seconds = now - self._row_began
         shares = self.profile.shares(seconds)
         good = [stats for stats in self._gathered if math.isfinite(stats["losses/grad_norm"])] or self._gathered
-        row = {name: float(np.mean([stats[name] for stats in good])) for name in good[0]}
+        names = dict.fromkeys(name for stats in good for name in stats)
+        row = {name: float(np.mean([stats[name] for stats in good if name in stats])) for name in names}
         row["stats/policy_lag_max"] = max(stats["stats/policy_lag_max"] for stats in self._gathered)
         row |= {
             "frames": learner.steps * self.frames_per_step,
