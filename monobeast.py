@@ -31,7 +31,7 @@ class AgentFlags(RunFlags):
 
     # Rollouts and batches: see "How it works" in README.md.
     group_width: int = 16
-    """Environments in a group, which share one forward pass. Wider costs less a step, and more lag."""
+    """Environments in a group, which share one forward pass. Wider: less CPU time a step, more policy lag."""
     batch_width: int = 4
     """Columns (environments) of one update: a divisor of the group width (so it gives several) or a multiple."""
     unroll_length: int = 20

@@ -2,7 +2,7 @@
 
     python polybeast.py --env PongNoFrameskip-v4 --name pong-poly       # starts its own env servers; again: resumes
     python polybeast.py --addresses hostA:4431 hostB:4431 --token_file token --tls_ca cert.pem     # polybeast_env.py's
-    python polybeast.py --listen 0.0.0.0:4430 --token_file token --tls_cert cert.pem --tls_key key.pem   # they dial in
+    python polybeast.py --listen 0.0.0.0:4441 --token_file token --tls_cert cert.pem --tls_key key.pem   # they dial in
     python polybeast.py --mode test --name pong-poly                    # play whole games with the checkpoint
 
 Env servers (polybeast_env.py) stream rows of observations to the actor pool, in C++, which brings them to a dynamic
@@ -29,7 +29,7 @@ import torch
 try:
     import libbeast
 except ModuleNotFoundError:
-    sys.exit("PolyBeast needs its C++ part, libbeast: `pip install .` builds it (README.md, PolyBeast)")
+    sys.exit("PolyBeast needs its C++ part, libbeast: run `make libbeast`, or `pip install .`")
 
 from beast import envs
 from beast.envs.rows import EnvSpaces, action_shape_dtype, observation_field, spaces_by_name

@@ -66,8 +66,8 @@ def parse_flags(arguments: list[str] | None = None) -> argparse.Namespace:
         "--group_width",
         type=int,
         default=16,
-        help="environments of one stream (K): they are stepped together and share one forward pass. Wider costs less a "
-        "step, and more lag",
+        help="environments of one stream (K): they are stepped together and share one forward pass. Wider: less CPU "
+        "time a step, more policy lag",
     )
     add(
         "--max_streams",

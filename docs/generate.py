@@ -110,13 +110,14 @@ def in_cell(text: str) -> str:
 
 
 def flag_tables(flags_class: type, without: type | None = None) -> list[str]:
-    """A table for each section, with the flags that `without` does not have or describes in other words."""
+    """A table for each section, with the flags that `without` does not have, or has with other words or defaults."""
     known, hints = read_source(flags_class), get_type_hints(flags_class)
     inherited = read_source(without) if without else {}
+    defaults = {each.name: each.default for each in fields(without)} if without else {}
     sections: dict[str, list] = {}
     for each in fields(flags_class):
         flag = known[each.name]
-        if each.name in inherited and inherited[each.name].help == flag.help:
+        if each.name in inherited and (inherited[each.name].help, defaults[each.name]) == (flag.help, each.default):
             continue
         default = each.default_factory() if each.default is MISSING else each.default
         name = f"`--{each.name}`" + (f", `--no_{each.name}`" if default is True else "")
@@ -164,9 +165,10 @@ def flags_page() -> str:
         "# Flags",
         "",
         "`--help` of each program lists the same. An empty default is an empty text. A *step* is one decision of the "
-        "agent, a *frame* one of the emulator. `--preset NAME` takes other defaults ([recipes](recipes.md)).",
+        "agent, a *frame* one of the emulator. `--preset NAME` takes other defaults ([recipes](recipes.md), "
+        "[R2D2](r2d2.md)).",
         "",
-        "## Of both agents: monobeast.py and polybeast.py",
+        "## Of monobeast.py and polybeast.py",
         "",
         *flag_tables(monobeast.AgentFlags),
         "## Of monobeast.py only",
@@ -175,7 +177,10 @@ def flags_page() -> str:
         "## Of polybeast.py only",
         "",
         *polybeast_tables(),
-        "## Of r2d2.py, which has some of the others too",
+        "## Of r2d2.py",
+        "",
+        "It also has the flags of the sections [The environment](#the-environment) to "
+        "[Evaluation and test](#evaluation-and-test), and `--net`, `--width`, `--hidden_size` and `--core_size`.",
         "",
         *flag_tables(r2d2.Flags, without=monobeast.AgentFlags),
         "## Of polybeast_env.py",

@@ -15,6 +15,7 @@ LINKED = (
     "CHANGELOG.md",
     "CITATION.cff",
     "benchmarks/LEDGER.md",
+    "benchmarks/peers/*.csv",
     "benchmarks/results/*.*",
     "examples/*/*.*",
 )
