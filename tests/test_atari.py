@@ -316,6 +316,24 @@ def test_a_player_placed_where_a_line_begins_shows_all_its_copies_in_it(cycle, t
     assert first - second == (cycle == 77)
 
 
+@pytest.mark.parametrize("column", [30, 48, 49, 60])
+def test_a_reflection_that_waits_for_the_next_line_comes_with_a_second_write_of_the_same_value(column, tmp_path):
+    rom = programs.mirror_program(column)
+    assert run_both(rom, tmp_path, 4) is None
+    row = libatari.Console(rom, "boxing", 1).screen()[0]
+    assert (row[156:] == 0x1E).all() and (row[76:84] != 0x1E).any()
+
+
+@pytest.mark.parametrize("first", [0x63, 0x66])
+def test_code_that_is_fetched_from_the_timer_is_that_of_its_moment(first, tmp_path):
+    rom = programs.timer_code_program(first)
+    assert run_both(rom, tmp_path, 5) is None
+    console = libatari.Console(rom, "boxing", 1)
+    before = int(console.ram()[0x20])
+    console.act(0)
+    assert int(console.ram()[0x20]) == (before + 1) % 256
+
+
 @pytest.mark.parametrize("lines", range(4))
 @pytest.mark.parametrize("register", ["NUSIZ0", "RESM0", "ENAM0", "HMM0", "HMOVE"])
 def test_a_missile_that_shakes_goes_on_until_the_next_hmove(register, lines, tmp_path):

@@ -1,6 +1,7 @@
 """`beast.envs.atari.AtariVectorEnv` beside ale-py's: the same seeds and actions have to give the same bytes."""
 
 import json
+import os
 import pickle
 import re
 import resource
@@ -283,6 +284,44 @@ def test_a_group_has_its_rows_written_without_a_copy():
         np.testing.assert_array_equal(rows[0][name], rows[1][name], err_msg=name)
     assert rows[0]["done"].any() and np.shares_memory(group.env.unwrapped._out, rows[0]["obs/obs"])
     group.close(), other.close()
+
+
+def test_a_second_thread_is_refused_while_the_first_one_waits():
+    env = AtariVectorEnv("pong", 64, num_threads=2, frameskip=200)
+    env.reset(seed=1)
+    env.send(np.zeros(64, np.int64))
+    began, refused = threading.Event(), []
+
+    def wait() -> None:
+        try:
+            began.set()
+            env._pool.wait()
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    others = [threading.Thread(target=wait) for _ in range(3)]
+    for other in others:
+        other.start()
+    for other in others:
+        other.join(30)
+        assert not other.is_alive()
+    assert len(refused) == 2 and all("another thread" in text for text in refused)
+    env.recv(), env.close()
+
+
+def test_a_forked_child_is_told_that_the_threads_are_not_its_own():
+    env = AtariVectorEnv("pong", 4, num_threads=2)
+    env.reset(seed=1)
+    if not (child := os.fork()):
+        status = 1
+        try:
+            env.step(np.zeros(4, np.int64))
+        except RuntimeError as error:
+            del env
+            status = 0 if "after the fork" in str(error) else 2
+        os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    env.step(np.zeros(4, np.int64)), env.close()
 
 
 def test_half_of_the_environments_at_a_time_play_as_all_together_do():

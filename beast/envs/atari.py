@@ -110,7 +110,7 @@ class AtariVectorEnv(VectorEnv):
             "num_envs": (num_envs, 1, 2**20),
             "batch_size": (batch_size, 0, num_envs),
             "num_threads": (num_threads, 0, 1024),
-            "max_num_frames_per_episode": (max_num_frames_per_episode, 1, 2**31 - 1),
+            "max_num_frames_per_episode": (max_num_frames_per_episode, 1, 10**9),
             "repeat_action_probability": (repeat_action_probability, 0, 1),
             "stack_num": (stack_num, 1, 1024),
             "frameskip": (frameskip, 1, 10**6),

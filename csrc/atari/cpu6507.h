@@ -521,7 +521,7 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
       READ(high, address, m); JUMP(m | high << 8, high))
   OPCODE(
       0x20, 6, REQUIRE_STACK(0, -1); m = FETCH(); const int pc = PC(); PUSH(pc >> 8);
-      PUSH_AGAIN(pc); high = kUsual ? code[2] : bus.fetch(pc, m); JUMP(m | high << 8, high))
+      PUSH_AGAIN(pc); high = kUsual ? code[2] : bus.fetch(pc, m, CYCLE); JUMP(m | high << 8, high))
   OPCODE(0x60, 6, REQUIRE_STACK(1, 2); PULL(m, code[length - 1]); PULL(high, m); JUMP(((m | high << 8) + 1) & 0xFFFF, high))
   OPCODE(
       0x00, 7, NOT_USUAL; const int pc = PC() + 1; PUSH(pc >> 8); PUSH_AGAIN(pc); PUSH_AGAIN(STATUS);
@@ -677,9 +677,10 @@ HD NOINLINE bool find_instruction(Bus& bus, Registers& registers) {
   registers.code = bus.find_code(pc);
   if (registers.code >= bus.code.end) {
     uint8_t* const fetched = bus.code.fetched;
-    fetched[0] = bus.fetch(pc, bus.flags.seen);
+    const int cycle = static_cast<int>(registers.time >> kCycleBits);
+    fetched[0] = bus.fetch(pc, bus.flags.seen, cycle);
     const int length = kLengths.of[fetched[0]];
-    for (int i = 1; i < length; ++i) fetched[i] = bus.fetch(pc + i, fetched[i - 1]);
+    for (int i = 1; i < length; ++i) fetched[i] = bus.fetch(pc + i, fetched[i - 1], cycle + i);
     bus.flags.seen = fetched[length - 1];
     registers.code = fetched;
     bus.code.begin = fetched + 3, bus.code.end = nullptr, bus.code.origin = fetched - pc;

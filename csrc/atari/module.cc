@@ -53,7 +53,6 @@ class Console {
     const std::string_view sequence = actions;
     if (sequence.empty()) throw std::invalid_argument("no actions: give a byte for each");
     int64_t total = 0;
-    py::gil_scoped_release release;
     const GrayOutput output{{state_.screens.pixels[0], kMaxScreenHeight}};
     for (int64_t i = 0; i < frames; ++i) {
       const int action = static_cast<uint8_t>(sequence[static_cast<size_t>(i) % sequence.size()]) % kNumActions;

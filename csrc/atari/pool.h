@@ -43,6 +43,7 @@ class Pool {
   const Protocol& protocol() const { return protocol_; }
   int num_envs() const { return static_cast<int>(states_.size()); }
   int num_threads() const { return team_.size(); }
+  bool has_threads() const { return team_.has_threads(); }
   size_t bytes_per_env() const { return sizeof(EnvState) + protocol_.image_bytes() + protocol_.film_bytes(); }
   bool was_reset(int id) const { return states_[id].was_reset; }
 

@@ -61,7 +61,11 @@ class PythonPool {
   }
 
   ~PythonPool() {
-    if (is_running_) pool_->wait();
+    if (pool_ && !pool_->has_threads()) {
+      pool_.release();  // in a forked child nobody could be joined
+    } else if (is_running_) {
+      pool_->wait();
+    }
   }
 
   Pool& pool() { return *pool_; }
@@ -72,6 +76,7 @@ class PythonPool {
   void prepare(Job::Kind kind, const Array<int32_t>& ids, const Array<int64_t>& of_each, py::array observations,
                py::object final_observations, Array<int32_t> numbers, Array<bool> flags) {
     refuse_while_running();
+    refuse_in_fork();
     Job& job = pool_->job();
     const py::ssize_t n = ids.size();
     const bool has_each = kind != Job::Kind::kReset;
@@ -126,12 +131,12 @@ class PythonPool {
 
   // Other Python threads run meanwhile. What they call on this pool raises.
   void run() {
-    is_in_run_ = true;
+    is_busy_ = true;
     {
       py::gil_scoped_release release;
       pool_->run();
     }
-    is_in_run_ = false;
+    is_busy_ = false;
   }
 
   void start() {
@@ -140,13 +145,15 @@ class PythonPool {
   }
 
   void wait() {
-    if (is_in_run_) refuse_while_running();
+    if (is_busy_) refuse_while_running();
     if (!is_running_) return;
+    refuse_in_fork();
+    is_busy_ = true;
     {
       py::gil_scoped_release release;
       pool_->wait();
     }
-    is_running_ = false;
+    is_busy_ = is_running_ = false;
   }
 
   void observe(const Array<int32_t>& ids, py::array observations, Array<int32_t> numbers) {
@@ -204,8 +211,13 @@ class PythonPool {
 
  private:
   void refuse_while_running() const {
-    if (is_in_run_) throw std::runtime_error("the pool is stepping in another thread: one thread at a time can use it");
+    if (is_busy_) throw std::runtime_error("the pool is stepping in another thread: one thread at a time can use it");
     if (is_running_) throw std::runtime_error("the pool is stepping: call wait() first");
+  }
+
+  void refuse_in_fork() const {
+    if (pool_->has_threads()) return;
+    throw std::runtime_error("the pool's threads are in the process that made it: make the environment after the fork");
   }
 
   int checked(int id) const {
@@ -236,7 +248,7 @@ class PythonPool {
 
   std::unique_ptr<Pool> pool_;
   bool is_running_ = false;  // between start() and wait()
-  bool is_in_run_ = false;   // both only change under the GIL
+  bool is_busy_ = false;   // both only change under the GIL
   py::object kept_;  // the arrays of the job
 };
 

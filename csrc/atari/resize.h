@@ -38,7 +38,12 @@ struct Axis {
   std::vector<float> float_weights;
 
   Axis() = default;
+  // Throws std::invalid_argument where there would be more pixels than before.
   Axis(int in, int out) : in(in), out(out) {
+    if (out < 1 || out > in) {
+      throw std::invalid_argument(std::to_string(out) + " pixels in height or width of an image are not between 1 and " +
+                                  std::to_string(in));
+    }
     const int divisor = std::gcd(in, out), whole = out / divisor;
     total = in / divisor;
     const double scale = 1.0 / (static_cast<double>(out) / in);
@@ -77,11 +82,6 @@ class Resizer {
   // where they would become larger.
   Resizer(int in_height, int in_width, int out_height, int out_width, int channels)
       : channels_(channels), rows_(in_height, out_height), columns_(in_width, out_width) {
-    if (out_height < 1 || out_width < 1 || out_height > in_height || out_width > in_width) {
-      throw std::invalid_argument("images of " + std::to_string(out_height) + " x " + std::to_string(out_width) +
-                                  " are not between 1 x 1 and the screen's " + std::to_string(in_height) + " x " +
-                                  std::to_string(in_width));
-    }
     total_ = static_cast<uint32_t>(rows_.total) * columns_.total;
     is_copy_ = in_height == out_height && in_width == out_width;
     // OpenCV takes another way where both scales are whole numbers.

@@ -1,6 +1,8 @@
 // A fixed team of threads for many short tasks: one wake-up per thread and task, and no allocation.
 #pragma once
 
+#include <unistd.h>
+
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -27,6 +29,8 @@ class Team {
   Team& operator=(const Team&) = delete;
 
   int size() const { return size_; }
+  // A forked child has the object but not the threads.
+  bool has_threads() const { return size_ == 1 || process_ == getpid(); }
 
   // Runs the task and returns when it is done; the calling thread is member 0.
   void run(Task task, void* context) {
@@ -80,11 +84,12 @@ class Team {
       lock.unlock();
       task(context, member);
       lock.lock();
-      if (--running_ == 0) done_.notify_one();
+      if (--running_ == 0) done_.notify_all();
     }
   }
 
   const int size_;
+  const pid_t process_ = getpid();
   std::mutex mutex_;
   std::condition_variable wake_, done_;
   std::vector<std::thread> threads_;

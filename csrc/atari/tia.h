@@ -491,6 +491,7 @@ constexpr uint64_t kRepeatable = 0x3FF'FFE0'FFC2;
 HD inline bool is_repeated(const Tia& tia, int address, uint8_t value) {
   const int which = address & 0x3F;
   if (!(kRepeatable >> which & 1) || tia.written[which] != value) return false;
+  if (which == 0x0A) return tia.mirrored == (value & 1);
   if (which == 0x1B) return tia.old_graphics[1] == tia.graphics[1];
   if (which == 0x1C) return tia.old_graphics[0] == tia.graphics[0] && tia.old_ball_on == tia.ball_on;
   return true;
@@ -565,7 +566,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       break;
     }
     case 0x0A:  // CTRLPF
-      if (tia.control == value) break;
+      if (tia.control == value && tia.mirrored == (value & 1)) break;
       if ((tia.control ^ value) & 6) {
         finish(0);
       } else {

@@ -138,10 +138,10 @@ struct Bus {
     return code.begin + offset;
   }
 
-  HD uint8_t fetch(int pc, uint8_t seen) {
+  HD uint8_t fetch(int pc, uint8_t seen, int cycle) {
     if (pc & 0x1000) return read_cart(pc);
-    if (!(pc & 0x80)) return read_tia(pc, vcs.cpu.cycle, seen);
-    return pc & 0x200 ? read_riot(pc, vcs.cpu.cycle) : zero_page[(pc & 0x7F) | 0x80];
+    if (!(pc & 0x80)) return read_tia(pc, cycle, seen);
+    return pc & 0x200 ? read_riot(pc, cycle) : zero_page[(pc & 0x7F) | 0x80];
   }
   HD bool has_code(Word address) const {
     if (kWiring == kSliced) return (address & 0x3FF) < sizes[address >> 10 & 15];
@@ -419,7 +419,7 @@ HD inline bool is_valid(const Vcs& vcs) {
                within(tia.discharged_cycle, -(1 << 28), kMostCycles) &&
                within(vcs.riot.set_cycle, -(1 << 29), kMostCycles) && within(vcs.riot.late, 0, 1 << 30) &&
                vcs.riot.shift <= 10 && within(vcs.paddle, kPaddleLeast, kPaddleMostOfAll) &&
-               within(vcs.tally.score, -(1 << 28), 1 << 28) && within(vcs.tally.reward, -(1 << 28), 1 << 28) && within(vcs.tally.points, -255, 255) &&
+               within(vcs.tally.score, -(1 << 28), 1 << 28) && within(vcs.tally.reward, -(1 << 30), 1 << 30) && within(vcs.tally.points, -255, 255) &&
                vcs.last_action < kNumActions && vcs.error <= kEndlessReset;
   valid = valid && tia.drawn == tia.pixel && tia.changed == 0 && tia.frame_over == 0;
   for (const uint8_t position : tia.position) valid = valid && position < kWidth;

@@ -9,8 +9,20 @@ import random
 
 ORIGIN = 0xF800
 VSYNC, VBLANK, WSYNC, COLUBK, HMOVE, CXCLR = 0x00, 0x01, 0x02, 0x09, 0x2A, 0x2C
-NUSIZ0, COLUP0, RESP0, RESP1, RESM0, GRP0, ENAM0, HMM0 = 0x04, 0x06, 0x10, 0x11, 0x12, 0x1B, 0x1D, 0x22
-INTIM, TIM1T = 0x284, 0x294
+NUSIZ0, COLUP0, COLUPF, CTRLPF, PF0, RESP0, RESP1, RESM0, GRP0, ENAM0, HMM0 = (
+    0x04,
+    0x06,
+    0x08,
+    0x0A,
+    0x0D,
+    0x10,
+    0x11,
+    0x12,
+    0x1B,
+    0x1D,
+    0x22,
+)
+INTIM, TIM1T, TIM64T = 0x284, 0x294, 0x296
 REGISTERS = [r for r in range(0x04, 0x2D) if not 0x15 <= r <= 0x1A]  # without sync and sound
 # Strobes and graphics matter most.
 REGISTERS += [RESP0, RESP1, RESM0, 0x13, 0x14, GRP0, 0x1C, HMOVE, 0x0D, 0x0E, 0x0F] * 2
@@ -163,6 +175,23 @@ def resp_program(cycle: int) -> bytes:
     frame = program.here
     program.new_frame().store(VBLANK, 0).lines(60).wait(40).add(0x85, RESP0).lines(10).wait(cycle - 7).add(0x85, RESP0)
     return program.lines(150).jump(frame).build()
+
+
+def mirror_program(column: int) -> bytes:
+    """Turns the playfield's reflection on in this cycle of a line, 9 or later, and again, with the same value, early in
+    the next line; off above the window."""
+    program = Program().start().store(COLUPF, 0x1E).store(PF0, 0x10)
+    frame = program.here
+    program.new_frame().store(VBLANK, 0).store(CTRLPF, 0).lines(20).add(0xA9, 1).wait(column - 5).add(0x85, CTRLPF)
+    return program.add(0x85, WSYNC, 0x85, CTRLPF).lines(200).jump(frame).build()
+
+
+def timer_code_program(first: int) -> bytes:
+    """Runs the timer as code when it has counted from `first` to 60, RTS, and counts the returns at A0."""
+    program = Program().start()
+    frame = program.here
+    program.new_frame().lines(60).add(0xA9, first, 0x8D, TIM64T & 0xFF, TIM64T >> 8).wait(64 * (first - 0x60) - 20)
+    return program.add(0x20, INTIM & 0xFF, INTIM >> 8, 0xE6, 0xA0).lines(100).jump(frame).build()
 
 
 def shaking_program(register: int, lines: int) -> bytes:
