@@ -316,6 +316,25 @@ def test_a_player_placed_where_a_line_begins_shows_all_its_copies_in_it(cycle, t
     assert first - second == (cycle == 77)
 
 
+@pytest.mark.parametrize("game", ["breakout", "freeway"])
+def test_actions_after_the_end_of_a_game_draw_from_the_generator_that_sticky_actions_go_on_with(game):
+    ale, console = load_ale(roms.get_rom_path(game), 1, 0.25), libatari.Console(rom_bytes(game), game, 1, 0.25)
+    actions, random_action = ale.getLegalActionSet(), random.Random(1)
+
+    def act() -> None:
+        action = random_action.choice((0, 1, 3, 4))
+        ale.act(actions[action]), console.act(action)
+
+    while not ale.game_over():
+        act()
+    for _ in range(3):
+        act()
+    ale.reset_game(), console.reset_game()
+    for _ in range(300):
+        act()
+        assert compare(ale, console) is None
+
+
 @pytest.mark.parametrize("column", [30, 48, 49, 60])
 def test_a_reflection_that_waits_for_the_next_line_comes_with_a_second_write_of_the_same_value(column, tmp_path):
     rom = programs.mirror_program(column)

@@ -274,12 +274,17 @@ HD void reset_frame(const Rom& rom, Vcs& vcs, int action, Switches pressed, cons
 // A probability as a number of draws of 32 bits, for `act`.
 inline uint64_t sticky_draws(double probability) { return static_cast<uint64_t>(probability * 4294967296.0); }
 
-// A frame of `act`, also where a start script acts.
-template <class Output>
-HD void act_frame(const Rom& rom, Vcs& vcs, Generators& generators, int action, uint64_t sticky, const Output& output) {
+// With probability `sticky` / 2^32 the last action goes on.
+HD inline void choose_action(Vcs& vcs, Generators& generators, int action, uint64_t sticky) {
   const uint32_t draw = generators.user.draw();
   generators.user.draw();  // for player B
   if (draw >= sticky) vcs.last_action = static_cast<uint8_t>(action);
+}
+
+// A frame of `act`, also where a start script acts.
+template <class Output>
+HD void act_frame(const Rom& rom, Vcs& vcs, Generators& generators, int action, uint64_t sticky, const Output& output) {
+  choose_action(vcs, generators, action, sticky);
   ++vcs.frame_number;
   ++vcs.episode_frame_number;
   const bool is_void = has_fire(vcs.last_action) && rom.game.has(kNoFire);
@@ -395,10 +400,14 @@ HD void load(const Rom& rom, Vcs& vcs, Generators& generators, uint32_t seed, co
   reset_game(rom, vcs, generators, output, sticky);
 }
 
-// One frame. Returns the reward. After the game is over it does nothing and returns 0.
+// One frame. Returns the reward. After the game is over it only draws the random numbers of one, and returns 0.
 template <class Output>
 HD int act(const Rom& rom, Vcs& vcs, Generators& generators, int action, uint64_t sticky, const Output& output) {
-  if (vcs.tally.over || vcs.error) return 0;
+  if (vcs.error) return 0;
+  if (vcs.tally.over) {
+    choose_action(vcs, generators, action, sticky);
+    return 0;
+  }
   act_frame(rom, vcs, generators, action, sticky, output);
   return vcs.tally.reward;
 }
