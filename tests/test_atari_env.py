@@ -286,6 +286,16 @@ def test_a_group_has_its_rows_written_without_a_copy():
     group.close(), other.close()
 
 
+def test_a_frame_that_ends_early_in_play_shows_rows_of_the_frame_before_the_last():
+    """In Alien some have 21 lines less than the screen, here in step 119 of environment 1."""
+    settings = {"num_threads": 1, "reward_clipping": False, **DEEPMIND}
+    ours, theirs = (kind("alien", 8, **settings) for kind in (AtariVectorEnv, AleVectorEnv))
+    ours.reset(seed=1), theirs.reset(seed=1)
+    for step, actions in enumerate(np.random.default_rng(0).integers(0, 18, (61, 8)).repeat(2, axis=0)):
+        np.testing.assert_array_equal(ours.step(actions)[0], theirs.step(actions)[0], err_msg=f"step {step}")
+    ours.close(), theirs.close()
+
+
 def test_a_second_thread_is_refused_while_the_first_one_waits():
     env = AtariVectorEnv("pong", 64, num_threads=2, frameskip=200)
     env.reset(seed=1)

@@ -63,7 +63,7 @@ struct Env {
 };
 
 // Draws into two screens in turn, as ALE does: a frame that ends early leaves rows of the one before the last. Some
-// games do that while they boot.
+// games do that while they boot, a few in play.
 struct AlternatingOutput {
   uint8_t* screens[2];
   int rows;
@@ -178,26 +178,13 @@ class Protocol {
   StepResult step(const Env& env, int action, uint8_t* final_observation, Scratch& scratch) const {
     EnvState& state = *env.state;
     if (state.has_ended) return reset(env, scratch);  // NEXT_STEP: the action is void
-    const int num_frames = settings_.frame_skip, lives_before = state.lives, meaning = settings_.actions[action];
+    const EnvState before = state;
+    const int lives_before = state.lives, meaning = settings_.actions[action];
     StepResult result;
     bool has_frame[2] = {};
-    for (int k = 0; k < num_frames; ++k) {
-      const int from_end = num_frames - 1 - k;
-      const int place = from_end == 0 ? 1 : from_end == 1 && settings_.max_pool ? 0 : -1;
-      int reward;
-      if (place < 0) {
-        reward = frame(state, meaning, NoOutput{});
-      } else {
-        see_frame(state, meaning, scratch.frames[place].data(), &reward);
-      }
-      result.reward += reward;
-      ++state.frames;
-      const int lives_now = beast::atari::lives(state.vcs);
-      result.terminated = game_over(state.vcs) || (settings_.episodic_life && lives_now < state.lives);
-      result.truncated = state.frames >= settings_.max_frames;
-      state.lives = lives_now;
-      if (result.terminated || result.truncated || state.vcs.error) break;
-      if (place >= 0) has_frame[place] = true;
+    if (!play(state, meaning, false, scratch, result, has_frame)) {
+      state = before, result = StepResult{}, has_frame[0] = has_frame[1] = false;
+      play(state, meaning, true, scratch, result, has_frame);
     }
     const bool has_ended = result.terminated || result.truncated;
     if (settings_.life_loss_info && state.lives < lives_before) result.terminated = true;
@@ -335,14 +322,49 @@ class Protocol {
     return act(rom_, state.vcs, state.generators, action, sticky(), output);
   }
 
+  // Plays the frames of a step and draws those that are seen; `has_frame` tells which of the scratch's are. Returns
+  // false if one of them ended early: its last rows are those of the frame before the last, for which `sees_all` draws
+  // all.
+  bool play(EnvState& state, int action, bool sees_all, Scratch& scratch, StepResult& result,
+            bool (&has_frame)[2]) const {
+    bool is_whole = true;
+    for (int k = 0; k < settings_.frame_skip; ++k) {
+      const int from_end = settings_.frame_skip - 1 - k, place = from_end % 2 == 0;
+      const bool is_seen = from_end == 0 || (from_end == 1 && settings_.max_pool);
+      uint8_t* const pixels = scratch.frames[place].data();
+      if (!sees_all && !is_seen) {
+        result.reward += frame(state, action, NoOutput{});
+      } else if (sees_all && k >= 2) {
+        result.reward += draw_frame(state, action, pixels);
+      } else {
+        int reward;
+        is_whole &= see_frame(state, action, pixels, &reward);
+        result.reward += reward;
+      }
+      ++state.frames;
+      const int lives_now = beast::atari::lives(state.vcs);
+      result.terminated = game_over(state.vcs) || (settings_.episodic_life && lives_now < state.lives);
+      result.truncated = state.frames >= settings_.max_frames;
+      state.lives = lives_now;
+      if (result.terminated || result.truncated || state.vcs.error) break;
+      if (is_seen) has_frame[place] = true;
+    }
+    return is_whole;
+  }
+
+  // Emulates a frame, draws it over what is there, and returns its reward.
+  int draw_frame(EnvState& state, int action, uint8_t* pixels) const {
+    const Screen screen = {pixels, rows()};
+    return in_color_ ? frame(state, action, PaletteOutput{screen}) : frame(state, action, GrayOutput{screen});
+  }
+
   // Emulates a frame and draws it; returns whether all rows were drawn. Those that were not are black.
   bool see_frame(EnvState& state, int action, uint8_t* pixels, int* reward = nullptr) const {
     // No luminance is 1, and a frame's indices are all even or, where a PAL game has lost its colors, all odd.
     constexpr uint8_t kUnseen[2] = {1, 0};
     const auto end_of = [pixels](int row) { return pixels + row + kScreenWidth - sizeof(kUnseen); };
     for (int row = 0; row < num_pixels_; row += kScreenWidth) std::memcpy(end_of(row), kUnseen, sizeof(kUnseen));
-    const Screen screen = {pixels, rows()};
-    const int got = in_color_ ? frame(state, action, PaletteOutput{screen}) : frame(state, action, GrayOutput{screen});
+    const int got = draw_frame(state, action, pixels);
     if (reward) *reward = got;
     bool is_whole = true;
     for (int row = 0; row < num_pixels_; row += kScreenWidth) {
