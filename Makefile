@@ -44,7 +44,7 @@ lint: $(VENV)/.test  ## check style, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-plot: $(VENV)/.test  ## draw the learning curve of `make train` to pong.png
+plot: $(VENV)/.train  ## draw the learning curve of `make train` to pong.png
 	$(BIN)/python plot.py runs/pong --out pong.png
 
 bench: $(VENV)/.test  ## measure this machine: steps/s by stage
