@@ -215,10 +215,6 @@ def report(result: dict, options: Options) -> list[str]:
         f"{result['envpool'] or 'is not installed and not measured'}. In brackets: thousands of frames per second of "
         "CPU time.",
         "",
-        "## One console, thousands of frames a second",
-        "",
-        "| game | ours, no image | ours, gray | ale-py | ours, gray / ale-py, per CPU second |",
-        "|---|---|---|---|---|",
     ]
 
     def cell(name: str) -> str:
@@ -227,13 +223,9 @@ def report(result: dict, options: Options) -> list[str]:
     def ratio(name: str, other: str) -> str:
         return f"{median(name, 'per_cpu_second') / median(other, 'per_cpu_second'):.2f}"
 
-    for game in options.games:
-        names = [f"{game} raw {kind}" for kind in ("ours no image", "ours gray", "ale-py")]
-        lines.append(f"| {game} | {' | '.join(map(cell, names))} | {ratio(names[1], names[2])} |")
     kinds = ["ours", "ale-py", *(["EnvPool"] if result["envpool"] else [])]
     head = [f"{kind}, {number} threads" for number in result["threads"] for kind in kinds]
     lines += [
-        "",
         f"## {options.num_envs} environments, thousands of frames a second",
         "",
         f"| game | {' | '.join([*head, *(f'ours / {kind}, 1 thread, per CPU second' for kind in kinds[1:])])} |",
@@ -243,6 +235,16 @@ def report(result: dict, options: Options) -> list[str]:
         names = [f"{game} env {kind} threads={number}" for number in result["threads"] for kind in kinds]
         ratios = [ratio(names[0], name) for name in names[1 : len(kinds)]]
         lines.append(f"| {game} | {' | '.join([*map(cell, names), *ratios])} |")
+    lines += [
+        "",
+        "## One console, thousands of frames a second",
+        "",
+        "| game | ours, no image | ours, gray | ale-py | ours, gray / ale-py, per CPU second |",
+        "|---|---|---|---|---|",
+    ]
+    for game in options.games:
+        names = [f"{game} raw {kind}" for kind in ("ours no image", "ours gray", "ale-py")]
+        lines.append(f"| {game} | {' | '.join(map(cell, names))} | {ratio(names[1], names[2])} |")
     lines += [
         "",
         f"## Growth: {options.games[0]}, {result['growth'][0]['threads'] if result['growth'] else 0} threads",
