@@ -66,7 +66,8 @@ RECIPES = {
 }
 # "What it learns" on our own emulator: one set of flags for all six games, 40 M frames each. Called again, a task goes
 # on with a run that was not finished. benchmarks/peers/atari-published.csv has what others publish. Two actors: with 64
-# environments all seven seeds of Pong reached 18 in 0.8 to 2.0 M steps, with 32 two of six needed 2.7 M or more.
+# environments all six seeds of Pong reached 18, in 0.8 to 2.0 M steps. With 32 three of six did within 1.4 M, one in
+# 2.7 M; one had 12.4 after 3 M, and one was ended by hand at 17.4.
 ATARI_GAMES = ("Pong", "Breakout", "SpaceInvaders", "BeamRider", "Qbert", "Seaquest")
 ATARI = {
     f"atari-{game.lower()}": f"--env {game}NoFrameskip-v4 --atari_backend beast --num_actors 2 --total_steps 10000000"

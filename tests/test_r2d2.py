@@ -448,13 +448,16 @@ def test_initial_priorities_are_those_of_the_loss_where_both_networks_are_the_on
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("end, error", [("truncated", 0.0), ("terminated", 5.0)])
-def test_a_first_priority_leaves_out_the_value_of_a_last_observation_that_lies_beside_its_row(end, error):
+@pytest.mark.parametrize(
+    "ends, error", [(["truncated"], 0.0), (["terminated"], 5.0), (["terminated", "truncated"], 5.0)]
+)
+def test_a_first_priority_leaves_out_the_value_of_a_last_observation_that_lies_beside_its_row(ends, error):
     flags = dataclasses.replace(small_flags(n_steps=3, rescale=False), discount=1.0)
     rows = {name: torch.zeros(13, 1, dtype=torch.bool) for name in ("done", "terminated", "truncated")}
     rows |= {"reward": torch.zeros(13, 1), "action": torch.zeros(13, 1, dtype=torch.long)}
     rows["policy_logits"] = torch.full((13, 1, 2), 5.0)  # constant values without rewards: no error anywhere else
-    rows["done"][8] = rows[end][8] = True
+    for name in ("done", *ends):
+        rows[name][8] = True
     (priority,) = r2d2.initial_priorities(dataclasses.replace(flags, priority_eta=1.0), rows)
     assert priority == error
 

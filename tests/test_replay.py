@@ -231,7 +231,11 @@ def play_atari(env_id: str, U: int, num_rollouts: int, **options):
 def test_observations_that_are_no_stacks_of_the_last_images_are_refused_with_the_remedy():
     fields, rollout = next(play_atari("BreakoutNoFrameskip-v4", 10, 1))
     options = {"unroll_length": 10, "burn_in": 10, "trained": 20, "stride": 10, "capacity_gb": 1, "max_sequences": 10}
-    for change in (lambda x: x.flip(2), lambda x: x - x[:, :, -1:]):
+
+    def pad(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x[:1, :, -1:].expand_as(x[:1]), x[1:]])  # the first image in place of zeros
+
+    for change in (lambda x: x.flip(2), lambda x: x - x[:, :, -1:], pad):
         replay = SequenceReplay(fields, [], 1, 2, is_stack=True, **options)
         with pytest.raises(InputError, match="is_stack=False in make_replay"):
             replay.add(rollout | {"obs": {"obs": change(rollout["obs"]["obs"])}}, ())

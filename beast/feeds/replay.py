@@ -338,7 +338,7 @@ def resume_replay(
     """
     is_loaded = path.exists() and replay.load(path, version)
     if is_loaded:
-        limiter.filled = replay.rows
+        limiter.filled = min(replay.rows, limiter.min_fill)
         log(f"replay: {replay.num_sequences():,} sequences are those of {path}")
     elif path.exists():
         log(f"replay: filled anew, not from {path}, of another update or capacity")
@@ -365,9 +365,10 @@ def stack_images(images: torch.Tensor, episode_step: torch.Tensor, stack: int) -
 
 
 def check_stacks(stacks: torch.Tensor, episode_step: torch.Tensor) -> None:
-    """Raises InputError unless [T, N, stack, …] is what `stack_images` makes of the newest images."""
+    """Raises InputError unless [T, N, stack, …] is what `stack_images` makes of the newest images; row 0 is a reset."""
     stack = stacks.shape[2]
-    if not torch.equal(stacks[stack - 1 :], stack_images(stacks[:, :, -1], episode_step[stack - 1 :], stack)):
+    images = torch.cat([torch.zeros_like(stacks[: stack - 1, :, -1]), stacks[:, :, -1]])
+    if not torch.equal(stacks, stack_images(images, episode_step, stack)):
         raise InputError(
             f"the observations are not the last {stack} images of a game, the newest last and zeros before the first, "
             "of which the replay stores the newest only: set is_stack=False in make_replay (r2d2.py)"

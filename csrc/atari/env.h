@@ -182,7 +182,7 @@ class Protocol {
     const int lives_before = state.lives, meaning = settings_.actions[action];
     StepResult result;
     bool has_frame[2] = {};
-    if (!play(state, meaning, false, scratch, result, has_frame)) {
+    if (!play(state, meaning, false, scratch, result, has_frame) && settings_.frame_skip > 2) {
       state = before, result = StepResult{}, has_frame[0] = has_frame[1] = false;
       play(state, meaning, true, scratch, result, has_frame);
     }
@@ -323,8 +323,8 @@ class Protocol {
   }
 
   // Plays the frames of a step and draws those that are seen; `has_frame` tells which of the scratch's are. Returns
-  // false if one of them ended early: its last rows are those of the frame before the last, for which `sees_all` draws
-  // all.
+  // false if one of them ended early. ALE then shows rows of the frame before the last; `sees_all` draws all frames to
+  // have them. Rows that an earlier step has drawn are black.
   bool play(EnvState& state, int action, bool sees_all, Scratch& scratch, StepResult& result,
             bool (&has_frame)[2]) const {
     bool is_whole = true;

@@ -30,7 +30,7 @@ class Team {
 
   int size() const { return size_; }
   // A forked child has the object but not the threads.
-  bool has_threads() const { return size_ == 1 || process_ == getpid(); }
+  bool has_threads() const { return threads_.empty() || process_ == getpid(); }
 
   // Runs the task and returns when it is done; the calling thread is member 0.
   void run(Task task, void* context) {
@@ -42,6 +42,7 @@ class Team {
   // Starts the task on the team's own threads and returns at once; wait() has to follow before the next task.
   void start(Task task, void* context) {
     if (!has_first_) {
+      process_ = getpid();
       threads_.emplace_back([this, task_number = task_number_] { serve(0, task_number); });
       has_first_ = true;
     }
@@ -89,7 +90,7 @@ class Team {
   }
 
   const int size_;
-  const pid_t process_ = getpid();
+  pid_t process_ = getpid();  // where the threads are
   std::mutex mutex_;
   std::condition_variable wake_, done_;
   std::vector<std::thread> threads_;
