@@ -45,6 +45,7 @@ SEARCH = ".venv/bin/python -m examples.search 20"
 RUN_ALONE = {
     "make train": "test_make_train_trains_pong_stops_on_ctrl_c_and_resumes_and_the_commands_for_a_trained_run_work",
     "make train-poly": "test_make_train_poly_trains_pong_stops_on_ctrl_c_and_resumes",
+    "make libatari": "test_make_libatari_builds_the_emulator",
     "make test": "test_ci_runs_the_tests_that_the_readme_names",
     SEARCH: "test_the_search_of_the_docs_tries_flags_and_prints_the_best",
 }
@@ -135,6 +136,13 @@ def test_make_train_trains_pong_stops_on_ctrl_c_and_resumes_and_the_commands_for
                 continue
             output = process.communicate(timeout=PATIENCE)[0].decode()
         assert process.returncode == 0, output
+
+
+@pytest.mark.on_demand
+def test_make_libatari_builds_the_emulator(checkout):  # minutes of C++, which `make test` has compiled already
+    with started(checkout, "make libatari") as process:
+        output = process.communicate(timeout=600)[0].decode()
+    assert process.returncode == 0 and list(checkout.glob("libatari*.so")), output
 
 
 @pytest.mark.long
