@@ -78,7 +78,7 @@ def test_an_update_does_not_make_the_host_wait_and_its_numbers_come_with_the_nex
         "obs": {"obs": torch.randint(0, 256, (T + 1, B, 4, 84, 84), dtype=torch.uint8)},
         **{name: zeros.bool() for name in ("done", "terminated", "truncated")},
         **{name: zeros for name in ("reward", "baseline", "episode_return")},
-        **{name: zeros.int() for name in ("episode_step", "policy_version")},
+        **{name: zeros.int() for name in ("episode_step", "policy_version", "group")},
         "action": zeros.long(),
         "policy_logits": torch.zeros(T + 1, B, 6),
     }
