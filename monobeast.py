@@ -162,7 +162,7 @@ import torch
 from torch import nn
 
 from beast.envs.probe import probe_env
-from beast.envs.rows import EnvSpaces, policy_width, rollout_fields
+from beast.envs.rows import EnvSpaces, category_sizes, channels_first, policy_width, rollout_fields
 from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import ActorProcesses, LocalActors
 from beast.feeds.feed import Feed
@@ -251,8 +251,9 @@ class Encoder(nn.Module):
     def __init__(self, space: gymnasium.Space, flags: AgentFlags, amp: bool):
         super().__init__()
         self.amp, gain, shape = amp, math.sqrt(2), space.shape
-        self.categories = space if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) else None
-        if self.categories is not None:
+        self.categories: spaces.MultiDiscrete | None = None
+        if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+            self.categories = spaces.MultiDiscrete(category_sizes(space))
             self.register_buffer("start", torch.as_tensor(space.start), persistent=False)
         self.unit = 1 / 255 if space.dtype == np.uint8 and self.categories is None else 1.0
         self.is_image = len(shape) == 3 and flags.net != "mlp" and self.categories is None
@@ -261,12 +262,11 @@ class Encoder(nn.Module):
             width = flags.hidden_size // 4
             inputs = spaces.flatdim(space) if self.categories is not None else math.prod(shape)
             layers = [orthogonal(nn.Linear(size, width), gain) for size in (inputs, width)]
-            self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
-            self.size = width
+            self.head, self.size = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh()), width
             if flags.normalize_observations and np.issubdtype(space.dtype, np.floating):
                 self.center = Normalize((inputs,), self.unit)
             return
-        self.channels_first = shape[0] < shape[2]
+        self.channels_first = channels_first(shape)
         self.memory_format = torch.channels_last if flags.channels_last else torch.contiguous_format
         shape = shape if self.channels_first else (shape[2], shape[0], shape[1])
         channels = shape[0]
@@ -299,7 +299,7 @@ class Encoder(nn.Module):
 
     def forward(self, x):
         if self.categories is not None:
-            return self.head(encode_action(self.categories, x - self.start))
+            return self.head(encode_action(self.categories, (x - self.start).reshape(*x.shape[:2], -1)))
         if not self.is_image:
             x = x.reshape(*x.shape[:2], -1).float()
             return self.head(self.center(x) if self.center else x * self.unit)

@@ -532,12 +532,12 @@ def test_flags_choose_the_atari_protocol_and_what_they_leave_open_the_id_implies
 
 
 class ColorImages(gymnasium.Env):
-    """Red images [6, 8, 3] as bright as the step's number, or [3, 6, 8]; pays the number."""
+    """Red images [12, 16, 3] as bright as the step's number, or [3, 12, 16]; pays the number."""
 
     metadata = {"render_modes": [], "render_fps": 30}
 
     def __init__(self, channels_first: bool = False):
-        self.shape = (3, 6, 8) if channels_first else (6, 8, 3)
+        self.shape = (3, 12, 16) if channels_first else (12, 16, 3)
         self.observation_space, self.action_space = spaces.Box(0, 255, self.shape, np.uint8), spaces.Discrete(2)
 
     def _image(self):
@@ -561,7 +561,7 @@ gymnasium.register("ColorImages-v0", ColorImages)
 def test_images_are_skipped_and_stacked_in_their_channels_with_the_newest_last(channels_first):
     kwargs = json.dumps({"channels_first": channels_first})
     env = from_flags(2, env="ColorImages-v0", frame_stack=2, frame_skip=3, env_kwargs=kwargs)
-    assert env.single_observation_space.shape == ((6, 6, 8) if channels_first else (6, 8, 6))
+    assert env.single_observation_space.shape == ((6, 12, 16) if channels_first else (12, 16, 6))
     assert env.metadata["frames_per_step"] == 3 and env.metadata["render_fps"] == 10
     env.reset(seed=1)
     for count in (3, 6):
@@ -574,7 +574,7 @@ def test_images_are_skipped_and_stacked_in_their_channels_with_the_newest_last(c
 
 def test_images_become_gray_and_small_where_opencv_is_installed(monkeypatch):
     env = from_flags(env="ColorImages-v0", grayscale="on", frame_stack=3)
-    assert env.single_observation_space.shape == (6, 8, 3)
+    assert env.single_observation_space.shape == (12, 16, 3)
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(MissingPackage, match="pip install opencv-python-headless"):
         from_flags(env="ColorImages-v0", resize=4)

@@ -73,6 +73,32 @@ def test_a_training_pass_centers_images_by_those_of_earlier_passes_and_then_take
         torch.testing.assert_close(center.variance, seen.var(0, correction=0), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("net", ["shallow", "deep"])
+@pytest.mark.parametrize("image, channels", [
+    ((210, 160, 3), 3), ((3, 210, 160), 3), ((4, 84, 84), 4), ((10, 10, 10), 10),
+    ((7, 7, 20), 20), ((20, 7, 7), 20), ((10, 10, 16), 16), ((7, 9, 40), 40),  # more channels than pixels in a row
+])  # fmt: skip
+def test_convolutions_slide_over_height_and_width(image, channels, net):
+    flags = monobeast.Flags(hidden_size=32, reward_clip=1.0, net=net)
+    net = monobeast.Net({"obs": spaces.Box(0, 255, image, np.uint8)}, spaces.Discrete(2), flags)
+    assert net.encoders[0].convolutions[0].in_channels == channels
+
+
+@pytest.mark.parametrize("space", [
+    spaces.Discrete(3, start=-1), spaces.MultiDiscrete([2, 4]),
+    spaces.MultiDiscrete([[2, 3], [3, 2]], start=[[5, 0], [0, 7]]),
+])  # fmt: skip
+def test_choices_are_observed_one_hot_whatever_their_shape(space):
+    flags = monobeast.Flags(hidden_size=32, reward_clip=1.0)
+    net, seen = monobeast.Net({"obs": space}, spaces.Discrete(2), flags), []
+    net.encoders[0].head.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    space.seed(1)
+    observed = [space.sample() for _ in range(T * B)]
+    net(vector_inputs(torch.as_tensor(np.stack(observed)).view(T, B, *space.shape)), ())
+    expected = np.stack([spaces.flatten(space, x) for x in observed])
+    np.testing.assert_array_equal(seen[0].flatten(0, 1), expected)
+
+
 FLOATS, NUMBERS = spaces.Box(-np.inf, np.inf, (2, 3), np.float64), spaces.Box(0, 255, (4,), np.uint8)
 
 

@@ -8,6 +8,7 @@ from gymnasium import spaces, wrappers
 from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import VectorEnv, VectorWrapper
 
+from beast.envs.rows import channels_first
 from beast.errors import InputError, MissingPackage
 
 
@@ -35,7 +36,7 @@ def process_images(
         if grayscale:
             env = wrappers.GrayscaleObservation(env, keep_dim=True)
         if resize:
-            if len(space.shape) == 3 and space.shape[0] < space.shape[2]:
+            if len(space.shape) == 3 and channels_first(space.shape):
                 raise ValueError(f"images have their channels first: {space.shape}")
             channels = env.observation_space.shape[2:]
             env = wrappers.ResizeObservation(env, (resize, resize))
@@ -57,7 +58,7 @@ def process_images(
 def join_channels(images: np.ndarray) -> np.ndarray:
     """Stacks [..., n, H, W, C] or [..., n, C, H, W] as images [..., H, W, n*C] or [..., n*C, H, W], a copy."""
     *rest, n, first, second, third = images.shape
-    if first < third:
+    if channels_first((first, second, third)):
         return images.reshape(*rest, n * first, second, third)
     return np.moveaxis(images, -4, -2).reshape(*rest, first, second, n * third)
 

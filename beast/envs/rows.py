@@ -105,6 +105,13 @@ def action_shape_dtype(space: Space) -> tuple[tuple[int, ...], str]:
     return (() if isinstance(space, spaces.Discrete) else (len(sizes),)), "int64"
 
 
+def channels_first(shape: tuple[int, ...]) -> bool:
+    """Whether an image of this shape is [C, H, W] rather than [H, W, C]. Of two neighboring sizes, those of height and
+    width are more alike: [7, 7, 20] has 20 channels, and so has [20, 7, 7]."""
+    first, second, third = shape
+    return max(second, third) * min(first, second) < max(first, second) * min(second, third)
+
+
 def category_sizes(space: Space) -> list[int]:
     """Number of choices of each categorical part, nested spaces in order."""
     if isinstance(space, spaces.Discrete):
