@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from beast.errors import InputError
+from beast.run.directory import usable_cores
 
 
 def choose_device(device: str, amp: str) -> tuple[torch.device, bool]:
@@ -51,8 +52,8 @@ def keep_freed_memory() -> None:
 
 
 def num_learner_threads(flags) -> int:
-    """`--learner_threads`, or half of the cores."""
-    return flags.learner_threads or max(1, (os.cpu_count() or 1) // 2)
+    """`--learner_threads`, or half of the cores that this process may run on."""
+    return flags.learner_threads or max(1, usable_cores() // 2)
 
 
 def yield_cores(device: torch.device, niceness: int) -> None:
