@@ -536,8 +536,8 @@ class ColorImages(gymnasium.Env):
 
     metadata = {"render_modes": [], "render_fps": 30}
 
-    def __init__(self, channels_first: bool = False):
-        self.shape = (3, 12, 16) if channels_first else (12, 16, 3)
+    def __init__(self, channels_first: bool = False, last: int = 100):
+        self.last, self.shape = last, (3, 12, 16) if channels_first else (12, 16, 3)
         self.observation_space, self.action_space = spaces.Box(0, 255, self.shape, np.uint8), spaces.Discrete(2)
 
     def _image(self):
@@ -551,7 +551,7 @@ class ColorImages(gymnasium.Env):
 
     def step(self, action):
         self.count += 1
-        return self._image(), float(self.count), self.count == 100, False, {}
+        return self._image(), float(self.count), self.count == self.last, False, {}
 
 
 gymnasium.register("ColorImages-v0", ColorImages)
@@ -570,6 +570,14 @@ def test_images_are_skipped_and_stacked_in_their_channels_with_the_newest_last(c
     channels = observations[1, :, 0, 0] if channels_first else observations[1, 0, 0]
     assert channels.tolist() == [3, 0, 0, 6, 0, 0] and observations in env.observation_space
     assert EnvGroup(env).fields["obs/obs"][1] == "uint8"
+
+
+def test_the_last_observation_of_an_episode_that_ends_within_a_skip_is_its_last_frame():
+    kwargs = {"env": "ColorImages-v0", "frame_skip": 3, "env_kwargs": '{"last": 4}'}
+    env = from_flags(1, **kwargs)
+    env.reset(seed=1)
+    observed = [env.step(np.zeros(1, int))[0][0, 0, 0, 0] for _ in range(2)]
+    assert observed == [3, 4], "the episode ends in the first frame of its second step"
 
 
 def test_images_become_gray_and_small_where_opencv_is_installed(monkeypatch):

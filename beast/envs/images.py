@@ -32,7 +32,7 @@ def process_images(
         )
     try:
         if frame_skip > 1:
-            env = wrappers.MaxAndSkipObservation(env, frame_skip)
+            env = SkipFrames(env, frame_skip)
         if grayscale:
             env = wrappers.GrayscaleObservation(env, keep_dim=True)
         if resize:
@@ -53,6 +53,29 @@ def process_images(
         joined = spaces.Box(join_channels(stacked.low), join_channels(stacked.high), dtype=stacked.dtype.type)
         env = wrappers.TransformObservation(env, join_channels, joined)
     return env
+
+
+class SkipFrames(gymnasium.Wrapper):
+    """Repeats each action for `frames` frames, sums their rewards, and observes the maximum of the last two. Those may
+    be fewer at an episode's end, whose last frame gymnasium's MaxAndSkipObservation does not show."""
+
+    def __init__(self, env: gymnasium.Env, frames: int):
+        super().__init__(env)
+        self._frames = frames
+
+    def reset(self, **kwargs):
+        self._newest, info = self.env.reset(**kwargs)
+        return self._newest, info
+
+    def step(self, action):
+        total = 0.0
+        for _ in range(self._frames):
+            before = np.copy(self._newest)  # an environment may write into the one it gave
+            self._newest, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return np.maximum(before, self._newest), total, terminated, truncated, info
 
 
 def join_channels(images: np.ndarray) -> np.ndarray:
