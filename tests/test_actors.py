@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 from beast.envs.rows import EnvSpaces, rollout_fields
 from beast.errors import WorkerFailure
-from beast.feeds import actors
+from beast.feeds import actors, processes
 from beast.feeds.actors import GO, READY, ActorProcesses
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.processes import Child, cpu_seconds_of
@@ -324,3 +324,15 @@ def test_what_a_child_started_is_killed_with_its_group_and_cpu_time_is_that_of_t
         time.sleep(0.02)
     child.start([sys.executable, "-c", ""])
     assert "exited with code 0" in child.end(60)  # nobody is left in its group, and that is no error
+
+
+def test_what_a_child_prints_fills_no_disk_and_its_last_words_are_told(monkeypatch):
+    monkeypatch.setattr(processes, "MAX_PRINTED", 100_000)
+    child = Child("actor 0", 0)
+    child.start([sys.executable, "-c", "import os; os.write(2, 200_000 * b'.')"])
+    child.popen.wait(60)
+    assert os.fstat(child.errors.fileno()).st_size == 200_000
+    child.bound_output()
+    assert os.fstat(child.errors.fileno()).st_size == 0
+    os.write(child.errors.fileno(), b"the end")  # where the child would write
+    assert child.end(1).endswith("what it printed last:\nthe end")

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from beast.feeds.processes import Child, cpu_seconds_of_children
+from beast.feeds.processes import Child
 from beast.run.profile import Laps, Profile
 
 
@@ -50,16 +50,18 @@ def test_cores_are_counted_from_the_beginning_in_the_table_and_from_the_last_cal
     assert profile.table(8.0).endswith("cores that were busy: learner 0.50")
 
 
-def test_the_cpu_time_of_children_goes_on_when_one_ends():
-    code = "import time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True); input()"
-    before = cpu_seconds_of_children([])
-    actor = Child("actor", 0)
-    child = actor.popen = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    child.stdout.readline()
-    running = cpu_seconds_of_children([actor]) - before
-    child.communicate(b"\n")
-    ended = cpu_seconds_of_children([actor]) - before
-    assert 0.3 <= running + 0.02 and running - 0.02 <= ended < running + 0.2
+def test_the_cpu_time_of_a_child_goes_on_in_its_next_life_and_counts_no_other_process():
+    code = "import time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True); time.sleep(60)"
+    actor, seconds = Child("actor", 0), [0.0]
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", code.partition("print")[0]], check=True)  # an evaluation
+        actor.start([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        actor.popen.stdout.readline()
+        seconds.append(actor.total_cpu_seconds())
+        actor.popen.kill()
+        actor.end(10)
+        assert actor.total_cpu_seconds() == seconds[-1]
+    assert all(0.28 <= after - before < 0.55 for before, after in zip(seconds, seconds[1:])), seconds
 
 
 def test_a_table_counts_from_the_beginning():

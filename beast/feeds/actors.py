@@ -244,13 +244,15 @@ class ActorProcesses:
         self._wake_sender.close()
 
     def _watch_starting(self, now: float) -> None:
-        """Look for signs of life of actors that make or first reset environments, and log how far they are."""
+        """Look for signs of life of actors that make or first reset environments, and log how far they are. Forget what
+        actors have printed if it is too much."""
         since_last = now - self._looked_at
         if since_last < min(1.0, self.timeout / 4):
             return
         self._looked_at = now
         made = reset = 0
         for process in self.processes:
+            process.bound_output()
             num_reset = sum(count > 1 for count in process.answers.values())
             if process.popen and num_reset < self.groups_per_actor:
                 seconds = cpu_seconds_of(process.popen.pid)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-import resource
 import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from beast.errors import WorkerFailure
 
 FORGIVEN_AFTER = 600.0  # seconds of work after which a child's earlier deaths no longer count
+MAX_PRINTED = 16_000_000  # bytes on stderr that are kept
 
 
 class Child:
@@ -24,16 +26,30 @@ class Child:
     def __init__(self, name: str, max_restarts: int):
         self.name, self.max_restarts = name, max_restarts
         self.restarts = 0  # in a row, each soon after the last
+        self._cpu_seconds: dict[int, float] = {}  # of each life, by its process id
 
     def start(self, command: list[str], **options) -> None:
         """`options` are those of subprocess.Popen."""
         self.errors = tempfile.TemporaryFile()  # its stderr
+        fcntl.fcntl(self.errors, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)  # after a truncation it goes on at the start
         self.started_at = time.monotonic()
         # Linux with autogroups shares the cores among sessions first. Niceness then counts only within a session, but a
         # run gets more of a busy machine than one session would (benchmarks/results/niceness.md).
         self.popen = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stderr=self.errors, start_new_session=True, **options
         )
+
+    def bound_output(self) -> None:
+        """Forget what it has printed so far if that is too much for a disk."""
+        if self.popen and os.fstat(self.errors.fileno()).st_size > MAX_PRINTED:
+            self.errors.truncate(0)
+
+    def total_cpu_seconds(self) -> float:
+        """CPU time of all its lives (Linux; elsewhere 0), of those that have ended until this was last called."""
+        if popen := self.popen:
+            pid = popen.pid
+            self._cpu_seconds[pid] = max(self._cpu_seconds.get(pid, 0.0), cpu_seconds_of(pid))
+        return sum(self._cpu_seconds.values())
 
     def end(self, patience: float, hangs: str = "") -> str:
         """Wait `patience` seconds for its end, then kill it, and what its environments started and did not end.
@@ -78,8 +94,6 @@ def cpu_seconds_of(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def cpu_seconds_of_children(children: list) -> float:
-    """CPU time of these `Child` processes and of all children that have ended (Linux; elsewhere of the latter only)."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    running = [popen.pid for child in children if (popen := child.popen)]
-    return ended.ru_utime + ended.ru_stime + sum(map(cpu_seconds_of, running))
+def cpu_seconds_of_children(children: Sequence[Child]) -> float:
+    """CPU time of all lives of these processes."""
+    return sum(child.total_cpu_seconds() for child in children)

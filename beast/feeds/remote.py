@@ -284,6 +284,7 @@ class LocalServers:
                 if server.popen.poll() is not None:
                     log(server.count_restart(server.end(0)))
                     server.start([*self._command, address], stdout=subprocess.DEVNULL)
+                server.bound_output()
             time.sleep(0.1)
 
     def close(self) -> None:

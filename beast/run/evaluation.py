@@ -145,6 +145,7 @@ class Evaluations:
             return {}
         limit = max(self._seconds, LEAST_PATIENCE)
         if popen.poll() is None:
+            self._process.bound_output()
             if time.monotonic() < self._process.started_at + limit:
                 return {}
             self._log(self._process.end(0, f"took more than {limit / 60:g} minutes: fewer --eval_episodes take less"))
