@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 from beast.errors import InputError, first_line
 from beast.run.console import tell
 
+PROGRAMS = {"mono": "monobeast.py", "poly": "polybeast.py", "r2d2": "r2d2.py"}  # by the variant of their runs
 MAX_UNTRACKED_FILES, MAX_UNTRACKED_FILE_BYTES, MAX_UNTRACKED_BYTES = 200, 100_000, 1_000_000  # of each start
 
 
@@ -92,13 +93,26 @@ def refuse_contradictions(path: Path, config: Mapping, resume_free: Collection[s
         )
     # A flag that the old config lacks was added to the code later, and contradicts nothing.
     differing = [flag for flag in config if flag in old and flag not in resume_free and config[flag] != old[flag]]
+    if "variant" in differing:
+        raise InputError(
+            f"{path}: {PROGRAMS.get(old['variant'], old['variant'])} began this run; train on with that, or choose "
+            "another --name for a new run"
+        )
     if differing:
         lines = "".join(f"  --{flag} {config[flag]} (the run has {old[flag]})\n" for flag in differing)
-        remedies = " ".join(f"--{flag} {shlex.quote(str(old[flag]))}" for flag in differing)
+        remedies = " ".join(as_argument(flag, old[flag]) for flag in differing)
         raise InputError(
             f"{path}: there is a run of this name, and it cannot be resumed with other values for\n{lines}"
             f"choose another --name for a new run, or resume this one with {remedies}"
         )
+
+
+def as_argument(flag: str, value: Any) -> str:
+    """The value of a flag as one types it."""
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no_{flag}"
+    words = map(str, value if isinstance(value, list) else [value])
+    return " ".join([f"--{flag}", *map(shlex.quote, words)])
 
 
 def replace_file(path: str | os.PathLike, write: Callable[[BinaryIO], object]) -> None:

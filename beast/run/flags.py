@@ -240,9 +240,11 @@ def describe_updates(flags, value_head) -> str:
 
 
 def run_name(variant: str, flags: RunFlags) -> str:
-    """The run's name as given, or one made of variant, environment and time. InputError where --mode test has none."""
+    """The run's name as given, or one made of variant, environment, time and seed. Raises InputError where
+    --mode test has none."""
     if flags.mode == "test" and not (flags.name or flags.checkpoint):
         names = [path.parent.name for path in sorted(Path(flags.root).glob("*/checkpoint.pt"), key=os.path.getmtime)]
         there = f"{flags.root} has {', '.join(names[:-11:-1])}" if names else f"{flags.root} has none yet"
         raise InputError(f"--mode test plays a run's checkpoint: give its --name, or --checkpoint; {there}")
-    return flags.name or f"{variant}-{flags.env.replace('/', '-').replace(':', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    env, now = flags.env.replace("/", "-").replace(":", "-"), time.strftime("%Y%m%d-%H%M%S")
+    return flags.name or f"{variant}-{env}-{now}-seed{flags.seed}"  # those of several seeds begin in one second
