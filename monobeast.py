@@ -631,7 +631,7 @@ def test(flags: AgentFlags, create_env: Callable = create_env) -> dict:
     """Play whole games with a checkpoint, print mean ± standard error and write them to test.json in the run's
     directory."""
     path = flags.checkpoint or os.path.join(flags.root, flags.name, "checkpoint.pt")
-    state = checkpoint.load(path)
+    state = checkpoint.load(path, "--checkpoint" if flags.checkpoint else "")
     # create_env may look at these.
     own = {name: getattr(flags, name) for name in ("seed", "video", "greedy", "atari_backend")} | {"mode": "test"}
     known = {field.name for field in fields(flags)}

@@ -626,7 +626,7 @@ def test(flags: Flags) -> dict:
     """Play whole games with a checkpoint, print mean ± standard error and write them to test.json in the run's
     directory."""
     path = flags.checkpoint or os.path.join(flags.root, flags.name, "checkpoint.pt")
-    state = checkpoint.load(path)
+    state = checkpoint.load(path, "--checkpoint" if flags.checkpoint else "")
     own = {name: getattr(flags, name) for name in ("seed", "video", "greedy", "atari_backend", "epsilon")}
     config = {**state["config"], **own, "mode": "test"}
     trained = Flags(**{field.name: config[field.name] for field in fields(flags) if field.name in config})

@@ -22,6 +22,7 @@ from waiting import PATIENCE
 
 import beast
 import monobeast
+from beast.envs import atari
 from beast.errors import InputError, MissingFile
 from beast.run import checkpoint
 
@@ -96,12 +97,17 @@ def test_foreign_and_missing_files_are_refused_and_say_what_to_do(tmp_path):
     path = tmp_path / "checkpoint.pt"
     with pytest.raises(MissingFile, match=r"checkpoint\.pt: there is no such checkpoint; .*train first"):
         checkpoint.load(path)
+    with pytest.raises(MissingFile, match="no such checkpoint; give --init_from a checkpoint.pt") as error:
+        checkpoint.load_fitting_weights(torch.nn.Linear(1, 1), path)
+    assert "train first" not in str(error.value)
     with pytest.raises(InputError, match="cannot be read"):
         checkpoint.load(tmp_path)
     for content in (b"some text\n", pickle.dumps({"beast_checkpoint": 1})):
         path.write_bytes(content)
-        with pytest.raises(InputError, match="no checkpoint at all"):
+        with pytest.raises(InputError, match="no checkpoint at all.*or delete it to begin anew"):
             checkpoint.load(path)
+        with pytest.raises(InputError, match="no checkpoint at all.*or another copy$"):  # of another run: keep it
+            checkpoint.load(path, "--init_from")
     for foreign in ({"weight": torch.zeros(2)}, torch.zeros(2)):
         torch.save(foreign, path)
         with pytest.raises(InputError, match="no field beast_checkpoint"):
@@ -226,6 +232,17 @@ def test_a_loaded_policy_plays_the_games_that_mode_test_plays(tmp_path, changes)
         is_playing &= ~over
     env.close()
     np.testing.assert_allclose(returns, played["returns"], rtol=1e-5)
+
+
+def test_a_policy_is_loaded_where_the_emulator_that_it_was_trained_on_is_missing(tmp_path, monkeypatch):
+    flags = small_flags(root=str(tmp_path), name="run", env="PongNoFrameskip-v4", atari_backend="ale", total_steps=1)
+    learner = monobeast.make_learner(flags, spaces_of(flags))
+    config = {**dataclasses.asdict(flags), "atari_backend": "beast"}
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save(path, {"config": config, "agent": "monobeast", **learner.state_dict()})
+    monkeypatch.setattr(atari, "libatari", None)
+    monkeypatch.setattr(atari, "WHY_NO_MODULE", "not built", raising=False)
+    assert beast.load(str(path)).make_env(1).reset(seed=1)[0].shape == (1, 4, 84, 84)
 
 
 def test_a_fork_is_found_by_its_name_or_its_file_and_no_checkpoint_brings_code(tmp_path, monkeypatch):

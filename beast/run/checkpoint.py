@@ -27,20 +27,24 @@ def save(path: str | os.PathLike, state: dict[str, Any]) -> None:
     replace_file(path, lambda file: torch.save({"beast_checkpoint": FORMAT, **state}, file))
 
 
-def load(path: str | os.PathLike) -> dict[str, Any]:
-    """The state that `save` wrote to `path`, with its tensors on the CPU. Raises MissingFile or InputError."""
-    which = "give a checkpoint.pt or best.pt of a run"
+def load(path: str | os.PathLike, taker: str = "") -> dict[str, Any]:
+    """The state that `save` wrote to `path`, with its tensors on the CPU. Raises MissingFile or InputError.
+
+    `taker` is the flag or function that was given the path; without one it is that of the run itself.
+    """
+    which = f"give {taker} a checkpoint.pt or best.pt of a run" if taker else "give a checkpoint.pt or best.pt of a run"
+    missing = which if taker else "check --root and --name, or train first"
     try:
         with zipfile.ZipFile(path) as archive:
             if damaged := archive.testzip():  # torch itself checks no checksums
                 raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise MissingFile(f"{path}: there is no such checkpoint; check --root and --name, or train first") from None
+        raise MissingFile(f"{path}: there is no such checkpoint; {missing}") from None
     except (zipfile.BadZipFile, EOFError) as error:
         raise InputError(
-            f"{path}: truncated, damaged or no checkpoint at all ({first_line(error)}); take best.pt or another copy, "
-            "or delete it to begin anew"
+            f"{path}: truncated, damaged or no checkpoint at all ({first_line(error)}); take best.pt or another "
+            f"copy{'' if taker else ', or delete it to begin anew'}"
         ) from error
     except (pickle.UnpicklingError, RuntimeError) as error:
         raise InputError(f"{path}: not a checkpoint of Beast's ({first_line(error)}); {which}") from error
@@ -97,7 +101,7 @@ def load_weights(net: torch.nn.Module, weights: dict[str, torch.Tensor], path: s
 def load_fitting_weights(net: torch.nn.Module, path: str | os.PathLike) -> str:
     """Give the net those weights of the checkpoint at `path` that fit, and say which did not. Raises InputError if none
     does."""
-    weights, own = load(path)["net"], net.state_dict()
+    weights, own = load(path, "--init_from")["net"], net.state_dict()
     fitting = {name: x for name, x in weights.items() if name in own and own[name].shape == x.shape}
     found = describe_differences(differences(net, weights))
     if not fitting:

@@ -84,7 +84,7 @@ class Policy:
 
 def load(path: str, agent: str = "") -> Policy:
     """The policy of a checkpoint: see `beast.load`."""
-    state = checkpoint.load(path)
+    state = checkpoint.load(path, "beast.load")
     is_poly = state["config"].get("variant") == "poly"  # its environments are those of polybeast_env.py
     module = import_agent(agent or ("polybeast" if is_poly else state.get("agent", "monobeast")), path)
     if missing := [name for name in ("Flags", "Net", "create_env") if not hasattr(module, name)]:
@@ -93,7 +93,8 @@ def load(path: str, agent: str = "") -> Policy:
         )
     known = {field.name for field in fields(module.Flags)}
     config = {key: value for key, value in state["config"].items() if key in known}
-    flags = module.Flags(**{**config, "mode": "test"})
+    here = {"mode": "test", "atari_backend": "auto"}  # what it was trained on may be missing
+    flags = module.Flags(**config | {name: value for name, value in here.items() if name in known})
     make_env = partial(getattr(module, "make_env", module.create_env), flags)
     with closing(make_env(1)) as env:
         spaces, observation_space = EnvGroup(env).spaces, env.single_observation_space
