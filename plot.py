@@ -91,14 +91,23 @@ def read_curve(path: str, x_column: str, y_column: str, smooth: int = 1) -> Curv
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: neither a run directory with a metrics.csv nor a CSV file ({error})") from None
     reader = csv.DictReader(lines)
-    for column in (x_column, y_column):
+    # An evaluation's row is of the step at which it ended, and `eval/step` is that of its weights.
+    step_column = "eval/step" if y_column.startswith("eval/") else "step"
+    for column in (x_column, y_column, step_column):
         if column not in (reader.fieldnames or []):
             raise InputError(f"{file}: has no column {column}; it has {', '.join(reader.fieldnames or ['none'])}")
+    scale, points = [], []
     try:
-        points = [(float(row[x_column]), float(row[y_column])) for row in reader if row[x_column] and row[y_column]]
+        for row in reader:
+            if row["step"] and row[x_column]:
+                scale.append((float(row["step"]), float(row[x_column])))
+                if row[step_column] and row[y_column]:
+                    points.append((float(row[step_column]), float(row[y_column])))
     except ValueError as error:
         raise InputError(f"{file}: {error} in line {reader.line_num}") from None
     table = np.array(points).reshape(-1, 2)
+    if len(table):
+        table[:, 0] = np.interp(table[:, 0], *np.transpose(scale))
     table = table[np.isfinite(table).all(1)]
     if not len(table):
         raise InputError(f"{file}: has no values of {y_column} yet; train longer, or draw another column with --y")

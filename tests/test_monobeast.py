@@ -31,7 +31,7 @@ from beast.learn.learner import Learner, inference_copy
 from beast.learn.nests import map_tensors
 from beast.run import checkpoint, command_line
 from beast.run.directory import Run
-from beast.run.hardware import use_threads
+from beast.run.hardware import num_learner_threads, use_threads
 from monobeast import Flags, Net
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -713,6 +713,13 @@ def test_a_thread_computes_on_as_many_cores_as_it_was_given_whatever_another_thr
         learner_is_set.set()
         assert found.result() == 1
         threads.submit(use_threads, torch.get_num_threads()).result()
+
+
+def test_the_learner_takes_half_of_the_cores_that_it_may_run_on(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 8, 9, 11}, raising=False)
+    assert num_learner_threads(monobeast.Flags()) == 2
+    assert num_learner_threads(monobeast.Flags(learner_threads=5)) == 5
 
 
 class Arrived:

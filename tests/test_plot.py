@@ -35,6 +35,19 @@ def test_runs_that_differ_in_seed_and_name_alone_are_one_curve(tmp_path):
     assert plot.label_groups(groups) == ["core none (2 seeds)", "core lstm"]
 
 
+def test_an_evaluation_is_drawn_at_the_step_of_its_weights(tmp_path):
+    rows = [
+        "step,frames,hours,eval/step,eval/episodic_return",
+        "1000,4000,0.5,,",
+        "2000,8000,1.0,500,7",
+        "3000,12000,2.0,2500,9",
+    ]
+    (tmp_path / "a.csv").write_text("\n".join(rows) + "\n")
+    for x, expected in (("step", [1000, 2500]), ("frames", [4000, 10000]), ("hours", [0.5, 1.5])):
+        curve = plot.read_curve(str(tmp_path / "a.csv"), x, "eval/episodic_return")
+        assert curve.x.tolist() == expected and curve.y.tolist() == [7, 9], x
+
+
 def seeds_of(tmp_path, values) -> list:
     return read([make_run(tmp_path / f"a{i}", [value, value], seed=i) for i, value in enumerate(values)])
 

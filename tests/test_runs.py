@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,8 +21,10 @@ from lock_step import small_flags
 from waiting import PATIENCE, wait_until
 
 import monobeast
+import r2d2
+from beast.envs.probe import probe_env
 from beast.errors import InputError, MissingPackage
-from beast.run import checkpoint, directory, evaluation
+from beast.run import checkpoint, command_line, directory, evaluation
 from beast.run import console as console_module
 from beast.run.console import Console
 from beast.run.directory import Run, describe_machine
@@ -124,6 +127,29 @@ def test_flags_that_contradict_the_run_are_refused_by_name_all_at_once(tmp_path)
     assert "total_steps" not in message and "widths" not in message
     assert before == ((run.path / "config.json").read_text(), (run.path / "meta.json").read_text())
     start(tmp_path).close()  # the refused start has left no lock
+
+
+def test_the_remedies_can_be_typed_as_they_stand(tmp_path, monkeypatch):
+    values = {"center_images": False, "pin_actors": True, "addresses": ("a:1", "unix:/b c")}
+    run = start(tmp_path, **values)
+    run.checkpoint_path.touch()
+    run.close()
+    with pytest.raises(InputError) as error:
+        start(tmp_path, center_images=True, pin_actors=False, addresses=())
+    remedies = "--no_center_images --pin_actors --addresses a:1 'unix:/b c'"
+    assert str(error.value).endswith(f"resume this one with {remedies}")
+    monkeypatch.setattr(sys, "argv", ["r2d2.py", *shlex.split(remedies)])
+    typed = command_line.parse(r2d2.Flags, None)
+    assert {name: getattr(typed, name) for name in values} == values
+
+
+def test_a_run_of_another_program_is_refused_by_the_programs_name(tmp_path):
+    run = start(tmp_path, variant="mono")
+    run.checkpoint_path.touch()
+    run.close()
+    with pytest.raises(InputError, match="monobeast.py began this run; train on with that") as error:
+        start(tmp_path, variant="poly", seed=2)
+    assert "--variant" not in str(error.value)
 
 
 def test_a_checkpoint_without_its_flags_is_not_overwritten(tmp_path):
@@ -432,6 +458,23 @@ def test_evaluations_play_whole_games_with_seeds_of_their_own_and_choose_best_pt
     assert newest["best_eval"] >= max(returns.values()) - 1e-3  # the CSV has nine digits
     assert 19 in niceness
     assert len(seeds) == 1 and "1" not in seeds and not (run / "test.json").exists()
+
+
+def test_every_evaluation_gets_a_row_however_rarely_rows_are_written(tmp_path):
+    flags = small_flags(root=str(tmp_path), name="run", total_steps=10**6, log_steps=10**6, tensorboard=False)
+    learner = monobeast.make_learner(flags, probe_env(monobeast.create_env, flags))
+    with monobeast.Training("mono", flags, learner, set(), frames_per_step=1) as training:
+        training._metrics = Metrics(training.run.path, None, tensorboard=False)
+        training._feed = types.SimpleNamespace(measure=lambda seconds, shares: {})
+        training._row_steps, training._row_began = 0, time.monotonic() - 1
+        found = {"eval/episodic_return": -1.0, "eval/step": 0}
+        training._evaluations = types.SimpleNamespace(result=lambda: found, is_due=lambda: False)
+        learner.best_eval = 0.0
+        for learner.steps in (100, 200):
+            training._gather({"losses/grad_norm": 1.0, "stats/policy_lag_max": 0.0})
+            training._evaluate()
+        training._metrics.close()
+    assert [(row["step"], row["eval/step"]) for row in rows_of(training.run.path)] == [("100", "0"), ("200", "0")]
 
 
 def test_an_evaluation_that_fails_is_logged_and_training_goes_on(tmp_path):

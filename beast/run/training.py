@@ -256,7 +256,9 @@ class Training:
         if evaluations is None:
             return
         if found := evaluations.result():
-            self._evaluated = found
+            with learner.updating:
+                self._evaluated = found
+                self._write_metrics()
             mean = found["eval/episodic_return"]
             if math.isfinite(mean) and mean > learner.best_eval:
                 learner.best_eval = mean
