@@ -246,7 +246,7 @@ class ActorPool:
         """`unroll_length` is T, 1 to 1,000,000 steps; addresses are "unix:/path" or "host:port"; leaves of
         `initial_agent_state` are [L, 1, ...] and are repeated to [L, K, ...].
 
-        - `token`: the content of the servers' --token_file.
+        - `token`: the content of the servers' --token_file, ASCII without white space around it.
         - `root_certificates`: PEM; if given, host:port is reached over TLS.
         - `insecure`: allows a token to cross a network without TLS.
         - `env`: the environment id that the servers must have; empty accepts any.

@@ -294,6 +294,12 @@ void check(const GrpcOptions& options) {
                                   "\" is not an address of an environment server: expected unix:/path or host:port");
     }
   }
+  // gRPC aborts the process at a header that it cannot send.
+  const auto cannot_be_sent = [](unsigned char byte) { return byte < 0x21 || byte > 0x7e; };
+  if (std::any_of(options.token.begin(), options.token.end(), cannot_be_sent)) {
+    throw std::invalid_argument("the token for " + options.address +
+                                " must be ASCII without spaces and line ends: strip what a file has around it");
+  }
   if (!options.token.empty() && options.root_certificates.empty() && !options.insecure && !is_unix(options.address) &&
       !is_loopback(options.address)) {
     throw std::invalid_argument("the token for " + options.address +

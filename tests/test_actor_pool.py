@@ -740,6 +740,31 @@ def test_a_token_does_not_cross_a_network_in_plain_text():
         libbeast.ActorPool(*arguments, [address], (), token="secret")
 
 
+def test_a_token_that_cannot_be_sent_is_refused_and_does_not_end_the_process():
+    script = """
+import sys, libbeast
+for token in ("secret\\n", "sécret", "two words", "\\0"):
+    for function in (
+        lambda: libbeast.handshake("127.0.0.1:1", token=token, timeout=0.1),
+        lambda: libbeast.ActorPool(
+            5, libbeast.BatchingQueue(), libbeast.DynamicBatcher(), ["127.0.0.1:1"], (), token=token
+        ),
+    ):
+        try:
+            function()
+        except ValueError as error:
+            assert "must be ASCII without spaces" in str(error) and "ecret" not in str(error), error
+        else:
+            sys.exit("no error")
+print("refused")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == 0 and "refused" in done.stdout, done.stderr
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
