@@ -252,7 +252,8 @@ class ActorPool:
         - `env`: the environment id that the servers must have; empty accepts any.
         - `env_timeout`: seconds for one step. `connect_timeout`: seconds to reach a server, retries included.
         - `max_env_restarts`: how often a stream may be restarted in a row. After that, or when its server refuses it,
-          it rests: 30 seconds, then twice as long each time, up to 10 minutes.
+          it rests: 30 seconds, then twice as long each time, up to 10 minutes. Rows over more than 10 minutes of one
+          life begin both counts again.
         - `min_streams`: the run ends when fewer streams than these work; None ends it with the first that rests. A
           stream that has never worked ends it in any case.
         - `expected`: what every stream must have in all its lives, as `handshake` returned it; by default it is what

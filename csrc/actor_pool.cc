@@ -18,7 +18,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kMaxUnrollLength = 1'000'000;
-constexpr std::chrono::minutes kForgivenAfter{10};       // a life this long resets the stream's count of restarts
 constexpr double kFirstPause = 0.1, kLongestPause = 10;  // seconds before a stream is connected again
 constexpr double kFirstRest = 30, kLongestRest = 600;    // the same, after max_env_restarts in a row
 
@@ -307,7 +306,7 @@ class ActorPool::Actor : public EnvStream::Owner {
       stream_ = stream;
     }
     in_rollout_ = is_accepted_ = false;
-    began_ = Clock::now();
+    worked_ = Clock::duration(0);
     seed_ = env_seed(pool_.options_.seed, index_, num_attempts_++);
     await([&] { stream->open(seed_, this); });
   }
@@ -336,6 +335,7 @@ class ActorPool::Actor : public EnvStream::Owner {
     ++num_lives_;
     if (std::exchange(is_retired_, false)) --pool_.num_retired_;
     is_accepted_ = true;
+    accepted_ = Clock::now();
     pool_.count_connected(1);
   }
 
@@ -344,6 +344,7 @@ class ActorPool::Actor : public EnvStream::Owner {
     pool_.environment_ns_ += nanoseconds_since(asked_);
     guarded([&] {
       check_row();
+      worked_ = Clock::now() - accepted_;
       if (row_ > 0) pool_.steps_ += spec_.num_envs;
       if (row_ == pool_.options_.unroll_length) {
         hand_on();
@@ -467,7 +468,10 @@ class ActorPool::Actor : public EnvStream::Owner {
       if (in_rollout_) ++pool_.dropped_rollouts_;
       if (pool_.listen_) return pool_.say(error.what());
       if (num_lives_ == 0) return pool_.fail(why);  // open() has retried already
-      if (Clock::now() - began_ > kForgivenAfter) num_restarts_ = 0;
+      if (worked_ > pool_.options_.forgiven_after) {
+        num_restarts_ = 0;
+        rest_ = kFirstRest;
+      }
       const std::string limit = std::to_string(pool_.options_.max_env_restarts);
       if (num_restarts_ < pool_.options_.max_env_restarts) {
         const double jitter = 0.75 + 0.5 * (seed_ % 1024) / 1024.0;  // spreads the streams of a server in time
@@ -564,7 +568,8 @@ class ActorPool::Actor : public EnvStream::Owner {
   double rest_ = kFirstRest;        // seconds
   // Of this life:
   uint64_t seed_ = 0;
-  Clock::time_point began_, asked_;  // asked_: when what it waits for was asked for
+  Clock::time_point accepted_, asked_;  // asked_: when what it waits for was asked for
+  Clock::duration worked_{0};       // from accepted_ to the newest row; 0 without any
   StreamSpec spec_;
   bool is_accepted_ = false;
   std::optional<Rollout> rollout_;

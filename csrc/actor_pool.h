@@ -28,6 +28,8 @@ struct ActorPoolOptions {
   int64_t min_streams = 1 << 30;  // fewer that work end the run; by default the loss of any does. Where streams come
                                   // by themselves, the others wait while there are fewer
   std::optional<StreamSpec> expected = std::nullopt;  // of every stream; by default that of the first one
+  std::chrono::milliseconds forgiven_after = std::chrono::minutes(10);  // a life that works this long resets its
+                                                                        // stream's count of restarts, and its rest
 };
 
 struct ActorPoolCounters {

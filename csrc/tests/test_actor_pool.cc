@@ -130,10 +130,11 @@ BatchingOptions batches(int64_t minimum, int64_t maximum, std::optional<int64_t>
 // A pool, a thread that answers it as an agent, and a thread that calls run().
 class Learner {
  public:
-  Learner(size_t num_streams, ActorPool::Connect connect, int64_t max_env_restarts = 0)
+  Learner(size_t num_streams, ActorPool::Connect connect, int64_t max_env_restarts = 0,
+          milliseconds forgiven_after = std::chrono::minutes(10))
       : queue_(std::make_shared<BatchingQueue>(batches(4, 4, 8))),
         batcher_(std::make_shared<DynamicBatcher>(batches(1, 64))),
-        pool_({3, 1, max_env_restarts}, queue_, batcher_, std::vector<std::string>(num_streams, "here"),
+        pool_({3, 1, max_env_restarts, 1 << 30, std::nullopt, forgiven_after}, queue_, batcher_, std::vector<std::string>(num_streams, "here"),
               ArrayNest::Tuple{}, std::move(connect)),
         agent_([this] { answer(); }),
         runner_([this] { run(); }) {}
@@ -252,6 +253,36 @@ TEST(ActorPool, StreamsThatBreakAgainAndAgainEndTheRunWithTheFirstReason) {
   EXPECT_NE(learner.wait().find("broken in step 2"), std::string::npos);
   EXPECT_GE(learner.log().size(), 2u);
   EXPECT_EQ(learner.pool().counters().streams_connected, 0);
+}
+
+TEST(ActorPool, RestartsAreForgivenAfterALongLifeAndNotAfterALongTryToConnect) {
+  struct Slow : CountingStream {
+    using CountingStream::CountingStream;
+    void step(const Nest<Array>& actions, std::vector<std::byte*> destinations) override {
+      std::this_thread::sleep_for(milliseconds(100));
+      CountingStream::step(actions, std::move(destinations));
+    }
+  };
+  struct Gone : CountingStream {
+    using CountingStream::CountingStream;
+    void open(uint64_t, Owner* owner) override {
+      transport().post([owner, self = shared_from_this()] {
+        std::this_thread::sleep_for(milliseconds(300));
+        owner->lost(std::make_exception_ptr(ConnectionError("not reached")));
+      });
+    }
+  };
+  std::atomic<int> tries{0};
+  Learner learner(
+      1,
+      [&](const std::string&) -> std::shared_ptr<EnvStream> {
+        if (tries++ < 4) return std::make_shared<Slow>(4, Fault::kBreaks, 3);  // before a rollout is whole
+        return std::make_shared<Gone>(4);
+      },
+      2, milliseconds(150));
+  EXPECT_NE(learner.wait().find("not reached\nThe stream was reconnected 2 times in a row"), std::string::npos);
+  EXPECT_EQ(tries, 4 + 2) << "four lives, each of which was forgiven, and two tries";
+  EXPECT_EQ(learner.pool().counters().restarts, 3 + 2);
 }
 
 TEST(ActorPool, StreamsThatAreRefusedAreNotTriedAgain) {
