@@ -183,7 +183,8 @@ class EnvListener:
 
         A caller that does not send the `token` is refused before a message of it is read. `env_timeout`: seconds for
         one row. `max_streams`: streams at a time. An eighth of this process's descriptors is left to it, and one host
-        may have half of them: connections beyond that are closed. Raises ValueError.
+        may have half of them: connections beyond that are closed. Raises ValueError, also where only one of certificate
+        and key is given.
         """
 
     address: str

@@ -165,16 +165,25 @@ class PythonActorPool {
   const int generation_ = generation();  // a forked child has no streams to stop, and must not touch its parent's
 };
 
-std::shared_ptr<GrpcListener> make_listener(const std::string& address, const std::string& token,
+struct PythonListener : GrpcListener {
+  using GrpcListener::GrpcListener;
+  const int made_in = generation();  // a forked child has none of the threads that its parent's listener has
+};
+
+std::shared_ptr<PythonListener> make_listener(const std::string& address, const std::string& token,
                                             const std::string& certificate, const std::string& key, double env_timeout,
                                             int64_t max_streams) {
   if (max_streams < 1) throw py::value_error("max_streams is " + std::to_string(max_streams) + ", must be 1 or more");
+  if (certificate.empty() != key.empty()) {
+    throw py::value_error("certificate and key go together: give both, or neither for plain text");
+  }
+  const ListenerOptions options{address, token, certificate, key, milliseconds_of("env_timeout", env_timeout),
+                                static_cast<size_t>(max_streams)};
   py::gil_scoped_release release;
-  return shared_here(new GrpcListener({address, token, certificate, key, milliseconds_of("env_timeout", env_timeout),
-                                       static_cast<size_t>(max_streams)}));
+  return shared_here(new PythonListener(options));
 }
 
-std::optional<py::dict> first_hello(GrpcListener& listener, const py::object& check, double timeout) {
+std::optional<py::dict> first_hello(PythonListener& listener, const py::object& check, double timeout) {
   const auto refusal_of = [&](const StreamSpec& spec) {
     const py::gil_scoped_acquire acquire;
     return check.is_none() ? "" : check(spec_to_python(spec)).cast<std::string>();
@@ -193,7 +202,7 @@ std::unique_ptr<PythonActorPool> make_pool(int64_t unroll_length, std::shared_pt
                                            double env_timeout, double connect_timeout, int64_t max_env_restarts,
                                            bool insecure, std::optional<int64_t> min_streams,
                                            const std::optional<py::dict>& expected,
-                                           std::shared_ptr<GrpcListener> listener, py::object log) {
+                                           std::shared_ptr<PythonListener> listener, py::object log) {
   GrpcOptions options{"",
                       token,
                       root_certificates,
@@ -244,7 +253,7 @@ void bind_actor_pool(py::module_& module) {
       PyErr_SetString(PyExc_ConnectionRefusedError, refused.what());
     }
   });
-  py::class_<GrpcListener, std::shared_ptr<GrpcListener>>(module, "EnvListener")
+  py::class_<PythonListener, std::shared_ptr<PythonListener>>(module, "EnvListener")
       .def(py::init(&make_listener), py::arg("address"), py::kw_only(), py::arg("token") = "",
            py::arg("certificate") = py::bytes(), py::arg("key") = py::bytes(), py::arg("env_timeout") = 60.0,
            py::arg("max_streams") = 256)
@@ -252,8 +261,8 @@ void bind_actor_pool(py::module_& module) {
       .def_property_readonly("max_streams", &GrpcListener::max_streams)
       .def("first_hello", &first_hello, py::arg("check") = py::none(), py::kw_only(), py::arg("timeout") = 999999.0)
       .def("refusals", &GrpcListener::refusals)
-      .def("close", [made_in = generation()](GrpcListener& listener) {
-        if (made_in != generation()) return;  // a forked child has no threads that could end
+      .def("close", [](PythonListener& listener) {
+        if (listener.made_in != generation()) return;
         without_gil([&](const Interrupt&) { listener.close(); });
       });
   py::class_<PythonActorPool>(module, "ActorPool")

@@ -491,6 +491,9 @@ def test_an_address_that_is_taken_or_a_certificate_that_is_bad_is_told(unix):
             libbeast.EnvListener(listener.address)
         with pytest.raises(ValueError, match="the certificate is bad"):
             libbeast.EnvListener("127.0.0.1:0", certificate=b"none", key=b"none")
+        for half in ("certificate", "key"):
+            with pytest.raises(ValueError, match="certificate and key go together"):
+                libbeast.EnvListener("127.0.0.1:0", **{half: b"some"})
         with pytest.raises(ValueError, match="max_streams is 0"):
             libbeast.EnvListener("127.0.0.1:0", max_streams=0)
 
@@ -711,6 +714,30 @@ def test_a_forked_child_ends_and_its_parents_dialed_streams_go_on(unix, quick, h
     with Dialing(unix):
         output, errors = process.communicate(timeout=60)
     assert process.returncode == 0 and "went on" in output, errors
+
+
+IN_A_CHILD = """
+import os, socket, sys, libbeast
+child = os.fork()
+if child == 0:
+    listener = libbeast.EnvListener(sys.argv[1])
+    listener.close()
+    caller = socket.socket(socket.AF_UNIX)
+    caller.settimeout(2)
+    caller.connect(sys.argv[1].removeprefix("unix:"))
+    try:
+        caller.recv(1)  # of the server's half of the connecting
+    except TimeoutError:
+        os._exit(7)
+    os._exit(1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_listener_that_a_forked_child_made_is_closed_there(unix):
+    command = [sys.executable, "-c", IN_A_CHILD, unix]
+    done = subprocess.run(command, timeout=LIMIT, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert done.returncode == 7, "nobody takes the call"
 
 
 # ------------------------------------------------------------------------------------------- many connections
