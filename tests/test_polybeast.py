@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import gc
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 import types
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -276,13 +278,13 @@ def test_streams_that_are_back_are_told_of_once_after_they_were_lost(monkeypatch
     monkeypatch.setattr(remote, "PROGRESS_SECONDS", -1)
     lines: list[str] = []
     feed = remote.RemoteFeed.__new__(remote.RemoteFeed)
-    feed._log = feed._log_lost = lines.append
+    feed._log = lines.append
     feed._is_lost, feed.num_streams, feed._listener = threading.Event(), 4, None
     connected = iter([0, 3, 4, 4, "lost", 3, 4, 4, 3])  # the last one is a stream that is lost and not yet told of
 
     def counters():
         if (streams := next(connected)) == "lost":
-            feed._tell_lost("a stream was lost")
+            remote._tell_lost(feed._log, feed._is_lost, "a stream was lost")
             streams = next(connected)
         return {"streams_connected": streams}
 
@@ -297,6 +299,22 @@ def test_streams_that_are_back_are_told_of_once_after_they_were_lost(monkeypatch
         "connected environments: 48 of 64",
         "connected again: all 4 streams",
     ]
+def test_a_feed_is_freed_when_its_training_is_over(tmp_path):
+    learner = types.SimpleNamespace(net=new_net(monobeast.Flags(env="CartPole-v1", hidden_size=8)))
+    flags = polybeast.validate(polybeast.Flags(env="CartPole-v1", group_width=4, batch_width=4))
+    feed = remote.RemoteFeed(
+        learner, flags, learner.net.action_space, [f"unix:{tmp_path}/nobody"], None, None, log=print, min_streams=1,
+        connect_timeout=0.1,
+    )  # fmt: skip
+    with pytest.raises(ConnectionError):
+        feed.pool.run()
+    feed.close()
+    is_there = weakref.ref(feed)
+    del feed
+    gc.collect()
+    assert not is_there()
+
+
 
 
 def test_a_learner_says_which_server_it_waits_for(tmp_path, run_here, monkeypatch):

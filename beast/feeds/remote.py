@@ -66,7 +66,8 @@ class RemoteFeed(Feed):
         state = learner.net.initial_state(1), torch.from_numpy(np.zeros((1, 1, *shape), dtype))
         self.pool = libbeast.ActorPool(
             T, self.queue, self.batcher, addresses, state, listener=listener, min_streams=min_streams,
-            log=self._tell_lost, **stream_options,
+            # No method of this feed: the pool would keep it, and no garbage collector sees through the pool.
+            log=partial(_tell_lost, self._log_lost, self._is_lost), **stream_options,
         )  # fmt: skip
         # As many as streams, queue and learner hold, twice, as a stream may be slower than the others.
         self._seen = SeenObservations(2 * (num_rows + flags.queue_width + B) * T, self.device)
@@ -120,10 +121,6 @@ class RemoteFeed(Feed):
                 continue
             told_at = now
 
-    def _tell_lost(self, message: str) -> None:
-        self._log_lost(message)
-        self._is_lost.set()
-
     def measure(self, seconds: float, shares: dict[str, float]) -> dict[str, float]:
         waiting, self._waiting = self._waiting, []
         return {
@@ -176,6 +173,11 @@ class RemoteFeed(Feed):
             learner.first_env, learner.group_width = first, self._group_width
             yield batch, core_state
             self._waiting.append(self.queue.size())
+
+
+def _tell_lost(log: Callable[[str], None], is_lost: threading.Event, message: str) -> None:
+    log(message)
+    is_lost.set()
 
 
 class RefusalLog:
