@@ -190,7 +190,7 @@ def make_feed(training: Training, connection: Connection) -> tuple[RemoteFeed, l
     """The feed of these env servers, and the loops that have to run beside the agent's."""
     flags, servers, listener = connection.flags, connection.servers, connection.listener
     streams = [address for address in connection.addresses for _ in range(STREAMS_PER_SERVER)]
-    min_streams = math.ceil(flags.min_envs * connection.num_streams)
+    min_streams = math.ceil(flags.min_envs * connection.num_streams - 1e-9)  # 0.28 * 50 is 14.000000000000002
     if listener:
         min_streams = max(min_streams, 1) if flags.max_streams else 1
     feed = RemoteFeed(

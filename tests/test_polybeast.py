@@ -15,6 +15,7 @@ import types
 import weakref
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -315,6 +316,16 @@ def test_a_feed_is_freed_when_its_training_is_over(tmp_path):
     assert not is_there()
 
 
+@pytest.mark.parametrize(
+    "share, num_streams, expected", [(0.28, 50, 14), (0.07, 100, 7), (0.5, 3, 2), (1.0, 7, 7), (0.281, 50, 15)]
+)
+def test_min_envs_is_the_least_number_of_streams_with_that_share(monkeypatch, share, num_streams, expected):
+    told = {}
+    monkeypatch.setattr(polybeast, "RemoteFeed", lambda *rest, **options: told.update(options) or mock.Mock())
+    flags = polybeast.Flags(min_envs=share, listen="unix:/nowhere", max_streams=num_streams)
+    connection = polybeast.Connection(flags, mock.Mock(), {}, 1, [], None, None, {})
+    polybeast.make_feed(mock.Mock(), connection)
+    assert told["min_streams"] == expected
 
 
 def test_a_learner_says_which_server_it_waits_for(tmp_path, run_here, monkeypatch):
