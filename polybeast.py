@@ -305,7 +305,8 @@ def first_hello(flags: Flags, listener) -> tuple[Flags, EnvSpaces, dict]:
 def use_hello(flags: Flags, server: str, hello: dict) -> tuple[Flags, EnvSpaces, dict]:
     """What `query_servers` returns, by the hello of one of them, which messages call `server`. Raises InputError if it
     cannot be used."""
-    is_given = (flags.addresses or flags.listen) and flags.env != Flags.env
+    # By identity: the default's own id means that environment where a user gives it.
+    is_given = (flags.addresses or flags.listen) and flags.env is not Flags.env
     if is_given and flags.env.split(":")[-1] != hello["env"].split(":")[-1]:
         raise InputError(
             f"--env {flags.env}: {server} has {hello['env']}; start it with --env {flags.env}, or leave --env out of "
