@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -559,6 +560,42 @@ def test_a_server_ends_where_an_environment_still_steps_long_after_its_learner_l
         stream.send(array_message(np.zeros(2, np.int64)))
         time.sleep(0.2)
     wait_until(lambda: ends)
+class Link(threading.Thread):
+    """A TCP port that leads to another one, until the link is cut: then nothing arrives, and nobody is told."""
+
+    def __init__(self, address: str):
+        super().__init__(daemon=True)
+        self._host, self._port = address.rsplit(":", 1)
+        self._listener, self._is_cut = socket.create_server(("127.0.0.1", 0)), threading.Event()
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.start()
+
+    def run(self):
+        near, _ = self._listener.accept()
+        far = socket.create_connection((self._host, int(self._port)))
+        threading.Thread(target=self._carry, args=(far, near), daemon=True).start()
+        self._carry(near, far)
+
+    def _carry(self, source: socket.socket, target: socket.socket):
+        while (data := source.recv(65536)) and not self._is_cut.is_set():
+            target.sendall(data)
+
+    def cut(self):
+        self._is_cut.set()
+
+
+def test_a_learner_that_is_lost_without_a_word_is_missed_after_the_two_times_of_keepalive(monkeypatch):
+    monkeypatch.setattr(env_server, "KEEPALIVE", [(name, value // 20) for name, value in env_server.KEEPALIVE])
+    lines: list[str] = []
+    server = env_server.EnvServer(
+        lambda: env_server.VectorEnvGroup(envs.make("CartPole-v1", 2)), "127.0.0.1:0", log=lines.append
+    )
+    server.start()
+    link = Link(server.address)
+    with Stream(link.address) as stream:
+        stream.row()
+        link.cut()
+        wait_until(lambda: any("closed the environments" in line for line in lines), seconds=20)
     server.stop()
 
 

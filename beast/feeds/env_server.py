@@ -44,8 +44,12 @@ AGE_MS = 30_000
 # A small message could grow a thousandfold before its length is compared. Beast compresses none.
 NO_COMPRESSION = ("grpc.per_message_decompression", 0)
 # A learner that lost its power or its network says no goodbye. It is missed within 50 seconds; a link that is cut for
-# less than 20 costs nothing.
-KEEPALIVE = [("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 20_000)]
+# less than 20 costs nothing. Newer versions of gRPC go by ping_timeout, which is a minute by default.
+KEEPALIVE = [
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),
+]
 MAX_ACTION_BYTES = 2**20  # of one message, where it is not known what the actions are
 MAX_ERROR = 60_000  # characters of a traceback that a learner gets: it takes 64 KB more than a row
 REFUSALS_PER_MINUTE = 20  # that are logged
