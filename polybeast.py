@@ -21,7 +21,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +34,7 @@ from beast import envs
 from beast.envs.rows import EnvSpaces, action_shape_dtype, observation_field, spaces_by_name
 from beast.errors import InputError, MissingFile, Unreachable, exit_with_message
 from beast.feeds import wire
-from beast.feeds.env_server import MAKING_SECONDS, allow_many_connections, read_token
+from beast.feeds.env_server import MAKING_SECONDS, allow_many_connections, read_certificates, read_token
 from beast.feeds.env_server import security as exposed_security
 from beast.feeds.remote import LocalServers, RefusalLog, RemoteFeed
 from beast.learn.learner import PublishedWeights
@@ -222,7 +221,7 @@ def read_security(flags: Flags) -> dict:
         if path and not os.path.isfile(path):
             raise MissingFile(f"--{name} {path}: there is no such file")
     token = read_token(flags.token_file) if flags.token_file else ""
-    certificates = Path(flags.tls_ca).read_bytes() if flags.tls_ca else b""
+    certificates = read_certificates(flags.tls_ca, "--tls_ca") if flags.tls_ca else b""
     return {"token": token, "root_certificates": certificates, "insecure": flags.insecure}
 
 

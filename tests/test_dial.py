@@ -567,7 +567,7 @@ def test_with_tls_the_learner_shows_its_certificate_before_it_gets_the_token(tmp
             call.act()
 
 
-def test_other_hosts_are_dialed_with_token_and_tls_or_the_word_insecure(token_file, certificate):
+def test_other_hosts_are_dialed_with_token_and_tls_or_the_word_insecure(tmp_path, token_file, certificate):
     both = {"token_file": str(token_file), "tls_ca": str(certificate[0])}
     token, certificates = env_server.dial_security(["10.0.0.1:1", "host:2"], **both)
     assert token == "sesame" and b"CERTIFICATE" in certificates
@@ -581,6 +581,12 @@ def test_other_hosts_are_dialed_with_token_and_tls_or_the_word_insecure(token_fi
         env_server.dial_security(["unix:/x"], **both)
     with pytest.raises(InputError, match="--tls_ca /nowhere cannot be read"):
         env_server.dial_security(["host:2"], str(token_file), "/nowhere")
+    for no_certificate in ("", "café", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):
+        (path := tmp_path / "ca").write_text(no_certificate)
+        with pytest.raises(InputError, match=f"--tls_ca {path} holds no certificate: "):
+            env_server.dial_security(["host:2"], str(token_file), str(path))
+    (path := tmp_path / "ca").write_text(f"café\n{certificate[0].read_text() * 2}")
+    assert env_server.dial_security(["host:2"], str(token_file), str(path))[1] == path.read_bytes()
 
 
 def test_a_token_does_not_go_in_plain_text_to_a_proxy(monkeypatch, quick):

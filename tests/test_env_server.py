@@ -648,6 +648,8 @@ def test_a_wide_address_needs_token_and_tls_or_the_word_insecure(token_file, cer
         env_server.security("unix:/x", **protected)
     with pytest.raises(InputError, match="--tls_key /nowhere cannot be read: No such file"):
         env_server.security("127.0.0.1:1", tls_cert=cert, tls_key="/nowhere")
+    with pytest.raises(InputError, match=f"--tls_cert {key} holds no certificate: "):
+        env_server.security("127.0.0.1:1", tls_cert=key, tls_key=key)
     readable = token_file.parent / "key.pem"
     readable.write_bytes(Path(key).read_bytes())
     readable.chmod(0o644)
@@ -685,12 +687,13 @@ def refused_start(run_main):
     return start
 
 
-def test_flags_that_cannot_be_are_refused_at_the_start(refused_start, certificate):
-    cert, key = certificate
+def test_flags_that_cannot_be_are_refused_at_the_start(tmp_path, refused_start, certificate):
+    _, key = certificate
     assert "error: other machines can reach 0.0.0.0:0" in refused_start("--address", "0.0.0.0:0")
     assert "--group_width 0: it must lie between 1 and" in refused_start("--group_width", "0")
     assert "AF_UNIX path too long" in refused_start("--address", f"unix:/tmp/{'x' * 120}")
-    garbage = refused_start("--address", "127.0.0.1:0", "--tls_cert", str(key), "--tls_key", str(key))
+    other_cert, _ = make_certificate(tmp_path, "DNS:localhost")
+    garbage = refused_start("--address", "127.0.0.1:0", "--tls_cert", str(other_cert), "--tls_key", str(key))
     assert "TLS key and certificate do not fit" in garbage
 
 

@@ -429,6 +429,7 @@ polybeast.main()
         (["--queue_width", "2"], "--queue_width 2"),
         (["--inference_width", "2"], "--inference_width 2"),
         (["--token_file", "/nowhere"], "--token_file /nowhere"),
+        (["--tls_ca", __file__], f"--tls_ca {__file__} holds no certificate: "),
     ],
 )
 def test_impossible_flags_are_refused_in_one_line(run_here, arguments, message):

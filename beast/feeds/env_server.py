@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import stat
 import subprocess
 import sys
@@ -448,7 +449,7 @@ def security(address: str, token_file="", tls_cert="", tls_key="", insecure=Fals
     token = read_token(token_file) if token_file else ""
     if not tls_cert:
         return token, None
-    tls = _read(tls_key, "--tls_key"), _read(tls_cert, "--tls_cert")
+    tls = _read(tls_key, "--tls_key"), read_certificates(tls_cert, "--tls_cert")
     _check_private(tls_key, "--tls_key")
     return token, tls
 
@@ -467,7 +468,20 @@ def dial_security(addresses: list[str], token_file="", tls_ca="", insecure=False
             )
         if tls_ca and address.startswith("unix:"):
             raise InputError(f"{address} needs no TLS, as only its owner can open it: leave out --tls_ca")
-    return read_token(token_file) if token_file else "", _read(tls_ca, "--tls_ca") if tls_ca else None
+    return read_token(token_file) if token_file else "", read_certificates(tls_ca, "--tls_ca") if tls_ca else None
+
+
+def read_certificates(path: str, flag: str) -> bytes:
+    """The certificates (PEM) in a file. Raises InputError if it cannot be read or holds none: gRPC would say no more
+    than that it cannot connect."""
+    content = _read(path, flag)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode("ascii", "ignore"))
+    except (ssl.SSLError, ValueError) as error:
+        raise InputError(
+            f"{flag} {path} holds no certificate: give the file that begins with -----BEGIN CERTIFICATE----- ({error})"
+        ) from error
+    return content
 
 
 def read_token(path: str) -> str:
