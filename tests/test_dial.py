@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from concurrent import futures
+from functools import partial
 
 import grpc
 import numpy as np
@@ -389,6 +390,22 @@ def test_failures_that_lie_far_apart_are_forgiven(unix, quick, monkeypatch):
             call.end()
             time.sleep(0.03)
         assert not dialing.dialer.failure
+
+
+def test_a_traceback_that_cannot_be_sent_as_it_is_is_escaped_and_cut(unix, quick):
+    class Raising(env_server.VectorEnvGroup):
+        def step(self, actions, views):
+            raise RuntimeError("é" * env_server.MAX_ERROR + "\udcff")
+
+    make_group = partial(Raising, SyncVectorEnv([toy_envs.Counting] * 2))
+    with Learner(unix) as learner, Dialing(learner.address, make_group=make_group) as dialing:
+        call = learner.call().accept()
+        call.row()
+        call.send(array_message(np.zeros(2, np.int64)))
+        error = call.receive().error
+        assert error.endswith("éé\\udcff") and 0 <= env_server.MAX_ERROR - len(error.encode()) < 2
+        call.end()
+        wait_until(lambda: "its environment failed" in dialing.text())
 
 
 def test_environments_that_cannot_be_made_end_the_server(unix, quick):

@@ -814,6 +814,27 @@ def test_a_hanging_environment_does_not_hold_up_the_end(tmp_path):
         assert not server.socket.exists()
 
 
+class Raising(env_server.VectorEnvGroup):
+    """Its traceback is longer than a learner takes, and has a character that UTF-8 has not."""
+
+    def step(self, actions, views):
+        raise RuntimeError("é" * env_server.MAX_ERROR + "\udcff")
+
+
+def test_a_traceback_that_cannot_be_sent_as_it_is_is_escaped_and_cut(tmp_path):
+    address = f"unix:{tmp_path / 'envs'}"
+    server = env_server.EnvServer(lambda: Raising(envs.make("CartPole-v1", 2)), address)
+    server.start()
+    with Stream(address) as stream:
+        stream.row()
+        stream.send(array_message(np.zeros(2, np.int64)))
+        error = stream.receive().error
+        assert error.endswith("éé\\udcff") and 0 <= env_server.MAX_ERROR - len(error.encode()) < 2
+        code, details = stream.end()
+    assert code == grpc.StatusCode.ABORTED and details.endswith("\\udcff")
+    server.stop()
+
+
 @pytest.mark.long
 def test_a_kept_server_starts_again_when_an_environment_hangs_whose_learner_has_left(tmp_path):
     with ServerProcess(tmp_path, "server_toys:Hangs-v0", "--group_width", "1", "--keep") as server:

@@ -8,7 +8,6 @@ import random
 import secrets
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -207,7 +206,7 @@ class DialedStream(threading.Thread):
         except InputError as error:
             raise Final(str(error)) from error
         except (Exception, SystemExit, KeyboardInterrupt):
-            raise EnvironmentFailure(_last_traceback()) from None
+            raise EnvironmentFailure(env_server.last_traceback()) from None
         seconds = time.monotonic() - began
         self._log(f"stream {self._index}: made {self._served.num_envs} environments in {seconds:.1f} s")
 
@@ -248,7 +247,7 @@ class DialedStream(threading.Thread):
                 if error is call or isinstance(error, Final):
                     raise
                 is_refusal = isinstance(error, env_server.Refusal)
-                failure = str(error) if is_refusal else _last_traceback()
+                failure = str(error) if is_refusal else env_server.last_traceback()
                 outgoing.put(wire.FromServer(error=failure))
                 outgoing.put(None)
                 ended.wait(END_SECONDS)
@@ -305,10 +304,6 @@ class DialedStream(threading.Thread):
         if not self._stopping.is_set() and (address, kind) not in self._told:
             self._told.add((address, kind))
             self._dialer.log_connection(f"{address}: stream {self._index} dials on, as it has no learner: {reason}")
-
-
-def _last_traceback() -> str:
-    return traceback.format_exc().strip()[-env_server.MAX_ERROR :]
 
 
 def _pauses() -> Iterator[float]:

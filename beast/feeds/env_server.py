@@ -52,7 +52,7 @@ KEEPALIVE = [
     ("grpc.http2.ping_timeout_ms", 20_000),
 ]
 MAX_ACTION_BYTES = 2**20  # of one message, where it is not known what the actions are
-MAX_ERROR = 60_000  # characters of a traceback that a learner gets: it takes 64 KB more than a row
+MAX_ERROR = 60_000  # bytes of a traceback that a learner gets: it takes 64 KB more than a row
 REFUSALS_PER_MINUTE = 20  # that are logged
 
 
@@ -266,7 +266,7 @@ class EnvServer(grpc.GenericRpcHandler):
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             if isinstance(error, grpc.RpcError) and not context.is_active():
                 return  # the learner has left
-            failure = traceback.format_exc().strip()[-MAX_ERROR:]
+            failure = last_traceback()
             self._log(f"{peer}: its environment failed\n{failure}")
             yield wire.FromServer(error=failure)
             last = wire.readable(failure.splitlines()[-1])
@@ -384,6 +384,13 @@ def close_group(group, whose: str, log: Callable[[str], None]) -> None:
     except Exception:
         log(f"the environments of {whose} did not close\n{traceback.format_exc()}")
     log(f"closed the environments of {whose}")
+def last_traceback() -> str:
+    """The end of the traceback of the exception that is handled, as a learner takes it: MAX_ERROR bytes at most, and
+    lone surrogates, which UTF-8 has not, are escaped."""
+    text = traceback.format_exc().strip().encode("utf-8", "backslashreplace")
+    return text[-MAX_ERROR:].decode("utf-8", "ignore")
+
+
 
 
 def end_stuck(peer: str, log: Callable[[str], None]) -> None:
