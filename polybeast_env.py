@@ -24,6 +24,7 @@ from beast import envs  # noqa: E402
 from beast.envs.probe import probe_env  # noqa: E402
 from beast.errors import InputError, exit_with_message  # noqa: E402
 from beast.feeds import dialer, env_server  # noqa: E402
+from beast.feeds.env_server import log_to_stderr as log  # noqa: E402
 from beast.run.flags import add_env_flags, check_env_flags, check_limits  # noqa: E402
 
 
@@ -103,10 +104,6 @@ def parse_flags(arguments: list[str] | None = None) -> argparse.Namespace:
         help="process id of the parent, with whose end this server ends too; 0: none. polybeast.py sets it",
     )
     return parser.parse_args(arguments)
-
-
-def log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def main() -> None:

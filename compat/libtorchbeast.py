@@ -147,7 +147,7 @@ class Server:
                 lambda: ServedEnv(self._env_class()),
                 self._address,
                 max_streams=1024,  # TorchBeast knows no limit; a thread is made only for a stream that comes
-                log=lambda line: print(line, file=sys.stderr, flush=True),
+                log=env_server.log_to_stderr,
             )
             try:
                 server.start()

@@ -408,6 +408,15 @@ def test_a_traceback_that_cannot_be_sent_as_it_is_is_escaped_and_cut(unix, quick
         wait_until(lambda: "its environment failed" in dialing.text())
 
 
+def test_an_error_of_the_server_itself_ends_it_and_is_told(unix):
+    def broken(line):
+        raise OSError("nobody reads this log")
+
+    with Dialing(unix, log=broken) as dialing:
+        wait_until(lambda: dialing.dialer.failure)
+    assert dialing.dialer.failure.endswith("OSError: nobody reads this log") and "Traceback" in dialing.dialer.failure
+
+
 def test_environments_that_cannot_be_made_end_the_server(unix, quick):
     def broken():
         raise RuntimeError("no display")

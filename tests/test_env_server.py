@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import toy_envs
-from env_hosts import ROOT, ServerProcess, Stream, array_message, headers, make_certificate
+from env_hosts import ROOT, WITHOUT_READER, ServerProcess, Stream, array_message, headers, make_certificate
 from google.protobuf import descriptor_pb2
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -812,6 +812,26 @@ def test_a_hanging_environment_does_not_hold_up_the_end(tmp_path):
         server.process.terminate()
         assert server.exit_code() == 0
         assert not server.socket.exists()
+
+
+def test_a_server_whose_log_nobody_reads_serves_on(tmp_path):
+    with ServerProcess(tmp_path, "CartPole-v1", "--group_width", "2", prefix=WITHOUT_READER) as server:
+        for _ in range(2):
+            with Stream(server.address) as stream:
+                stream.row()
+                stream.act(np.zeros(2, np.int64))
+        server.process.terminate()
+        assert server.exit_code() == 0 and not server.socket.exists()
+
+
+def test_environments_that_end_the_program_when_they_are_closed_are_logged():
+    class Exits:
+        def close(self):
+            sys.exit("this toy exits")
+
+    lines: list[str] = []
+    env_server.close_group(Exits(), "127.0.0.1:1", lines.append)
+    assert "did not close" in lines[0] and "SystemExit: this toy exits" in lines[0]
 
 
 class Raising(env_server.VectorEnvGroup):

@@ -169,6 +169,12 @@ class DialedStream(threading.Thread):
             call.cancel()
 
     def run(self) -> None:
+        try:
+            self._dial()
+        except BaseException:
+            self._dialer.fail(env_server.last_traceback())  # or the server would live on without this stream
+
+    def _dial(self) -> None:
         """Until `stopping` is set: dial one learner after the other."""
         addresses = self._dialer.addresses
         while not self._stopping.is_set():

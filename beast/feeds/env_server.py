@@ -381,7 +381,7 @@ def close_group(group, whose: str, log: Callable[[str], None]) -> None:
     """Close environments, and log if they raise."""
     try:
         group.close()
-    except Exception:
+    except (Exception, SystemExit, KeyboardInterrupt):
         log(f"the environments of {whose} did not close\n{traceback.format_exc()}")
     log(f"closed the environments of {whose}")
 def last_traceback() -> str:
@@ -391,6 +391,10 @@ def last_traceback() -> str:
     return text[-MAX_ERROR:].decode("utf-8", "ignore")
 
 
+def log_to_stderr(line: str) -> None:
+    """Streams go on where nobody reads stderr any more."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def end_stuck(peer: str, log: Callable[[str], None]) -> None:
@@ -576,9 +580,10 @@ def serve(server: Served, announcement: str, parent_pid: int = 0) -> None:
         signal.signal(number, signal.SIG_IGN)
     server.stop()
     if server.failure:
-        print(f"error: {server.failure}", file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
+        log_to_stderr(f"error: {server.failure}")
+    for output in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            output.flush()
     orphaned = bool(parent_pid) and os.getppid() != parent_pid  # nobody asks for the exit code, or else cleans up
     if server.socket_path:
         with contextlib.suppress(OSError):
