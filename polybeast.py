@@ -167,7 +167,8 @@ def connect(flags: Flags, to_close: contextlib.ExitStack) -> Connection:
         frames_per_step, flags = spaces.frames_per_step, replace(flags, env=spaces.env_id)
         servers = LocalServers(
             os.path.join(os.path.dirname(os.path.abspath(__file__)), "polybeast_env.py"),
-            [*server_command_line(flags), "--niceness", str(flags.server_niceness)],
+            # A step that hangs has taken --env_timeout already, and the learner waits for its server.
+            ["--stuck_timeout", "5", *server_command_line(flags), "--niceness", str(flags.server_niceness)],
             flags.num_servers,
             flags.max_env_restarts,
         )

@@ -93,6 +93,12 @@ def parse_flags(arguments: list[str] | None = None) -> argparse.Namespace:
         help="Unix niceness to add (0 to 19), so that environments yield to a learner on the same machine",
     )
     add(
+        "--stuck_timeout",
+        type=float,
+        default=60.0,
+        help="seconds that a step may go on after its learner has left; then it counts as hanging, and the server ends",
+    )
+    add(
         "--keep",
         action="store_true",
         help="start the server again whenever it ends, as it does when an environment hangs whose learner has left",
@@ -110,7 +116,8 @@ def main() -> None:
     flags = parse_flags()
     with exit_with_message():
         check_env_flags(flags)
-        check_limits(flags, {"group_width": (1, 2**15), "max_streams": (1, 256), "niceness": (0, 19)})
+        limits = {"group_width": (1, 2**15), "max_streams": (1, 256), "niceness": (0, 19), "stuck_timeout": (1, 86400)}
+        check_limits(flags, limits)
         if flags.learner:
             token, certificates = _dial_security(flags)
         else:
@@ -122,7 +129,9 @@ def main() -> None:
             env_server.keep([sys.executable, *words, "--env", env_id], "" if flags.learner else flags.address, log)
         os.nice(flags.niceness)
         what = f"{env_id} ({flags.max_streams} streams of {flags.group_width})"
-        options = dict(env_id=env_id, max_streams=flags.max_streams, token=token, log=log, ends_when_stuck=True)
+        options = dict(
+            env_id=env_id, max_streams=flags.max_streams, token=token, log=log, stuck_seconds=flags.stuck_timeout
+        )
 
         def make_group() -> env_server.VectorEnvGroup:
             return env_server.VectorEnvGroup(create_env(flags, flags.group_width))

@@ -534,11 +534,10 @@ def test_a_hanging_environment_does_not_hold_up_the_end_of_a_server_that_dials(t
 
 def test_a_server_ends_where_an_environment_still_steps_long_after_its_learner_left(unix, monkeypatch):
     ended = []
-    monkeypatch.setattr(env_server, "STUCK_SECONDS", 0.1)
     monkeypatch.setattr(env_server, "end_stuck", lambda peer, log: ended.append(peer))
     with (
         Learner(unix) as learner,
-        Dialing(learner.address, make_group=slow_group, ends_when_stuck=True) as dialing,
+        Dialing(learner.address, make_group=slow_group, stuck_seconds=0.1) as dialing,
     ):
         call = learner.call().accept()
         call.row()

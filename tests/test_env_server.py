@@ -526,12 +526,11 @@ def test_connections_that_say_nothing_end_and_shut_nobody_out(tmp_path, monkeypa
 
 
 def test_a_learner_that_leaves_while_environments_are_reset_does_not_end_the_server(tmp_path, monkeypatch):
-    monkeypatch.setattr(env_server, "STUCK_SECONDS", 0.1)
     address, ends = f"unix:{tmp_path / 'envs'}", []
     monkeypatch.setattr(env_server.EnvServer, "_end_stuck", lambda self, peer: ends.append(peer))
     lines: list[str] = []
     server = env_server.EnvServer(
-        lambda: SlowToReset(envs.make("CartPole-v1", 2)), address, ends_when_stuck=True, log=lines.append
+        lambda: SlowToReset(envs.make("CartPole-v1", 2)), address, stuck_seconds=0.1, log=lines.append
     )
     server.start()
     with Stream(address, wait_for_hello=False):
@@ -550,16 +549,40 @@ class SlowToStep(env_server.VectorEnvGroup):
 
 
 def test_a_server_ends_where_an_environment_still_steps_long_after_its_learner_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(env_server, "STUCK_SECONDS", 0.2)
     address, ends = f"unix:{tmp_path / 'envs'}", []
     monkeypatch.setattr(env_server.EnvServer, "_end_stuck", lambda self, peer: ends.append(peer))
-    server = env_server.EnvServer(lambda: SlowToStep(envs.make("CartPole-v1", 2)), address, ends_when_stuck=True)
+    server = env_server.EnvServer(lambda: SlowToStep(envs.make("CartPole-v1", 2)), address, stuck_seconds=0.2)
     server.start()
     with Stream(address) as stream:
         stream.row()
         stream.send(array_message(np.zeros(2, np.int64)))
         time.sleep(0.2)
     wait_until(lambda: ends)
+    server.stop()
+
+
+class SlowToClose(env_server.VectorEnvGroup):
+    def close(self):
+        time.sleep(2)
+        super().close()
+
+
+@pytest.mark.parametrize("closing_seconds", [PATIENCE, 0.2])
+def test_closing_has_a_limit_of_its_own(tmp_path, monkeypatch, closing_seconds):
+    monkeypatch.setattr(env_server, "CLOSING_SECONDS", closing_seconds)
+    address, ends, lines = f"unix:{tmp_path / 'envs'}", [], []
+    monkeypatch.setattr(env_server, "end_stuck", lambda peer, log: ends.append(peer))
+    server = env_server.EnvServer(
+        lambda: SlowToClose(envs.make("CartPole-v1", 2)), address, stuck_seconds=0.2, log=lines.append
+    )
+    server.start()
+    with Stream(address) as stream:
+        stream.row()
+    wait_until(lambda: any("closed the environments" in line for line in lines))
+    assert len(ends) == (closing_seconds < 1)
+    server.stop()
+
+
 class Link(threading.Thread):
     """A TCP port that leads to another one, until the link is cut: then nothing arrives, and nobody is told."""
 
@@ -857,7 +880,8 @@ def test_a_traceback_that_cannot_be_sent_as_it_is_is_escaped_and_cut(tmp_path):
 
 @pytest.mark.long
 def test_a_kept_server_starts_again_when_an_environment_hangs_whose_learner_has_left(tmp_path):
-    with ServerProcess(tmp_path, "server_toys:Hangs-v0", "--group_width", "1", "--keep") as server:
+    flags = ["--group_width", "1", "--keep", "--stuck_timeout", "1"]
+    with ServerProcess(tmp_path, "server_toys:Hangs-v0", *flags) as server:
         (first,) = psutil.Process(server.process.pid).children()
         with Stream(server.address) as stream:
             stream.row()

@@ -300,6 +300,8 @@ def test_streams_that_are_back_are_told_of_once_after_they_were_lost(monkeypatch
         "connected environments: 48 of 64",
         "connected again: all 4 streams",
     ]
+
+
 def test_a_feed_is_freed_when_its_training_is_over(tmp_path):
     learner = types.SimpleNamespace(net=new_net(monobeast.Flags(env="CartPole-v1", hidden_size=8)))
     flags = polybeast.validate(polybeast.Flags(env="CartPole-v1", group_width=4, batch_width=4))

@@ -54,7 +54,7 @@ class Dialer:
         self, make_group: Callable, addresses: list[str], *,
         env_id: str = "", max_streams: int = 2, token: str = "", root_certificates: bytes | None = None,
         log: Callable = lambda line: None, on_first_stream: Callable = lambda address: None,
-        ends_when_stuck: bool = False,
+        stuck_seconds: float = 0.0,
     ):  # fmt: skip
         """`start` dials.
 
@@ -68,12 +68,12 @@ class Dialer:
             root_certificates: in PEM, for TLS; None speaks plain text.
             log: gets a line when a stream begins, is lost or fails, and while its environments are made.
             on_first_stream: called once, with the address of the first learner that takes a stream.
-            ends_when_stuck: the process ends when an environment hangs whose learner has left, as nothing else ends it.
+            stuck_seconds: as of an `EnvServer`.
         """
         self.failure = ""  # why this server cannot go on
         self.make_group, self.addresses, self.env_id, self.log = make_group, addresses, env_id, log
         self.log_connection = env_server.Throttled(log, LINES_PER_MINUTE, 60.0)
-        self.ends_when_stuck, self.stopping = ends_when_stuck, threading.Event()
+        self.stuck_seconds, self.stopping = stuck_seconds, threading.Event()
         self._credentials = grpc.ssl_channel_credentials(root_certificates) if root_certificates else None
         self._headers = [(wire.TOKEN_HEADER, f"Bearer {token}")] if token else []
         self._on_first_stream: Callable | None = on_first_stream
@@ -219,7 +219,7 @@ class DialedStream(threading.Thread):
     def _close_group(self) -> None:
         group, self._group = self._group, None
         if group:
-            env_server.close_group(group, f"stream {self._index}", self._log)
+            env_server.close_group(group, f"stream {self._index}", self._log, self._dialer.stuck_seconds > 0)
 
     def _live(self, address: str) -> None:
         """A life of the environments: from a call to its end.
@@ -236,14 +236,14 @@ class DialedStream(threading.Thread):
             call.add_done_callback(lambda call: ended.set())
             stuck = threading.Timer(env_server.MAKING_SECONDS, env_server.end_stuck, [address, self._log])
             stuck.daemon = True
-            if self._dialer.ends_when_stuck:
+            if self._dialer.stuck_seconds:
                 call.add_done_callback(lambda call: stuck.start())
             try:
                 hello = self._learner_hello(address, call, ended)
                 if not hello:
                     return
                 self._served.reset(hello.seed)
-                stuck.interval = env_server.STUCK_SECONDS
+                stuck.interval = self._dialer.stuck_seconds
                 outgoing.put(self._served.row)
                 for actions in self._actions(call, lambda: outgoing.put(None)):
                     self._served.step(actions)

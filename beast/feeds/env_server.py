@@ -36,7 +36,7 @@ from beast.feeds import wire
 from beast.feeds.memory import nest_observations
 
 PLACE_SECONDS = 5.0  # for a stream that has ended to close its environments, before another one is refused
-STUCK_SECONDS = 5.0  # for which a step may go on after its learner has left
+CLOSING_SECONDS = 240.0  # for environments to close, before they count as hanging
 MAKING_SECONDS = 240.0  # more while environments are made and first reset: 128 of Atari take 25 to 66 CPU seconds
 END_SECONDS = 0.7  # for environments to close when the server ends
 CONNECTING_MS, IDLE_MS = 5000, 20_000  # then a connection ends that does not speak HTTP/2, or has no stream
@@ -136,7 +136,7 @@ class EnvServer(grpc.GenericRpcHandler):
     def __init__(
         self, make_group: Callable, address: str, *,
         example: VectorEnvGroup | None = None, env_id: str = "", max_streams: int = 2, token: str = "",
-        tls: tuple[bytes, bytes] | None = None, log: Callable = lambda line: None, ends_when_stuck: bool = False,
+        tls: tuple[bytes, bytes] | None = None, log: Callable = lambda line: None, stuck_seconds: float = 0.0,
     ):  # fmt: skip
         """Bind the address; `start` serves. Raises InputError if the address is malformed, taken, or not one of this
         machine, or if the certificate is bad.
@@ -151,11 +151,12 @@ class EnvServer(grpc.GenericRpcHandler):
             token: what a learner must send; empty takes every learner.
             tls: private key and certificate chain in PEM; None speaks plain text.
             log: gets a line when a stream begins, ends, is refused or fails, and while its environments are made.
-            ends_when_stuck: the process ends when an environment hangs whose learner has left, as nothing else ends it.
+            stuck_seconds: the process ends when a step goes on for so long after its learner has left, or environments
+                take 4 minutes to close, as nothing else ends a thread that hangs there; 0: never.
         """
         self._make_group = make_group
         self._env_id, self._max_streams = env_id, max_streams
-        self._token, self._log, self._ends_when_stuck = token.encode(), log, ends_when_stuck
+        self._token, self._log, self._stuck_seconds = token.encode(), log, stuck_seconds
         self._log_refusal = Throttled(log, REFUSALS_PER_MINUTE, 60.0)
         self._places = threading.BoundedSemaphore(max_streams)
         self._hello: wire.FromServer | None = None
@@ -244,7 +245,7 @@ class EnvServer(grpc.GenericRpcHandler):
         peer = _peer_of(context)
         stuck = threading.Timer(MAKING_SECONDS, self._end_stuck, [peer])
         stuck.daemon = True
-        if self._ends_when_stuck:  # a thread that hangs in an environment keeps its place
+        if self._stuck_seconds:  # a thread that hangs in an environment keeps its place
             context.add_callback(stuck.start)
         try:
             if hello.only_hello:
@@ -289,7 +290,7 @@ class EnvServer(grpc.GenericRpcHandler):
             except BaseException:  # after the hello it is a failure that the learner may try again
                 yield served.hello
                 raise
-            stuck.interval = STUCK_SECONDS
+            stuck.interval = self._stuck_seconds
             self._log(f"{peer} is served {width} environments, the first with seed {hello.seed}")
             yield served.hello
             yield served.row
@@ -297,7 +298,8 @@ class EnvServer(grpc.GenericRpcHandler):
                 served.step(request)
                 yield served.row
         finally:  # also when the learner has left: gRPC then closes this generator where it is
-            close_group(group, peer, self._log)
+            stuck.cancel()
+            close_group(group, peer, self._log, self._stuck_seconds > 0)
 
     def _example_hello(self):
         """The hello of every stream. Where no example was given, environments are made for the first who asks."""
@@ -377,13 +379,21 @@ def max_action_bytes(group) -> int:
     return group.num_envs * math.prod(shape) * np.dtype(dtype).itemsize + 2**16
 
 
-def close_group(group, whose: str, log: Callable[[str], None]) -> None:
-    """Close environments, and log if they raise."""
+def close_group(group, whose: str, log: Callable[[str], None], ends_when_stuck: bool = False) -> None:
+    """Close environments, and log if they raise. End this process, if it shall, where that takes too long."""
+    stuck = threading.Timer(CLOSING_SECONDS, end_stuck, [whose, log])
+    stuck.daemon = True
+    if ends_when_stuck:
+        stuck.start()
     try:
         group.close()
     except (Exception, SystemExit, KeyboardInterrupt):
         log(f"the environments of {whose} did not close\n{traceback.format_exc()}")
+    finally:
+        stuck.cancel()
     log(f"closed the environments of {whose}")
+
+
 def last_traceback() -> str:
     """The end of the traceback of the exception that is handled, as a learner takes it: MAX_ERROR bytes at most, and
     lone surrogates, which UTF-8 has not, are escaped."""
