@@ -353,8 +353,8 @@ def test_an_environment_that_the_servers_have_not_is_refused(tmp_path, run_here)
     with ServerProcess(tmp_path, "CartPole-v1", "--group_width", "4") as server:
         code, output = run_here("--addresses", server.address, "--env", "Acrobot-v1", "--total_steps", "100")
         assert code == 1 and "--env Acrobot-v1: the env server at" in output and "has CartPole-v1" in output, output
-        given = ["--env", polybeast.Flags.env]  # what it is by default, too
-        code, output = run_here("--addresses", server.address, *given, "--total_steps", "100")
+        given = f"--env={polybeast.Flags.env}"  # what it is by default, too
+        code, output = run_here("--addresses", server.address, given, "--total_steps", "100")
         assert code == 1 and f"--env {polybeast.Flags.env}: the env server at" in output, output
         for env in ([], ["--env", "CartPole-v1"]):
             code, output = run_here("--addresses", server.address, *env, "--total_steps", "100", "--log_steps", "50")
