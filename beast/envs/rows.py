@@ -106,8 +106,8 @@ def action_shape_dtype(space: Space) -> tuple[tuple[int, ...], str]:
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:
-    """Whether an image of this shape is [C, H, W] rather than [H, W, C]. Of two neighboring sizes, those of height and
-    width are more alike: [7, 7, 20] has 20 channels, and so has [20, 7, 7]."""
+    """Whether an image of this shape is [C, H, W] rather than [H, W, C]. Height and width are the two neighboring sizes
+    that are more alike: [7, 7, 20] and [20, 7, 7] both have 20 channels."""
     first, second, third = shape
     return max(second, third) * min(first, second) < max(first, second) * min(second, third)
 

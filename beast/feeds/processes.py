@@ -15,7 +15,7 @@ from typing import Any
 from beast.errors import WorkerFailure
 
 FORGIVEN_AFTER = 600.0  # seconds of work after which a child's earlier deaths no longer count
-MAX_PRINTED = 16_000_000  # bytes on stderr that are kept
+MAX_PRINTED = 16_000_000  # bytes on stderr, after which it is emptied
 
 
 class Child:
