@@ -17,7 +17,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-libatari = pytest.importorskip("libatari", reason="the emulator is not built: make libbeast")
+libatari = pytest.importorskip("libatari", reason="the emulator is not built: make libatari")
 
 import ale_py  # noqa: E402
 from ale_py.vector_env import AtariVectorEnv as AleVectorEnv  # noqa: E402
@@ -359,6 +359,9 @@ def test_half_of_the_environments_at_a_time_play_as_all_together_do():
             halves.send(np.array([0, 0]))
     with pytest.raises(InputError, match="there are no observations to act on"):
         halves.send(np.array([0, 0])), halves.send(np.array([0, 0]))
+    for of_all in (lambda: halves.restore_state(whole.clone_state()), lambda: halves.observe_into(expected)):
+        with pytest.raises(InputError, match="needs batch_size == num_envs: they are 2, 4"):
+            of_all()
     halves.close(), whole.close()
 
 
@@ -495,7 +498,14 @@ def test_films_show_in_color_what_ale_py_shows():
     ({"frameskip": 0}, "frameskip is 0"),
     ({"repeat_action_probability": 1.5}, "repeat_action_probability is 1.5: it must lie between 0 and 1"),
     ({"repeat_action_probability": float("nan")}, "repeat_action_probability is nan"),
+    ({"num_envs": 2.0}, "num_envs is 2.0: give a whole number"),
+    ({"frameskip": 4.0}, "frameskip is 4.0: give a whole number"),
+    ({"img_height": 84.0}, "img_height is 84.0: give a whole number"),
+    ({"img_width": 0}, "img_width is 0"),
+    ({"repeat_action_probability": "often"}, "repeat_action_probability is 'often': give a number"),
+    ({"game": "combat"}, "combat has no rules for one player"),
     ({"batch_size": 3}, "batch_size is 3"),
+    ({"num_envs": 5, "batch_size": 2}, "batch_size 2 does not divide num_envs 5"),
     ({"img_height": 300}, "only scales down, to at most 210 and 160"),
     ({"continuous": True}, "continuous is not supported"),
     ({"autoreset_mode": AutoresetMode.DISABLED}, "it is AutoresetMode.NEXT_STEP or SAME_STEP"),
@@ -518,13 +528,21 @@ def test_wrong_actions_seeds_and_masks_are_refused_and_nothing_moves():
     ]:  # fmt: skip
         with pytest.raises(InputError, match=message):
             env.step(np.array(actions))
-    for seed, message in [(-1, "seeds -1 to 0"), (2**31 - 1, "seeds"), ([1], r"shape \(1,\): give one number, or 2")]:
+    for seed, message in [
+        (-1, "seeds -1 to 0"), (2**31 - 1, "seeds"), ([1], r"shape \(1,\): give one number, or 2"),
+        (1.7, "seed is 1.7: give whole numbers"), (2**70, "give whole numbers from 0"), ("a", "seed is 'a'"),
+    ]:  # fmt: skip
         with pytest.raises(InputError, match=message):
             env.reset(seed=seed)
-    for mask in (np.array([1, 0]), np.array([True]), [True, False]):
+    for mask in (np.array([1, 0]), np.array([True]), [True, False], None):
         with pytest.raises(InputError, match="bool array of shape"):
             env.reset(options={"reset_mask": mask})
     assert env.clone_state() == before
+    env.send(np.array([0, 0]))
+    for refused in (lambda: env.reset(seed=-1), lambda: env.restore_state([b"", b""])):
+        with pytest.raises(InputError):
+            refused()
+    assert len(env.recv()) == 5, "what was under way is still there"
     env.close()
 
 

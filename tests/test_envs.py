@@ -383,6 +383,55 @@ def test_a_game_cut_off_in_the_step_that_begins_a_life_leaves_two_final_rows_and
     assert finished_episodes(rows) == [(2.0, 2)]
 
 
+def test_a_game_cut_off_with_more_lives_than_the_next_begins_with_has_lost_none():
+    go, cut = (False, False), (False, True)
+    env = LivesAsTold((3, *go), (4, *cut), (3, *go), (2, *go), (2, *go))
+    rows = play(EnvGroup(LifeEpisodes(env)), 4, actions=lambda t: np.array([3]))
+    assert env.actions == [3, 3, 3, 1]
+    assert rows["terminated"][:, 0].tolist() == [0, 0, 0, 1, 0] and rows["truncated"][:, 0].tolist() == [0, 1, 0, 0, 0]
+    assert rows["done"][:, 0].tolist() == [1, 0, 1, 0, 1]
+
+
+def note_actions(env: LifeEpisodes) -> list[np.ndarray]:
+    """The actions that reach the environment below it from now on."""
+    sent, step = [], env.env.step
+    env.env.step = lambda actions: (sent.append(actions), step(actions))[1]
+    return sent
+
+
+def test_a_reset_of_some_games_leaves_the_lost_lives_of_the_others():
+    env = envs.make("BreakoutNoFrameskip-v4", 2)
+    env.reset(seed=1)
+    sent = note_actions(env)
+    env._life_over[:] = True
+    env.reset(options={"reset_mask": np.array([True, False])})
+    env.step(np.array([2, 3]))
+    assert sent[0].tolist() == [2, 1], "FIRE where a life was lost and the game goes on"
+    env.close()
+
+
+@pytest.mark.parametrize("backend", ["beast", "ale"])
+def test_what_would_count_lives_wrongly_is_refused(backend):
+    if backend == "beast":
+        pytest.importorskip("libatari")
+    make = partial(envs.make, "BreakoutNoFrameskip-v4", 2, atari_backend=backend)
+    with pytest.raises(InputError, match="under NEXT_STEP only: leave autoreset_mode out, or add --episodic_life off"):
+        make(env_kwargs={"autoreset_mode": "SameStep"})
+    make(env_kwargs={"autoreset_mode": "SameStep"}, episodic_life=False).close()
+    with pytest.raises(InputError, match="life_loss_info would count each life as a game"):
+        make(env_kwargs={"life_loss_info": True})
+
+
+def test_continuous_actions_of_atari_press_fire_after_a_lost_life():
+    env = envs.make("BreakoutNoFrameskip-v4", 3, env_kwargs={"continuous": True})
+    env.reset(seed=1)
+    sent = note_actions(env)
+    env._life_over[:] = [True, False, False]
+    env.step(np.full((3, 3), 0.25, np.float32))
+    np.testing.assert_array_equal(sent[0], [[0, 0, 1], [0.25] * 3, [0.25] * 3])
+    env.close()
+
+
 def test_a_noframeskip_v4_id_means_no_ops_and_fire_at_the_start_lives_as_episodes_and_no_sticky_actions():
     env = envs.make("BreakoutNoFrameskip-v4", 3)
     assert isinstance(env, LifeEpisodes)

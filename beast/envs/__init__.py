@@ -61,7 +61,7 @@ def make(
 
     | id                     | sticky actions | no-ops at the start | FIRE              | a lost life                  |
     |------------------------|----------------|---------------------|-------------------|------------------------------|
-    | `<Game>NoFrameskip-v4` | none           | up to 30            | begins a life     | terminates, the game goes on |
+    | `<Game>NoFrameskip-v4` | none           | fewer than 30       | begins a life     | terminates, the game goes on |
     | `ALE/<Game>-v5`        | 25 %           | none                | left to the agent | is nothing special           |
 
     MinAtar games (`MinAtar/<Game>-v0` with all six actions, `-v1` with those that matter; sticky 10 %, difficulty
@@ -70,10 +70,10 @@ def make(
     are left out (`beast.envs.texts`), as MiniGrid's missions are.
 
     None leaves a choice to the id. `frame_stack`, `frame_skip`, `resize` and `grayscale` are for Atari and for all that
-    observes images (`beast.envs.images`). `sticky_actions` (a probability), `noops` (at most so many), `episodic_life`
-    (whether a lost life ends an episode), `full_action_space` and `atari_backend` are for Atari. The backend is "beast"
-    (`beast.envs.atari`), "ale" (ale-py) or "auto" (None, too): Beast's where it is built and knows the game.
-    `env_kwargs` and `kwargs` go to the environment; of Atari, to the backend's `AtariVectorEnv`. With
+    observes images (`beast.envs.images`). `sticky_actions` (a probability), `noops` (fewer than so many),
+    `episodic_life` (whether a lost life ends an episode), `full_action_space` and `atari_backend` are for Atari. The
+    backend is "beast" (`beast.envs.atari`), "ale" (ale-py) or "auto" (None, too): Beast's where it is built and knows
+    the game. `env_kwargs` and `kwargs` go to the environment; of Atari, to the backend's `AtariVectorEnv`. With
     `render_mode="rgb_array"` Atari renders in color.
 
     `metadata["env_id"]` and `metadata["frames_per_step"]` of the vector env say what it is.

@@ -11,7 +11,7 @@ from importlib.machinery import SourceFileLoader
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from beast.envs.images import JoinChannels
 from beast.errors import InputError, MissingFile, MissingPackage
@@ -58,6 +58,10 @@ def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool 
     # The library's own `episodic_life` resets the whole game at every lost life (0.12.1), so that no life but the first
     # is ever played: `LifeEpisodes` does it instead.
     episodic_life = settings.pop("episodic_life", episodic_life)
+    if settings.get("life_loss_info"):
+        raise InputError(
+            "life_loss_info would count each life as a game: leave it out; --episodic_life on ends an episode at it"
+        )
     try:
         env = _emulate(backend, game, num_envs, settings)
     except OSError as error:
@@ -145,26 +149,39 @@ class LifeEpisodes(VectorWrapper):
     """Ends an episode at every lost life of an Atari vector env (NEXT_STEP); `info["life_over"]` says where one ended.
 
     The step after it, whose action is void under NEXT_STEP, presses FIRE where the game has it: the next life begins as
-    a game does.
+    a game does. Raises InputError for another autoreset mode, in which no action is void.
     """
 
     def __init__(self, env: VectorEnv):
         super().__init__(env)
+        if getattr(env.unwrapped, "autoreset_mode", AutoresetMode.NEXT_STEP) != AutoresetMode.NEXT_STEP:
+            raise InputError(
+                "a lost life ends an episode under NEXT_STEP only: leave autoreset_mode out, or add --episodic_life off"
+            )
         names = [action.name for action in getattr(env.unwrapped, "ale", env.unwrapped).get_action_set()]
-        self._first_action = names.index("FIRE") if "FIRE" in names else 0
+        fire = names.index("FIRE") if "FIRE" in names else 0
+        is_continuous = isinstance(env.single_action_space, spaces.Box)  # radius, angle, fire
+        self._first_action = np.array([0, 0, 1], np.float32) if is_continuous else np.array(fire)
 
     def reset(self, *, seed=None, options=None):
         observations, info = self.env.reset(seed=seed, options=options)
+        if not (options and "reset_mask" in options):
+            self._life_over = self._was_game_over = np.zeros(self.num_envs, bool)
+        else:
+            self._life_over = self._life_over & ~options["reset_mask"]
+            self._was_game_over = self._was_game_over & ~options["reset_mask"]
         self._lives = info["lives"].copy()
-        self._life_over = np.zeros(self.num_envs, bool)
         return observations, info
 
     def step(self, actions: np.ndarray):
-        actions = np.where(self._life_over, self._first_action, actions)
+        actions = np.array(actions)
+        actions[self._life_over] = self._first_action
         observations, rewards, terminated, truncated, info = self.env.step(actions)
-        # A game whose lives are at 0 may run on for some frames (Qbert); its end is then the end of the last life.
-        lost = (info["lives"] < self._lives) & (info["lives"] > 0)
-        self._life_over = lost & ~terminated & ~truncated
+        # A game whose lives are at 0 may run on for some frames (Qbert); its end is then the end of the last life. A
+        # game that was cut off with more lives than the next one begins with has lost none.
+        lost = (info["lives"] < self._lives) & (info["lives"] > 0) & ~self._was_game_over
+        self._was_game_over = terminated | truncated
+        self._life_over = lost & ~self._was_game_over
         self._lives = info["lives"].copy()
         info["life_over"] = self._life_over
         return observations, rewards, terminated | self._life_over, truncated, info
