@@ -27,9 +27,11 @@ train-poly: $(VENV)/.train libbeast  ## the same with PolyBeast, whose environme
 
 test: $(VENV)/.test lint $(VENV)/.libbeast  ## lint and all tests but the long ones; PolyBeast's are skipped without gRPC
 	$(PYTEST) -m "not long and not on_demand"
+	$(BIN)/python -m pytest -q tests/test_gpu.py  # by itself: other tests see no GPU
 
 test-all: $(VENV)/.test lint $(VENV)/.libbeast  ## the same with the long ones: whole learning runs, compilers, soaks, benchmarks
 	$(PYTEST) -m "not on_demand"
+	$(BIN)/python -m pytest -q tests/test_gpu.py  # by itself: other tests see no GPU
 
 test-mutants: $(VENV)/.test  ## break the agent in one place after the other: a fast test must fail each time
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py
@@ -76,7 +78,7 @@ $(VENV)/.libbeast: requirements-poly.txt constraints.txt setup.py $(wildcard csr
 		echo "building libbeast: some minutes of C++"; \
 		$(PIP_INSTALL) -r requirements-poly.txt && \
 		$(BIN)/python setup.py -q build_ext --inplace && touch $@; \
-	else $(TELL_PACKAGES); $(if $(filter test test-all test-mutants,$(MAKECMDGOALS)),true,exit 1); fi
+	else $(TELL_PACKAGES); $(if $(filter test test-all test-mutants,$(MAKECMDGOALS)),$(MAKE) libatari || true,exit 1); fi
 
 # Builds libbeast, too, where gRPC is installed.
 $(VENV)/.libatari: requirements-poly.txt constraints.txt setup.py $(wildcard csrc/atari/*) | $(BIN)/python

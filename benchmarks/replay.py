@@ -46,6 +46,7 @@ def main(options: Options) -> None:
     flags = r2d2.Flags(
         unroll_length=20, stride=20, batch_width=options.batch_width, burn_in=options.burn_in, trained=options.trained,
         core_size=options.core_size, head_size=options.head_size, replay_gb=options.replay_gb, total_steps=10**9,
+        device="cpu",
     )  # fmt: skip
     image = spaces.Box(0, 255, (4, 84, 84), np.uint8)
     env_spaces = EnvSpaces({"obs": image}, spaces.Discrete(6))

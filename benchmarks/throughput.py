@@ -60,7 +60,8 @@ class Options:
     envs: tuple[int, ...] = (16, 64, 512)
     """Numbers of environments; each a multiple of twice the actors, which have two groups each."""
     actors: int = 0
-    """Actor processes, and env servers of PolyBeast; 0 takes as many as there are cores."""
+    """Actor processes, and env servers of PolyBeast; 0 takes the most, up to the cores, among which all `envs` can be
+    divided."""
     seconds: float = 4.0
     """Measured seconds of a stage; more with over 256 environments, whose rollouts are full less often."""
     warmup: float = 1.5
@@ -85,9 +86,13 @@ def main(options: Options) -> None:
 
     monobeast.keep_freed_memory()
     arguments = ["--env", options.env, *options.arguments.split()]
-    num_actors = options.actors or usable_cores()
-    num_groups = monobeast.GROUPS_PER_ACTOR * num_actors
-    if odd := [num_envs for num_envs in options.envs if num_envs < num_groups or num_envs % num_groups]:
+    odd: list[int] = []
+    for num_actors in [options.actors] if options.actors else range(usable_cores(), 0, -1):
+        num_groups = monobeast.GROUPS_PER_ACTOR * num_actors
+        odd = [num_envs for num_envs in options.envs if num_envs < num_groups or num_envs % num_groups]
+        if not odd:
+            break
+    else:
         sys.exit(
             f"error: --envs {odd[0]}: {num_actors} actors want a multiple of {num_groups}; or choose other --actors"
         )
@@ -128,10 +133,12 @@ def main(options: Options) -> None:
             if measures_null:
                 plumbing.append(null_run.measure(options.seconds, [options.warmup])["simulation"])
                 print(f"repetition {repeat + 1}, environments without work: {plumbing[-1]:,.0f} steps/s", flush=True)
+    is_on_gpu = monobeast.choose_device(defaults.device, defaults.amp)[0].type == "cuda"
+    gpus = [monobeast.torch.cuda.get_device_name()] if is_on_gpu else []
     result = {
         "command": shlex.join(["python", "benchmarks/throughput.py", *sys.argv[1:]]),
         "commit": git(ROOT, "rev-parse", "HEAD"),
-        "hardware": f"{cpu_model()}, {usable_cores()} cores",
+        "hardware": ", ".join([cpu_model(), f"{usable_cores()} cores", *gpus]),
         "cores": usable_cores(),
         "torch": monobeast.torch.__version__,
         "flags": asdict(defaults),

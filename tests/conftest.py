@@ -13,6 +13,12 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_configure(config):
+    """Only `pytest tests/test_gpu.py` sees a GPU: all other tests are written for a CPU."""
+    if any("test_gpu" not in argument for argument in config.args):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.fixture
 def run_main(monkeypatch, capfd):
     """`run_main(module, *arguments)`: exit code and output of its main() with this command line, without another

@@ -41,7 +41,7 @@ def test_slots_that_cannot_be_pinned_are_reported_and_the_next_kernel_runs():
 
 
 def test_outputs_on_a_gpu_are_those_on_a_cpu():
-    flags = monobeast.Flags(env="PongNoFrameskip-v4", core="lstm")
+    flags = monobeast.validate(monobeast.Flags(env="PongNoFrameskip-v4", core="lstm"))
     net, observation_spaces = new_net(flags), spaces_of(flags).observations
     inputs = {
         "obs": {"obs": torch.randint(0, 256, (2, 3, *observation_spaces["obs"].shape), dtype=torch.uint8)},
@@ -55,13 +55,14 @@ def test_outputs_on_a_gpu_are_those_on_a_cpu():
     map_tensors(lambda a, b: torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3), found, expected)
 
 
-@pytest.mark.parametrize("variant", ["monobeast", "polybeast"])
+@pytest.mark.parametrize("variant", ["monobeast", "polybeast", "r2d2"])
 def test_a_run_trains_on_a_gpu_and_resumes_there(tmp_path, variant):
     if variant == "polybeast":
         pytest.importorskip("libbeast", reason="libbeast is not built: make libbeast", exc_type=ImportError)
     module = pytest.importorskip(variant)
     for total_steps in (20_000, 40_000):
         flags = {"env": "PongNoFrameskip-v4", "device": "cuda", "root": str(tmp_path), "name": "run"}
+        flags |= {"min_fill": 5000, "replay_gb": 0.3} if variant == "r2d2" else {}
         module.train(module.Flags(**flags, total_steps=total_steps, log_steps=5000, tensorboard=False))
     with open(tmp_path / "run" / "metrics.csv") as file:
         rows = list(csv.DictReader(file))

@@ -743,6 +743,23 @@ def test_statistics_that_a_gpu_has_queued_are_counted_and_told_when_a_run_saves(
     assert checkpoint.load(training.run.checkpoint_path)["counts"]["steps"] == 32
 
 
+def test_a_nan_that_a_gpu_tells_late_is_that_of_its_own_rollout():
+    learner = new_learner(small_flags(max_bad_updates=5))
+    healthy = {"reward": torch.zeros(3, 4), "group": torch.full((3, 4), 7, dtype=torch.int32)}
+    spoiled = {"reward": torch.zeros(3, 4), "group": torch.full((3, 4), 2, dtype=torch.int32)}
+    spoiled["reward"][1, 3] = math.nan
+    learner._on_their_way, learner._queued = (
+        (["steps", "is_bad"], torch.tensor([8.0, 1.0]), Arrived()),
+        (spoiled, 4, 16),
+    )
+    learner._batch, learner.first_env, learner.group_width = healthy, 8, 16
+    learner.settle()
+    assert "reward of environment 7 in group 2 (in 1 of 4 environments" in learner.bad_inputs
+    learner._on_their_way = ["steps", "is_bad"], torch.tensor([8.0, 0.0]), Arrived()
+    learner.settle()
+    assert learner.bad_inputs == "" and learner.bad_updates == 1
+
+
 def test_compile_is_asked_for_the_forward_pass_and_the_run_goes_on_with_it(tmp_path, monkeypatch):
     calls = []
 

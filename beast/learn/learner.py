@@ -31,6 +31,7 @@ class Learner:
         self.first_env, self.group_width = 0, 1  # of the rollout in hand: its first environment, counted in its group
         self.bad_inputs = ""  # NaN and Inf that the environments gave to the latest bad updates
         self._batch: dict = {}  # the rollout in hand
+        self._queued: tuple[dict, int, int] | None = None  # the rollout whose statistics are on their way
         self.laps = Laps()
         self.updating = threading.Lock()  # whoever holds it sees a learner between two updates
         self._on_their_way: tuple[list[str], torch.Tensor, torch.cuda.Event] | None = None  # a GPU's statistics
@@ -59,6 +60,8 @@ class Learner:
             self.laps.lap("device")
             arrived = torch.empty(len(stats), pin_memory=True).copy_(values, non_blocking=True)
             self._on_their_way = list(stats), arrived, torch.cuda.current_stream(device).record_event()
+            # When they arrive its slot may hold newer rows.
+            self._queued = {**self._batch, "group": self._batch["group"].clone()}, self.first_env, self.group_width
         else:
             numbers = self._count(dict(zip(stats, values.tolist())))
         if numbers and self.bad_updates_in_a_row >= self.max_bad_updates:
@@ -84,10 +87,11 @@ class Learner:
         is_bad = bool(stats.pop("is_bad"))
         self.bad_updates += is_bad
         self.bad_updates_in_a_row = self.bad_updates_in_a_row + 1 if is_bad else 0
-        if is_bad:  # a GPU has the next rollout in hand already, which an environment that is broken has spoiled, too
-            self.bad_inputs = describe_non_finite(self._batch, self.first_env, self.group_width) or self.bad_inputs
-        else:
-            self.bad_inputs = ""
+        # A GPU has the next rollout in hand by now, which a broken environment may have spoiled, too.
+        rollouts = [self._queued, (self._batch, self.first_env, self.group_width)]
+        self._queued = None
+        described = [describe_non_finite(*each) for each in rollouts if each and is_bad]
+        self.bad_inputs = next(filter(None, described), self.bad_inputs if is_bad else "")
         return stats
 
     def record_episodes(self, finished: list[tuple[float, int]]) -> None:

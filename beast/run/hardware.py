@@ -33,7 +33,8 @@ def choose_device(device: str, amp: str) -> tuple[torch.device, bool]:
     elif (chosen.index or 0) >= num_gpus:
         raise InputError(f"--device {device}: torch {torch.__version__} finds {num_gpus} GPUs; use cpu or auto")
     else:
-        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        with torch.cuda.device(chosen):  # of which the question is
+            has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     return chosen, amp == "on" or (amp == "auto" and has_bf16)
 
 
