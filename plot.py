@@ -2,7 +2,7 @@
 
     python plot.py runs/pong                                               # curve.png: return over agent steps
     python plot.py runs/a-seed1 runs/a-seed2 runs/b --x hours --out ab.png
-    python plot.py benchmarks/results/pong*.csv --x frames --average iqm --labels "two cores"
+    python plot.py benchmarks/results/pong-two-actors-seed*.csv --x frames --average iqm --labels "two actors"
 
 Runs that differ only in seed and name make one curve: the mean or the interquartile mean (IQM) over the seeds, in a
 band of 95 % bootstrap confidence or from the lowest to the highest. The legend shows the last value of each curve, and

@@ -114,7 +114,7 @@ class Flags(RunFlags):
     priority_exponent: float = 0.9
     """Sequences are drawn in proportion to their priority to this power (alpha): 0 draws all alike."""
     importance_exponent: float = 0.6
-    """How much of that the weights in the loss take back (beta): 1 takes back all."""
+    """Exponent (beta) of the importance weights, which correct the loss for it: 0 corrects nothing, 1 everything."""
     priority_eta: float = 0.9
     """A priority is this share of the largest TD error in a sequence, and the rest of their mean."""
     save_replay: bool = False

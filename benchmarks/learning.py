@@ -1,7 +1,7 @@
 """Learning curves: train a task as a user would, and keep its metrics and its curve under benchmarks/results/.
 
     python benchmarks/learning.py cartpole              # one task, seed 1
-    python benchmarks/learning.py memory --seed 2
+    python benchmarks/learning.py memory-lstm --seed 2
     python benchmarks/learning.py pong --run runs/pong  # keep a run that was already trained with the task's flags
 
 A committed CSV begins with the command, commit, hardware and seed that gave it; `python plot.py` draws it.

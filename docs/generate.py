@@ -98,7 +98,7 @@ def describe_type(kind: Any) -> str:
 
 
 def describe_default(default: Any) -> str:
-    if default in ("", (), None):
+    if default in ("", (), [], None):
         return ""
     return f"`{default:,}`" if isinstance(default, int) and default >= 10**4 else f"`{default}`"
 
@@ -164,8 +164,8 @@ def flags_page() -> str:
         "",
         "# Flags",
         "",
-        "`--help` of each program lists the same. An empty default is an empty text. A *step* is one decision of the "
-        "agent, a *frame* one of the emulator. `--preset NAME` takes other defaults ([recipes](recipes.md), "
+        "`--help` of each program lists the same. An empty default is an empty text or list. A *step* is one decision "
+        "of the agent, a *frame* one of the emulator. `--preset NAME` takes other defaults ([recipes](recipes.md), "
         "[R2D2](r2d2.md)).",
         "",
         "## Of monobeast.py and polybeast.py",

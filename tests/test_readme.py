@@ -280,8 +280,8 @@ def test_the_forks_of_the_readme_apply_and_train(tmp_path):
     for diff in diffs:
         lines = textwrap.dedent(diff).splitlines()
         old, new = ("\n".join(line[1:] for line in lines if line[:1] != sign) + "\n" for sign in "+-")
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
+        assert source.count(f"\n{old}") == 1, old  # whole lines: a diff of another depth would end a loop
+        source = source.replace(f"\n{old}", f"\n{new}")
     (tmp_path / "fork.py").write_text(source)
     (tmp_path / "my_game.py").write_text(
         "from gymnasium.envs.classic_control import CartPoleEnv\n"

@@ -40,7 +40,7 @@ class EnvFlags:
     sticky_actions: float | Literal["auto"] = "auto"
     """Atari: probability with which a frame repeats the last action; auto: 0 for -v4, 0.25 for -v5."""
     noops: int | Literal["auto"] = "auto"
-    """Atari: most no-ops at the start of a game, their number is drawn; auto: 30 for -v4, 0 for -v5."""
+    """Atari: a game begins with a number of no-ops drawn from 0 to one less than this; auto: 30 for -v4, 0 for -v5."""
     episodic_life: Literal["auto", "on", "off"] = "auto"
     """Atari: end an episode at every lost life, for the learner; auto: on for -v4, off for -v5."""
     full_action_space: Literal["auto", "on", "off"] = "auto"
@@ -58,7 +58,7 @@ class RunFlags(EnvFlags):
     mode: Literal["train", "test"] = "train"
     """train, or play whole games with a run's checkpoint (test)."""
     name: str = ""
-    """Name of the run. An existing run of this name is resumed. Empty: `<variant>-<env>-<time>`."""
+    """Name of the run. An existing run of this name is resumed. Empty: `<variant>-<env>-<time>-seed<seed>`."""
     root: str = "runs"
     """Directory that holds the runs."""
     seed: int = 1
@@ -77,7 +77,8 @@ class RunFlags(EnvFlags):
     env_timeout: float = 60.0
     """Seconds without an answer after which environments count as lost."""
     max_bad_updates: int = 10
-    """A NaN or Inf in loss or gradients ends an update there without a step. After this many in a row the run stops."""
+    """A NaN or Inf in loss or gradients stops an update before its next step. After this many such updates in a row the
+    run stops."""
 
     # Hardware.
     device: str = "auto"
@@ -89,7 +90,8 @@ class RunFlags(EnvFlags):
     """Store images with their channels innermost, the fastest order for convolutions."""
     compile: bool = False
     """torch.compile the net for learner and inference, which takes a minute at the start. On CPUs it was no faster,
-    and slower with small nets; on GPUs it was not measured. MonoBeast's --mode tune --compile measures it."""
+    and slower with small nets; on GPUs it was not measured. MonoBeast's --mode tune --compile measures it. R2D2 refuses
+    it."""
     learner_threads: int = 0
     """CPU threads of the learner; 0 takes half of the cores. Inference has one thread."""
 
@@ -160,7 +162,7 @@ def add_env_flags(parser: argparse.ArgumentParser) -> None:
     add("--resize", type=int, default=0, help="height and width of images; 0: 84 for Atari, all others as they are")
     add("--grayscale", **on_or_off, help="gray images; auto: on for Atari, off for all others")
     add("--sticky_actions", type=_auto_or(float), default="auto", help="Atari: probability of repeating an action")
-    add("--noops", type=_auto_or(int), default="auto", help="Atari: most no-ops at the start of a game")
+    add("--noops", type=_auto_or(int), default="auto", help="Atari: a game begins with fewer no-ops than this, drawn")
     add("--episodic_life", **on_or_off, help="Atari: end an episode at every lost life; auto: on for -v4, off for -v5")
     add("--full_action_space", **on_or_off, help="Atari: all 18 actions rather than the game's own; auto: off")
     add(
