@@ -4,9 +4,9 @@
     python plot.py runs/a-seed1 runs/a-seed2 runs/b --x hours --out ab.png
     python plot.py benchmarks/results/pong-two-actors-seed*.csv --x frames --average iqm --labels "two actors"
 
-Runs that differ only in seed and name make one curve: the mean or the interquartile mean (IQM) over the seeds, in a
-band of 95 % bootstrap confidence or from the lowest to the highest. The legend shows the last value of each curve, and
-the figure says what was averaged.
+Runs of one code that differ only in seed and name make one curve: the mean or the interquartile mean (IQM) over the
+seeds, in a band of 95 % bootstrap confidence or from the lowest to the highest. The legend shows the last value of each
+curve, and the figure says what was averaged.
 """
 
 from __future__ import annotations
@@ -74,16 +74,21 @@ class Flags:
 
 @dataclass
 class Curve:
-    """One run: `x` [N] in rising order, `y` [N], its flags (empty for a CSV file) and its name without the seed."""
+    """One run: `x` [N] in rising order, `y` [N], its flags (empty for a CSV file), its name without the seed, its seed,
+    and what says which code trained it."""
 
     name: str
     config: dict
     x: np.ndarray
     y: np.ndarray
+    seed: int | None = None
+    code: str = ""
 
 
 def read_curve(path: str, x_column: str, y_column: str, smooth: int = 1) -> Curve:
     """The run at `path`, a directory or a metrics.csv. Raises InputError naming the path and what it lacks."""
+    if Path(path).name == "metrics.csv" and Path(path).with_name("config.json").exists():
+        path = str(Path(path).parent)
     is_run = Path(path).is_dir()
     file = Path(path) / "metrics.csv" if is_run else Path(path)
     try:
@@ -113,8 +118,12 @@ def read_curve(path: str, x_column: str, y_column: str, smooth: int = 1) -> Curv
         raise InputError(f"{file}: has no values of {y_column} yet; train longer, or draw another column with --y")
     config = read_json(Path(path) / "config.json", missing={}) if is_run else {}
     name = Path(path).resolve().name if is_run else file.stem
-    name = re.sub(r"(^|[-_. ])(seed|s)[-_]?\d+(?=$|[-_. ])", "", name) or name
-    return Curve(name, config, table[:, 0], running_mean(table[:, 1], smooth))
+    in_name = re.search(r"(?:^|[-_. ])(?:seed|s)[-_]?(\d+)(?=$|[-_. ])", name)
+    seed = config.get("seed", int(in_name[1]) if in_name else None)
+    start = (read_json(Path(path) / "meta.json", missing={}).get("starts") or [{}])[-1] if is_run else {}
+    code = json.dumps([start.get(part) for part in ("commit", "diff", "untracked")])
+    name = (name.replace(in_name[0], "") if in_name else name) or name
+    return Curve(name, config, table[:, 0], running_mean(table[:, 1], smooth), seed, code)
 
 
 def running_mean(y: np.ndarray, rows: int) -> np.ndarray:
@@ -126,12 +135,28 @@ def running_mean(y: np.ndarray, rows: int) -> np.ndarray:
 
 
 def group_seeds(curves: Iterable[Curve]) -> list[list[Curve]]:
-    """Groups of curves that differ only in seed and name, in the order of their first curves."""
+    """Groups of curves that differ only in seed and name, in the order of their first curves.
+
+    A seed that is there twice means another experiment, most often an edited agent: then code or names divide a group.
+    """
     groups: dict[str, list[Curve]] = {}
     for curve in curves:
         flags = {flag: value for flag, value in curve.config.items() if flag not in SAME_CURVE}
         groups.setdefault(json.dumps(flags, sort_keys=True) if flags else curve.name, []).append(curve)
-    return list(groups.values())
+    return [part for group in groups.values() for part in divide_by_seeds(group)]
+
+
+def divide_by_seeds(group: list[Curve]) -> list[list[Curve]]:
+    """Parts of a group in each of which no seed is there twice, divided by code, else by name, else one by one."""
+    if len({curve.seed for curve in group}) == len(group):
+        return [group]
+    for kind in ("code", "name"):
+        parts: dict[str, list[Curve]] = {}
+        for curve in group:
+            parts.setdefault(getattr(curve, kind), []).append(curve)
+        if len(parts) > 1:
+            return [smaller for part in parts.values() for smaller in divide_by_seeds(part)]
+    return [[curve] for curve in group]
 
 
 def label_groups(groups: list[list[Curve]], chosen: Sequence[str] = ()) -> list[str]:

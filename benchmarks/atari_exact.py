@@ -18,6 +18,7 @@ import platform
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,7 +99,7 @@ def main():
         parser.error(f"libatari does not know {' '.join(unknown)}")
     git = ["git", "describe", "--always", "--dirty"]
     flags.commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    rows = read_rows(flags.out) if flags.out.exists() and flags.games else {}
+    rows = read_rows(flags.out) if flags.out.exists() else {}  # they stay until they are measured anew
     # Games with rules are what one waits for.
     games = sorted(flags.games or GAMES, key=lambda game: (not GAMES[game]["has_rules"], game))
     flags.out.parent.mkdir(exist_ok=True)
@@ -110,7 +111,8 @@ def main():
             with flags.out.open("w", newline="") as file:
                 seeds = " ".join(map(str, flags.seeds))
                 file.write(f"# python benchmarks/atari_exact.py --frames {flags.frames} --seeds {seeds} ")
-                file.write(f"--sticky {flags.sticky}; ale-py 0.12.1; {cpu_name()}, {os.cpu_count()} cores\n")
+                file.write(f"--sticky {flags.sticky}; ale-py {metadata.version('ale-py')}; ")
+                file.write(f"{cpu_name()}, {os.cpu_count()} cores\n")
                 table = csv.DictWriter(file, COLUMNS)
                 table.writeheader()
                 table.writerows(rows[name] for name in sorted(rows))

@@ -156,12 +156,27 @@ def fleeting_servers(kills: list[int]) -> Iterator[None]:
             server.wait()
 
 
+def code_of(start: dict) -> str:
+    """The commit of a run's start, and whether other code than it has trained."""
+    diffs = [line for line in (start["diff"] or "").splitlines() if line.startswith("diff --git")]
+    is_dirty = any("benchmarks/results/" not in line for line in diffs)  # other results are no part of the code
+    is_dirty |= any(name.endswith(".py") for name in start.get("untracked") or {})
+    return f"{start['commit']}{' with uncommitted changes' if is_dirty else ''}"
+
+
+def hardware_of(start: dict) -> str:
+    cores = start.get("usable_cores") or start["cores"]
+    return f"{start['cpu']}, {cores} cores, {' and '.join(start['gpus']) or 'no GPU'}"
+
+
 def main(options: Options) -> None:
     if options.task not in TASKS:
         sys.exit(f"error: no task is called {options.task!r}; there are {', '.join(TASKS)}")
     name = f"{options.task}-seed{options.seed}"
     path = Path(options.run or os.path.join(options.root, name))
     kills: list[int] = []
+    metrics = path / "metrics.csv"
+    before = metrics.read_text() if metrics.exists() else ""
     if not options.run:
         script = "polybeast.py" if options.task.endswith(("-poly", "-dial")) else "monobeast.py"
         script = "r2d2.py" if options.task.startswith("r2d2-") else script
@@ -171,24 +186,29 @@ def main(options: Options) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))}
         with fleeting_servers(kills) if options.task.endswith("-dial") else contextlib.nullcontext():
             subprocess.run(command, check=True, env=environment)
-    start = json.loads((path / "meta.json").read_text())["starts"][-1]
+    starts = json.loads((path / "meta.json").read_text())["starts"]
+    if len(starts) > 1 and not options.run and metrics.read_text() == before:
+        starts.pop()  # the run was finished: this start has trained nothing
+    start = starts[-1]
     config = json.loads((path / "config.json").read_text())
-    diffs = [line for line in (start["diff"] or "").splitlines() if line.startswith("diff --git")]
-    is_dirty = any("benchmarks/results/" not in line for line in diffs)  # other results are no part of the code
     ran = " ".join([os.path.basename(start["argv"][0]), *start["argv"][1:]])
     ran = re.sub(r" --root \S+", "", ran)  # where it lay on somebody's disk
     header = [
         f"# command: python benchmarks/learning.py {options.task} --seed {config['seed']}",
         f"# which ran: python {ran}",
-        f"# commit: {start['commit']}{' with uncommitted changes' if is_dirty else ''}",
-        f"# hardware: {start['cpu']}, {start['cores']} cores, {' and '.join(start['gpus']) or 'no GPU'}",
+        f"# commit: {code_of(start)}",
+        f"# hardware: {hardware_of(start)}",
         f"# seed: {config['seed']}",
     ]
+    origins = dict.fromkeys(f"commit {code_of(each)[:7]} on {hardware_of(each)}" for each in starts)
+    remarks = [f"resumed: {', then '.join(origins)}"] if len(origins) > 1 else []
     if kills:
-        header.append(f"# remark: one of three env servers was killed {len(kills)} times, 30 s after each start")
+        remarks.append(f"one of three env servers was killed {len(kills)} times, 30 s after each start")
+    if remarks:
+        header.append(f"# remark: {'; '.join(remarks)}")
     RESULTS.mkdir(parents=True, exist_ok=True)
     output = RESULTS / f"{options.task}-seed{config['seed']}.csv"
-    output.write_text("\n".join(header) + "\n" + (path / "metrics.csv").read_text())
+    output.write_text("\n".join(header) + "\n" + metrics.read_text())
     subprocess.run(
         [sys.executable, str(ROOT / "plot.py"), str(output), "--out", str(output.with_suffix(".png"))], check=True
     )

@@ -65,7 +65,9 @@ class Options:
 
 
 def main(options: Options) -> None:
-    from beast.run.directory import cpu_model, git, usable_cores
+    from beast.run.directory import code_version, cpu_model, usable_cores
+
+    commit = code_version(ROOT)  # before anybody edits it
 
     path = Path(options.root) / f"soak-{options.variant}"
     if path.exists():
@@ -105,7 +107,7 @@ def main(options: Options) -> None:
     lines = [
         f"# {options.minutes:.0f} minutes of {options.variant}.py on {options.env}",
         "",
-        f"{cpu_model()}, {usable_cores()} cores, commit {(git(ROOT, 'rev-parse', 'HEAD') or 'unknown')[:10]}; "
+        f"{cpu_model()}, {usable_cores()} cores, commit {commit}; "
         f"{float(rows[-1]['step']):,.0f} steps, {max(sample['processes'] for sample in samples):.0f} processes, the "
         f"first {warmup:.1f} minutes left out.",
         "",
@@ -167,6 +169,8 @@ def describe(what: str, points: list[tuple[float, float]], warmup: float, minute
     parts: list[list[tuple[float, float]]] = [[] for _ in range(PARTS)]
     for point in points:
         parts[min(int((point[0] - warmup) / width), PARTS - 1)].append(point)
+    if not all(parts):
+        return f"| {what} | | | | | not known: {len(points)} values, and parts of the run without any |", False
     x = np.array([statistics.fmean(minute for minute, _ in part) / 60 for part in parts])
     y = np.array([statistics.fmean(value for _, value in part) for part in parts])
     slope, start = np.polyfit(x, y, 1)

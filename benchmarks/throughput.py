@@ -82,8 +82,9 @@ def main(options: Options) -> None:
     import tyro
 
     import monobeast
-    from beast.run.directory import cpu_model, git, usable_cores
+    from beast.run.directory import code_version, cpu_model, usable_cores
 
+    commit = code_version(ROOT)  # before anybody edits it
     monobeast.keep_freed_memory()
     arguments = ["--env", options.env, *options.arguments.split()]
     odd: list[int] = []
@@ -137,7 +138,8 @@ def main(options: Options) -> None:
     gpus = [monobeast.torch.cuda.get_device_name()] if is_on_gpu else []
     result = {
         "command": shlex.join(["python", "benchmarks/throughput.py", *sys.argv[1:]]),
-        "commit": git(ROOT, "rev-parse", "HEAD"),
+        "commit": commit,
+        "atari_backend": monobeast.probe_env(monobeast.create_env, defaults).atari_backend,
         "hardware": ", ".join([cpu_model(), f"{usable_cores()} cores", *gpus]),
         "cores": usable_cores(),
         "torch": monobeast.torch.__version__,

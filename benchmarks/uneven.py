@@ -44,9 +44,10 @@ class Options:
 
 
 def main(options: Options) -> None:
-    from beast.run.directory import cpu_model, git, usable_cores
+    from beast.run.directory import code_version, cpu_model, usable_cores
 
     checkouts = {"this": ROOT, **({"other": Path(options.against).resolve()} if options.against else {})}
+    commits = {name: code_version(checkout) for name, checkout in checkouts.items()}  # before anybody edits them
     found: dict[str, dict[str, list[float]]] = {name: {"alone": [], "uneven": []} for name in checkouts}
     for repeat in range(options.repeats):
         for name, checkout in checkouts.items():
@@ -55,7 +56,7 @@ def main(options: Options) -> None:
             print(f"repetition {repeat + 1}, {name}: {found[name]}", flush=True)
     result = {
         "command": shlex.join(["python", "benchmarks/uneven.py", *sys.argv[1:]]),
-        "commits": {name: git(checkout, "rev-parse", "HEAD") for name, checkout in checkouts.items()},
+        "commits": commits,
         "hardware": f"{cpu_model()}, {usable_cores()} cores",
         "found": found,
     }
@@ -73,7 +74,9 @@ def steps_per_second(checkout: Path, options: Options, num_actors: int, factor: 
         paths = [str(ROOT / "benchmarks"), str(checkout)]
         variables = {"UNEVEN_LOCK": os.path.join(directory, "lock"), "UNEVEN_FACTOR": str(factor)}
         environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(paths)}
-        subprocess.run(command, check=True, env=environment, stderr=subprocess.DEVNULL)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"error: {' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
         with open(os.path.join(directory, "run", "metrics.csv")) as file:
             rows = [(3600 * float(row["hours"]), int(row["step"])) for row in csv.DictReader(file)]
     rows = [row for row in rows if row[0] >= options.warmup]

@@ -231,6 +231,12 @@ class Run:
         return next((row for row, value in enumerate(self.returns) if value >= self.aim), None)
 
 
+def short(commit: str) -> str:
+    """The first digits of a commit, and what follows it."""
+    commit, _, changes = commit.partition(" ")
+    return f"{commit[:7]} {changes}".strip()
+
+
 def machine_of(hardware: str) -> str:
     """`AMD EPYC, 2 cores` for all ways in which the files say that."""
     processor = re.search(r"AMD \w+|Intel\(R\) \w+\(R\)|Intel \w+|Apple \w+", hardware)
@@ -332,7 +338,6 @@ def learning_section(runs: list[Run]) -> list[str]:
                 command = f"python benchmarks/learning.py {task} --seed {run.header['seed']}"
                 if run.header["command"] != command:
                     remarks.append(f"`{run.header['command']}`")
-                commit, _, changes = run.header["commit"].partition(" ")
                 reached = run.reached
                 rows.append(
                     (
@@ -344,7 +349,7 @@ def learning_section(runs: list[Run]) -> list[str]:
                         f"{60 * run.hours[-1]:.1f}",
                         "" if reached is None else f"{run.steps[reached]:,.0f}",
                         "" if reached is None else f"{60 * run.hours[reached]:.1f}",
-                        f"{commit[:7]} {changes}".strip(),
+                        short(run.header["commit"]),
                         files,
                         in_cell("; ".join(remarks)),
                     )
@@ -405,7 +410,7 @@ def throughput_section(results: dict[Path, dict]) -> list[str]:
                             num_envs,
                             VARIANTS[variant],
                             *speed_cells(found[variant]),
-                            result["commit"][:7],
+                            short(result["commit"]),
                             link(path.with_suffix(".md"), "report"),
                         )
                     )
@@ -451,16 +456,17 @@ def peers_section() -> list[str]:
     rows = []
     for path in sorted(RESULTS.glob("peers*.json")):
         result = read_json(path)
-        ours = result["runs"]["MonoBeast"]
+        ours, lstm = result["runs"]["MonoBeast"], ", LSTM" if result["lstm"] else ""
+        emulator = {"beast": "Beast's emulator", "ale": "ale-py's emulator"}[result["atari_backend"]]
         for name, values in result["runs"].items():
             ratios = [a / b for a, b in zip(ours, values)]
             rows.append(
                 (
-                    name + (", LSTM" if result["lstm"] else ""),
+                    name + (f", {emulator}" if name.startswith("MonoBeast") else "") + lstm,
                     spread(values),
                     "" if name == "MonoBeast" else spread(ratios, ".2f"),
                     machine_of(result["hardware"]),
-                    result["commit"][:7],
+                    short(result["commit"]),
                     f"{link(path.with_suffix('.md'), 'report')}: `{result['command']}`",
                 )
             )

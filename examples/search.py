@@ -11,7 +11,11 @@ def objective(trial: optuna.Trial) -> float:
     learning_rate = trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True)
     entropy_cost = trial.suggest_float("entropy_cost", 1e-3, 1e-1, log=True)
     flags = Flags(env="CartPole-v1", total_steps=30_000, learning_rate=learning_rate, entropy_cost=entropy_cost)
-    return train(flags).mean_return
+    result = train(flags)
+    if result.stopped_by:  # SIGTERM or SIGHUP: this trial is not done, and no other begins
+        trial.study.stop()
+        raise optuna.TrialPruned
+    return result.mean_return
 
 
 if __name__ == "__main__":

@@ -208,6 +208,31 @@ def test_a_soak_sees_the_memory_of_all_processes_of_a_run():
 def test_the_speed_of_a_peer_is_that_of_its_last_seconds():
     compare = load("peers/compare.py")
     points = [(0.0, 0.0), (10.0, 5000.0), (20.0, 6000.0), (30.0, 7000.0)]
-    assert compare.rate(points, 20.0, "") == 100.0
+    assert compare.rate(points, 10.0, 20.0, "") == 100.0
     with pytest.raises(RuntimeError, match="no 40 seconds of training were reported:\nsomething failed"):
-        compare.rate(points, 40.0, "something failed")
+        compare.rate(points, 20.0, 20.0, "something failed")
+
+
+def test_a_peer_whose_learner_has_died_has_no_speed():
+    points = [(float(t), 700.0 * min(t, 80)) for t in range(0, 141, 5)]  # it goes on to report
+    with pytest.raises(RuntimeError, match="training stood still for 60 seconds"):
+        load("peers/compare.py").rate(points, 20.0, 120.0, "")
+
+
+def test_a_soak_whose_run_has_no_value_in_some_part_says_so():
+    line, is_flat = load("soak.py").describe("steps/s", [(t, 5.0) for t in range(0, 11, 2)], 0.0, 11.0)
+    assert "not known: 6 values" in line and not is_flat
+
+
+def test_the_results_of_a_resumed_task_name_all_its_commits(tmp_path, monkeypatch):
+    learning = load("learning.py")
+    (tmp_path / "metrics.csv").write_text("step,frames,hours,charts/episodic_return\n10,10,0.1,1\n20,20,0.2,2\n")
+    (tmp_path / "config.json").write_text('{"seed": 3}')
+    start = {"argv": ["monobeast.py"], "diff": "", "untracked": {}, "cpu": "AMD EPYC", "cores": 2, "gpus": []}
+    starts = [start | {"commit": "a" * 40}, start | {"commit": "b" * 40, "untracked": {"my_env.py": ""}}]
+    (tmp_path / "meta.json").write_text(json.dumps({"starts": starts}))
+    monkeypatch.setattr(learning, "RESULTS", tmp_path / "results")
+    learning.main(learning.Options("pong", run=str(tmp_path)))
+    header = (tmp_path / "results" / "pong-seed3.csv").read_text()
+    assert f"# commit: {'b' * 40} with uncommitted changes\n" in header
+    assert "# remark: resumed: commit aaaaaaa on AMD EPYC, 2 cores, no GPU, then commit bbbbbbb on" in header

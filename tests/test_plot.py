@@ -35,6 +35,37 @@ def test_runs_that_differ_in_seed_and_name_alone_are_one_curve(tmp_path):
     assert plot.label_groups(groups) == ["core none (2 seeds)", "core lstm"]
 
 
+def test_an_edited_agent_is_no_second_seed_of_the_one_before_the_edit(tmp_path):
+    paths = [make_run(tmp_path / f"{name}{seed}", [1, 2], seed=seed) for name in ("mine", "base") for seed in (1, 2)]
+    assert [len(group) for group in plot.group_seeds(read(paths))] == [1] * 4, "nothing tells which belong together"
+    for path in paths:
+        diff = "+ my loss" if "mine" in path else ""
+        Path(path, "meta.json").write_text(json.dumps({"starts": [{"commit": "abc", "diff": diff, "untracked": {}}]}))
+    groups = plot.group_seeds(read(paths))
+    assert [[curve.name for curve in group] for group in groups] == [["mine1", "mine2"], ["base1", "base2"]]
+    Path(paths[1], "meta.json").write_text("{}")
+    assert len(plot.group_seeds(read(paths[:2]))) == 1, "different seeds may be of different commits"
+
+
+def test_metrics_files_of_run_directories_are_those_runs(tmp_path):
+    runs = [make_run(tmp_path / name, [1, 2], seed=1, core=name) for name in ("none", "lstm")]
+    groups = plot.group_seeds(read([f"{run}/metrics.csv" for run in runs]))
+    assert plot.label_groups(groups) == ["core none", "core lstm"]
+    for run in runs:
+        Path(run, "config.json").unlink()
+    assert len(plot.group_seeds(read([f"{run}/metrics.csv" for run in runs]))) == 2, "nothing says that they are alike"
+
+
+def test_the_figure_draws_what_it_names(tmp_path, monkeypatch, run_main):
+    curves, drawn, draw = seeds_of(tmp_path, [*range(19), 1e6]), [], plot.draw
+    figure = draw([curves], plot.Flags(paths=("a",), average="iqm"))
+    assert figure.axes[0].get_legend().get_texts()[0].get_text().endswith(": 9.5")
+    assert plot.average_and_band(curves, "iqm", points=2)[3][0] < 20, "the band is that of the interquartile mean"
+    monkeypatch.setattr(plot, "draw", lambda groups, flags: drawn.append(groups) or draw(groups, flags))
+    run_main(plot, make_run(tmp_path / "b", [1, 2, 3]), "--smooth", "2", "--out", str(tmp_path / "x.png"))
+    assert drawn[0][0][0].y.tolist() == [1, 1.5, 2.5]
+
+
 def test_an_evaluation_is_drawn_at_the_step_of_its_weights(tmp_path):
     rows = [
         "step,frames,hours,eval/step,eval/episodic_return",

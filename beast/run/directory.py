@@ -218,6 +218,12 @@ def git(directory: Path, *command: str) -> str | None:
     return None
 
 
+def code_version(code: Path) -> str:
+    """The commit of a checkout, followed by ` with uncommitted changes` where Python or C++ files differ from it."""
+    changed = git(code, "status", "--porcelain", "--", "*.py", "csrc")
+    return (git(code, "rev-parse", "HEAD") or "unknown") + (" with uncommitted changes" if changed else "")
+
+
 def usable_cores() -> int:
     """The number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

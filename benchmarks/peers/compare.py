@@ -48,6 +48,7 @@ TASK = (
     " --num_batches_per_epoch 1 --num_epochs 1 --normalize_input False --normalize_returns False"
     " --train_for_env_steps 1000000000 --save_every_sec 100000 --save_best_every_sec 100000"
 )
+EMULATORS = {"beast": "Beast's emulator", "ale": "ale-py"}
 LSTM = "--use_rnn True --rnn_type lstm --rnn_size 512 --recurrence 20"
 
 
@@ -77,8 +78,9 @@ class Options:
 
 def main(options: Options) -> None:
     import monobeast
-    from beast.run.directory import cpu_model, git
+    from beast.run.directory import code_version, cpu_model, usable_cores
 
+    commit = code_version(ROOT)  # before anybody edits it
     flags = monobeast.Flags(env="BreakoutNoFrameskip-v4", batch_width=32)
     if options.lstm:
         flags = replace(flags, core="lstm", core_size=512)
@@ -120,14 +122,11 @@ def main(options: Options) -> None:
     if options.fp32:
         turns["MonoBeast, --amp off"] = (mono, f"{best['MonoBeast']} --amp off")
     runs: dict[str, list[float]] = {name: [] for name in turns}
-    for repeat in range(options.repeats):
-        for name, (measure, setting) in turns.items():
-            runs[name].append(measure(setting, options.seconds))
-        print(f"repetition {repeat + 1}: " + ", ".join(f"{k} {v[-1]:,.0f}" for k, v in runs.items()), flush=True)
     result = {
         "command": "python benchmarks/peers/compare.py " + " ".join(map(shlex.quote, sys.argv[1:])),
-        "commit": git(ROOT, "rev-parse", "HEAD"),
-        "hardware": f"{cpu_model()}, {os.cpu_count()} cores",
+        "commit": commit,
+        "hardware": f"{cpu_model()}, {usable_cores()} cores",
+        "atari_backend": monobeast.probe_env(monobeast.create_env, flags).atari_backend,
         "versions": [versions(python) for python in pythons],
         "best": best,
         "sweeps": sweeps,
@@ -137,10 +136,15 @@ def main(options: Options) -> None:
     }
     path = Path(options.out) / ("peers-lstm" if options.lstm else "peers")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    text = report(result)
-    path.with_suffix(".md").write_text(text)
-    print(text)
+    for repeat in range(options.repeats):
+        turn = {name: measure(setting, options.seconds) for name, (measure, setting) in turns.items()}
+        for name, value in turn.items():
+            runs[name].append(value)
+        print(f"repetition {repeat + 1}: " + ", ".join(f"{k} {v:,.0f}" for k, v in turn.items()), flush=True)
+        # Written after each: the next one may fail.
+        path.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+        path.with_suffix(".md").write_text(report(result))
+    print(report(result))
 
 
 def report(result: dict) -> str:
@@ -171,6 +175,8 @@ def report(result: dict) -> str:
             )
     lines += [
         "",
+        f"MonoBeast plays on {EMULATORS[result['atari_backend']]}, the peers on ale-py.",
+        "",
         "MonoBeast computes in bf16 where the CPU has it (`--amp auto`; heads, loss and optimizer in fp32), the peers "
         "in fp32.",
         "",
@@ -189,10 +195,11 @@ def report(result: dict) -> str:
 
 def install(venv: str, requirements: str) -> str:
     """The Python of a peer's virtual environment."""
-    python = Path(venv) / "bin" / "python"
-    if not python.exists():
+    python, installed = Path(venv) / "bin" / "python", Path(venv) / ".installed"
+    if not installed.exists():
         subprocess.run([sys.executable, "-m", "venv", venv], check=True)
         subprocess.run([str(python), "-m", "pip", "install", "-r", str(HERE / requirements)], check=True)
+        installed.touch()
     return str(python)
 
 
@@ -225,14 +232,18 @@ def measure_peer(command: list[str], log: str, parse: Callable[[str], list], war
             with contextlib.suppress(ProcessLookupError):  # it failed at its start, which `rate` will tell
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        return rate(points, seconds, text)
+        return rate(points, warmup, seconds, text)
 
 
-def rate(points: list[tuple[float, float]], seconds: float, output: str) -> float:
-    """Agent steps/s over the last `seconds` of points (time, agent steps)."""
-    if not points or points[-1][0] - points[0][0] < seconds:
-        raise RuntimeError(f"no {seconds:.0f} seconds of training were reported:\n{output[-4000:]}")
+def rate(points: list[tuple[float, float]], warmup: float, seconds: float, output: str) -> float:
+    """Agent steps/s over the last `seconds` of points (time, agent steps). Raises RuntimeError if they are too few, or
+    if the steps stood still for a third of that time: Sample Factory goes on to report when its learner has died."""
+    if not points or points[-1][0] - points[0][0] < warmup + seconds:
+        raise RuntimeError(f"no {warmup + seconds:.0f} seconds of training were reported:\n{output[-4000:]}")
     measured = [point for point in points if point[0] >= points[-1][0] - seconds]
+    last_move = max((at for (at, step), (_, before) in zip(points[1:], points) if step > before), default=points[0][0])
+    if points[-1][0] - last_move > seconds / 3:
+        raise RuntimeError(f"training stood still for {points[-1][0] - last_move:.0f} seconds:\n{output[-4000:]}")
     (first_second, first_step), (last_second, last_step) = measured[0], measured[-1]
     return (last_step - first_step) / (last_second - first_second)
 

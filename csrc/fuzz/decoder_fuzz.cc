@@ -5,7 +5,10 @@
 // The input is split into a stream of messages. Its first byte is the size of the pieces in which the messages arrive.
 // Each message follows its length in two bytes. The first message is read as a hello, the others as rows.
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+#include <google/protobuf/stubs/common.h>
+#if GOOGLE_PROTOBUF_VERSION < 4022000
 #include <google/protobuf/stubs/logging.h>
+#endif
 
 #include <algorithm>
 #include <cstdint>
@@ -79,7 +82,9 @@ void read_rows(const beast::StreamSpec& spec, const uint8_t* data, size_t size, 
 }  // namespace
 
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
+#if GOOGLE_PROTOBUF_VERSION < 4022000
   google::protobuf::SetLogHandler(nullptr);  // it logs every string that is not UTF-8
+#endif
   return 0;
 }
 

@@ -195,10 +195,13 @@ def main(options: Options) -> None:
                     f"{caller.num_rollouts} + {listening.num_rollouts} rollouts",
                     flush=True,
                 )
+        if errors:  # the proxies would go on until all their cuts are made
+            for process in proxies:
+                process.kill()
         killed = [life for life in list(lives.values()) if life.has_ended]
         time.sleep(2)  # what the queues hold arrives
         lost = sum(life.rollouts < (life.actions - 1) // T for life in killed)
-        cut = [int(process.stdout.read().split()[0]) for process in proxies]
+        cut = [int((process.stdout.read().split() or [0])[0]) for process in proxies]
         caller.close(), listening.close()
     seconds, num_rollouts = time.monotonic() - began, caller.num_rollouts + listening.num_rollouts
     print(
