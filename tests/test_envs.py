@@ -1142,3 +1142,19 @@ def test_a_film_of_atari_is_in_color_and_ends_with_the_first_game(tmp_path):
     frames = imageio.mimread(path, memtest=False)
     assert len(frames) == 10 and frames[0].shape == (420, 320, 3)
     assert np.ptp(frames[0].astype(int), axis=2).max() > 50, "Breakout's bricks are red"
+
+
+def test_the_protocols_are_those_of_the_papers(monkeypatch):
+    made, original = [], AtariVectorEnv.__init__
+
+    def note(self, game, num_envs, **settings):
+        made.append(settings)
+        original(self, game, num_envs, **settings)
+
+    monkeypatch.setattr(AtariVectorEnv, "__init__", note)
+    for env_id, sticky, noops in (("PongNoFrameskip-v4", 0.0, 30), ("ALE/Pong-v5", 0.25, 0)):
+        envs.make(env_id, 1, atari_backend="ale").close()
+        expected = {"repeat_action_probability": sticky, "noop_max": noops, "max_num_frames_per_episode": 108_000}
+        assert expected.items() <= made[-1].items() and made[-1]["frameskip"] == 4
+    pytest.importorskip("minatar")
+    assert envs.make("MinAtar/SpaceInvaders-v0", 1).envs[0].unwrapped._game.ramping

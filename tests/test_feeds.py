@@ -1,7 +1,9 @@
 """Feeds: slow groups, old rollouts, where rollouts come from, batches that an update edits, weights on their way."""
 
+import collections
 import dataclasses
 
+import lock_step
 import numpy as np
 import pytest
 import torch
@@ -215,3 +217,31 @@ def test_rows_say_of_which_group_they_are_before_they_are_answered(monkeypatch):
     for _ in range(4):
         lock_step.next_rollout()
     assert origins == {(0, 0), (1, 0)}
+
+
+class Together(LocalActors):
+    """All groups that are ready, as a GPU answers them."""
+
+    def wait(self, timeout):
+        ready, self._ready = list(self._ready), collections.deque()
+        return ready, []
+
+
+def test_groups_that_are_answered_together_get_their_own_columns(monkeypatch):
+    answered = []
+
+    def acting(feed):
+        while feed.slots.may_act():
+            if ready := feed._ready_groups():
+                answered.append(len(ready))
+                yield feed._rows(ready)
+
+    monkeypatch.setattr(lock_step, "LocalActors", Together)
+    monkeypatch.setattr(SharedMemoryFeed, "acting", acting)
+    test = LockStep(small_flags(core="lstm", num_slots=4))
+    for _ in range(12):
+        rollout, core_state = test.next_rollout()
+        with torch.no_grad():
+            values = test.net(rollout, core_state)[1]
+        torch.testing.assert_close(values[:-1], rollout["baseline"][1:], rtol=1e-5, atol=1e-5)
+    assert max(answered) == 2

@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from gymnasium import spaces
 from lock_step import LockStep, new_learner, new_net, small_flags, spaces_of, step
 
 import monobeast
+import r2d2
 from beast.envs.rows import rollout_fields
 from beast.feeds import shared_memory
 from beast.feeds.actors import ActorProcesses
@@ -32,6 +35,7 @@ from beast.learn.nests import map_tensors
 from beast.run import checkpoint, command_line
 from beast.run.directory import Run
 from beast.run.hardware import num_learner_threads, use_threads
+from beast.run.profile import Laps
 from monobeast import Flags, Net
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -869,3 +873,111 @@ def test_a_return_that_is_no_number_does_not_stop_best_pt(tmp_path, bad):
     old["counts"]["best"] = math.inf  # as an earlier version saved it
     learner.load_state_dict(old)
     assert learner.best == -math.inf
+
+
+@pytest.mark.parametrize("batch_width", [2, 8])
+def test_every_batch_begins_with_the_core_state_of_its_own_columns(batch_width):
+    lock_step = LockStep(small_flags(core="lstm", batch_width=batch_width))
+    for _ in range(12):
+        rollout, core_state = lock_step.next_rollout()
+        with torch.no_grad():
+            policy_logits, values, _ = lock_step.net(rollout, core_state)
+        torch.testing.assert_close(policy_logits[:-1], rollout["policy_logits"][1:], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(values[:-1], rollout["baseline"][1:], rtol=1e-5, atol=1e-5)
+
+
+def test_every_group_life_start_and_seed_has_environments_of_its_own(tmp_path):
+    seeds, noise = [], []
+    for name, seed in (("a", 1), ("a", 1), ("b", 2)):  # the second is another start of "a"
+        flags = small_flags(root=str(tmp_path), name=name, seed=seed)
+        with monobeast.Training("mono", flags, new_learner(flags), set(), frames_per_step=1) as training:
+            noise.append(training.generator.initial_seed())
+            seeds += [training.env_seed(group, life) for group in range(3) for life in range(3)]
+            training.save()
+    assert len(set(seeds)) == 27 and noise[0] != noise[2]
+
+
+@pytest.mark.parametrize(
+    "env, clip, normalize",
+    [("PongNoFrameskip-v4", 1.0, "off"), ("ALE/Pong-v5", 1.0, "off"), ("CartPole-v1", 0.0, "on")],
+)
+def test_rewards_are_clipped_for_atari_and_returns_normalized_elsewhere(env, clip, normalize):
+    flags = monobeast.validate(Flags(env=env))
+    assert (flags.reward_clip, flags.normalize_returns) == (clip, normalize)
+
+
+def test_best_pt_keeps_the_best_and_is_left_to_evaluations_where_there_are_any(tmp_path):
+    for name, evaluations in (("a", None), ("b", object())):
+        flags = small_flags(root=str(tmp_path), name=name)
+        learner = new_learner(flags)
+        with monobeast.Training("mono", flags, learner, set(), frames_per_step=1) as training:
+            training._evaluations = evaluations
+            for mean in (5.0, 3.0):
+                learner.record_episodes([(mean, 10)] * 100)
+                learner.steps += 1
+                training.save()
+            assert training.run.best_path.exists() == (evaluations is None)
+            assert evaluations or checkpoint.load(training.run.best_path)["counts"]["steps"] == 1
+
+
+def test_a_checkpoints_state_is_a_copy_taken_between_two_updates(tmp_path, monkeypatch):
+    flags = small_flags(root=str(tmp_path), name="run")
+    learner, locked = new_learner(flags), []
+    with monobeast.Training("mono", flags, learner, set(), frames_per_step=1) as training:
+        kept = training._state()["net"]["policy.weight"]
+        learner.net.policy.weight.data.add_(1)
+        assert not torch.equal(kept, learner.net.policy.weight)
+        state = training._state
+        monkeypatch.setattr(training, "_state", lambda: locked.append(learner.updating.locked()) or state())
+        training.save()
+    assert locked == [True]
+
+
+def test_checkpoints_are_minutes_apart(tmp_path, monkeypatch):
+    limits = {"total_minutes": 0.03, "checkpoint_minutes": 0.004}
+    flags = small_flags(root=str(tmp_path), name="run", tensorboard=False, **limits)
+    closed, saves = threading.Event(), []
+    feed = types.SimpleNamespace(close=closed.set, laps=Laps(), workers={}, cores={}, measure=lambda *_: {})
+    with monobeast.Training("mono", flags, new_learner(flags), set(), frames_per_step=1) as training:
+        monkeypatch.setattr(training, "save", lambda: saves.append(1))
+        training.train(feed, closed.wait, closed.wait, "")
+    assert len(saves) >= 2, "one of them at the end"
+
+
+@pytest.mark.parametrize("module", [monobeast, r2d2])
+def test_every_seed_has_initial_weights_of_its_own(monkeypatch, tmp_path, module):
+    nets, original = [], module.make_learner
+
+    def stop(*arguments):
+        nets.append(list(original(*arguments).net.parameters()))
+        raise InterruptedError
+
+    monkeypatch.setattr(module, "make_learner", stop)
+    for seed in (1, 2, 1):
+        with pytest.raises(InterruptedError):
+            module.train(module.Flags(env="CartPole-v1", seed=seed, root=str(tmp_path), num_actors=1))
+    assert [all(map(torch.equal, nets[0], net)) for net in nets] == [True, False, True]
+
+
+def test_what_was_played_says_after_how_many_steps(tmp_path):
+    flags, path = small_flags(mode="test", name="run", episodes=1), tmp_path / "checkpoint.pt"
+    learner = new_learner(flags)
+    learner.steps, learner.updates = 1234, 5
+    checkpoint.save(path, {"config": dataclasses.asdict(flags), **learner.state_dict()})
+    assert monobeast.test(dataclasses.replace(flags, checkpoint=str(path)))["steps"] == 1234
+
+
+def test_a_row_of_metrics_is_of_the_updates_since_the_last_one_but_for_skipped_ones(tmp_path):
+    flags = small_flags(root=str(tmp_path), name="run", tensorboard=False)
+    learner = new_learner(flags)
+    with monobeast.Training("mono", flags, learner, set(), frames_per_step=1) as training:
+        training._feed, training._row_steps = types.SimpleNamespace(measure=lambda *_: {}), 0
+        training._metrics = types.SimpleNamespace(write=lambda *row: None)
+        for steps, losses in ((100, (1.0, math.nan)), (1100, (3.0, 5.0))):
+            training._row_began, learner.steps = time.monotonic() - 10, steps
+            for loss in losses:
+                training._gather({"losses/grad_norm": loss, "losses/total_loss": loss, "stats/policy_lag_max": 0.0})
+            training._write_metrics()
+            expected = {100: 1.0, 1100: 4.0}[steps]
+            assert training.latest["losses/total_loss"] == expected, "a row has only what came after the one before it"
+        assert training.latest["charts/SPS"] == pytest.approx(100, rel=0.05)

@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 import monobeast
 from beast.errors import InputError
+from beast.learn.recurrent import Core
 from beast.run import checkpoint
 
 T, B = 7, 3
@@ -250,3 +251,29 @@ def test_what_one_part_of_an_observation_means_may_depend_on_another(value_net):
         loss.backward()
         optimizer.step()
     assert (logits[0].argmax(-1) == equal).all() and (values[0] - equal).abs().max() < 0.2
+
+
+def test_images_are_flattened_in_the_order_height_width_channels():
+    flags, seen = monobeast.Flags(hidden_size=32, reward_clip=1.0), []
+    net = monobeast.Net({"obs": spaces.Box(0, 255, (4, 44, 44), np.uint8)}, spaces.Discrete(2), flags)
+    encoder = net.encoders[0]
+    encoder.convolutions.register_forward_hook(lambda *x: seen.append(x[2]))
+    encoder.head.register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+    encoder(torch.randint(256, (1, 3, 4, 44, 44), dtype=torch.uint8))
+    assert seen[0].shape[2:] == (2, 2) and torch.equal(seen[1], seen[0].permute(0, 2, 3, 1).flatten(1))
+
+
+def test_a_residual_block_adds_to_what_it_gets_and_the_nature_net_has_its_size():
+    block, x = monobeast.ResidualBlock(3), torch.randn(2, 3, 5, 5)
+    for parameter in block.parameters():
+        torch.nn.init.zeros_(parameter)
+    assert torch.equal(block(x), x)
+    flags = monobeast.Flags(reward_clip=1.0, normalize_returns="off")
+    net = monobeast.Net({"obs": spaces.Box(0, 255, (4, 84, 84), np.uint8)}, spaces.Discrete(6), flags)
+    convolutions = (8 * 8 * 4 + 1) * 32 + (4 * 4 * 32 + 1) * 64 + (3 * 3 * 64 + 1) * 64
+    heads = (512 + 6 + 1 + 1) * (6 + 1)  # of features, last action and last reward
+    assert sum(p.numel() for p in net.parameters()) == convolutions + (7 * 7 * 64 + 1) * 512 + heads
+
+
+def test_an_lstm_begins_by_remembering():
+    assert Core("lstm", 3, 4).bias_ih_l0.tolist() == [0] * 4 + [1] * 4 + [0] * 8

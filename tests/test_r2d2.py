@@ -728,3 +728,95 @@ def test_cartpole_is_learned(tmp_path, run_main):
     assert code == 0
     mean = json.loads((tmp_path / "run" / "test.json").read_text())["mean"]
     assert mean > 120, (mean, returns)  # the log's mean of the last 100 games goes back a long way
+
+
+def test_an_update_publishes_its_weights_and_gives_its_sequences_their_priorities(monkeypatch):
+    flags, drawn = small_flags(), []
+    test = LockStep(flags)
+    test.store(40)
+
+    def update(flags, learner, sample, target_q):
+        drawn.append(sample)
+        for parameter in learner.net.parameters():
+            parameter.data.add_(1)
+        return {"losses/grad_norm": torch.ones(()), "is_bad": torch.tensor(False)}, torch.full((4,), 7.0)
+
+    monkeypatch.setattr(r2d2, "update", update)
+    training = types.SimpleNamespace(flags=flags, device=CPU, record=lambda _: None, finished=lambda: bool(drawn))
+    r2d2.learn(training, test.learner, test.feed, test.weights, test.replay, test.limiter)
+    test.close()
+    np.testing.assert_allclose(test.replay.tree.leaves[drawn[0].ids], 7**flags.priority_exponent)
+    with test.weights.newest() as (net, version):
+        assert version == 1 and torch.equal(net.value[0].weight, test.learner.net.value[0].weight)
+
+
+@pytest.mark.parametrize("core", ["none", "lstm", "gru"])
+def test_the_first_row_of_an_episode_sees_nothing_of_the_one_before(core):
+    net, T, N = new_learner(small_flags(core=core)).net.eval(), 7, 2
+    batch = {"obs": {"obs": torch.randn(T, N, 3)}, "done": torch.zeros(T, N, dtype=torch.bool)}
+    batch |= {"reward": torch.zeros(T, N), "action": torch.zeros(T, N, dtype=torch.long)}
+    batch["done"][4] = True
+    before = net(batch, net.initial_state(N))[0]
+    batch["reward"][4], batch["action"][4] = torch.nan, 1
+    after = net(batch, tuple(torch.full_like(x, torch.nan) for x in net.initial_state(N)))[0]
+    torch.testing.assert_close(after[4:], before[4:])
+
+
+def test_the_net_sees_the_last_reward_clipped_and_its_advantages_have_no_mean():
+    net, T, N = new_learner(small_flags(core="none")).net.eval(), 2, 3
+    batch = {"obs": {"obs": torch.randn(T, N, 3)}, "done": torch.zeros(T, N, dtype=torch.bool)}
+    batch |= {"reward": torch.full((T, N), 5.0), "action": torch.zeros(T, N, dtype=torch.long)}
+    q = net(batch, ())[0]
+    torch.testing.assert_close(net({**batch, "reward": torch.ones(T, N)}, ())[0], q)
+    net.advantage[2].weight.data *= 3
+    torch.testing.assert_close(net(batch, ())[0].mean(-1), q.mean(-1))
+
+
+@pytest.mark.parametrize("eval_columns, first", [(0, 3), (2, 2)])
+def test_returns_of_the_log_are_those_of_the_columns_that_explore_least(tmp_path, monkeypatch, eval_columns, first):
+    feeds = []
+    monkeypatch.setattr(r2d2.Training, "train", lambda self, feed, *rest: feeds.append(feed))
+    run(tmp_path, eval_columns=eval_columns)
+    assert range(4)[feeds[0].return_columns] == range(first, 4)
+
+
+def test_only_games_of_the_return_columns_are_counted_and_the_newest_of_all_are_kept():
+    test = LockStep(small_flags())
+    test.feed.return_columns = slice(0, 0)
+    test.learner.all_returns = [-9.0] * 100
+    test.store(20)
+    test.close()
+    assert test.learner.episodes == 0
+    assert len(test.learner.all_returns) == 100 and test.learner.all_returns[-1] != -9
+
+
+def test_a_void_transition_is_no_step():
+    flags = small_flags()
+    test, void = LockStep(flags), 0
+    for rollout, state in itertools.islice(test.feed.rollouts(), 20):
+        before = test.learner.steps
+        r2d2.store(flags, test.learner, test.replay, test.limiter, rollout, state)
+        final = (rollout["terminated"] | rollout["truncated"]) & ~rollout["done"]
+        assert test.learner.steps - before == int((~final[:-1]).sum())
+        void += int(final[:-1].sum())
+    test.close()
+    assert void
+
+
+def test_an_update_clips_its_gradient_and_takes_the_learning_rate_of_the_flags(monkeypatch):
+    flags = small_flags(grad_clip=0.01)
+    learner, (batch, state) = new_learner(flags), random_batch(flags)
+    sample = Sample(np.arange(6), np.zeros(6, np.int64), torch.ones(6), batch, state)
+    monkeypatch.setattr(r2d2, "step_unless", lambda *_: None)
+    target_q = learner.target(batch, state)[0][flags.burn_in :].detach()
+    stats, _ = r2d2.update(dataclasses.replace(flags, learning_rate=7e-4), learner, sample, target_q)
+    norm = torch.stack([p.grad.norm() for p in learner.net.parameters() if p.grad is not None]).norm()
+    assert stats["losses/grad_norm"] > 0.02 and norm.item() == pytest.approx(0.01, rel=1e-3)
+    assert learner.optimizer.param_groups[0]["lr"] == 7e-4
+    assert learner.optimizer.defaults["eps"] == flags.optimizer_epsilon
+
+
+def test_the_replay_has_room_for_all_steps_of_a_short_run():
+    flags = small_flags(total_steps=10_000)
+    spaces = r2d2.probe_env(r2d2.create_env, flags)
+    assert r2d2.make_replay(flags, spaces, r2d2.make_learner(flags, spaces), num_groups=2).capacity >= 10_000

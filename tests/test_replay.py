@@ -293,3 +293,11 @@ def test_the_replay_ratio_holds_within_a_percent_and_neither_side_waits_for_ever
     limiter = RatioLimiter(ratio, transitions, min_fill=10**6)
     limiter.add(10**6)
     assert limiter.steps == 0 and not limiter.may_update(), "what fills the replay does not count"
+
+
+def test_a_long_episode_counts_as_255_steps_and_never_as_a_new_one():
+    replay = new_replay(num_groups=1, width=1, B=0, T=4)
+    rollout = {name: torch.zeros(5, 1, *shape) for name, (shape, _) in FIELDS.items() if name != "obs/obs"}
+    rollout |= {"obs": {"obs": torch.zeros(5, 1, 2)}, "episode_step": torch.arange(254, 259).view(5, 1)}
+    ids = replay.add(rollout, (torch.zeros(1, 1, 5),))
+    assert replay.gather(ids, CPU)[0]["episode_step"].flatten().tolist() == [254, 255, 255, 255, 255]

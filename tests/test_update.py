@@ -282,3 +282,18 @@ def test_an_update_shows_its_returns_to_the_value_head_unless_it_is_bad():
     batch["reward"][2, 3] = torch.nan
     assert monobeast.update(flags, learner, batch, ())["is_bad"]
     assert net.baseline.mean.item() == seen
+
+
+def test_a_void_transition_is_no_step():
+    batch, net = rows(0), new_net(new_flags())
+    batch["terminated"][2, 1] = batch["done"][3, 1] = True  # NEXT_STEP: row 2 is final
+    batch["truncated"][2, 2] = batch["done"][2, 2] = batch["truncated"][5, 0] = True  # no void transition
+    learner = Learner(net, torch.optim.SGD(net.parameters()), 1)
+    assert learner.measure(batch)["steps"] == 5 * 4 - 1
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_the_optimizer_has_the_numbers_of_the_flags(optimizer):
+    flags = new_flags(optimizer=optimizer, optimizer_epsilon=3e-4, rmsprop_alpha=0.7)
+    found = monobeast.make_optimizer(flags, new_net(flags)).defaults
+    assert found["eps"] == 3e-4 and found.get("alpha", 0.7) == 0.7
