@@ -26,12 +26,12 @@ train-poly: $(VENV)/.train libbeast  ## the same with PolyBeast, whose environme
 	$(BIN)/python polybeast.py --env PongNoFrameskip-v4 --name pong-poly
 
 test: $(VENV)/.test lint $(VENV)/.libbeast  ## lint and all tests but the long ones; PolyBeast's are skipped without gRPC
-	$(PYTEST) -m "not long and not on_demand"
 	$(BIN)/python -m pytest -q tests/test_gpu.py  # by itself: other tests see no GPU
+	$(PYTEST) -m "not long and not on_demand"
 
 test-all: $(VENV)/.test lint $(VENV)/.libbeast  ## the same with the long ones: whole learning runs, compilers, soaks, benchmarks
-	$(PYTEST) -m "not on_demand"
 	$(BIN)/python -m pytest -q tests/test_gpu.py  # by itself: other tests see no GPU
+	$(PYTEST) -m "not on_demand"
 
 test-mutants: $(VENV)/.test  ## break the agent in one place after the other: a fast test must fail each time
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py
