@@ -108,6 +108,23 @@ def main(options: Options) -> None:
     }
     found: dict[int, Found] = {num_envs: {} for num_envs in options.envs}
     plumbing: list[float] = []
+    is_on_gpu = monobeast.choose_device(defaults.device, defaults.amp)[0].type == "cuda"
+    gpus = [monobeast.torch.cuda.get_device_name()] if is_on_gpu else []
+    result = {
+        "command": shlex.join(["python", "benchmarks/throughput.py", *sys.argv[1:]]),
+        "commit": commit,
+        "atari_backend": monobeast.probe_env(monobeast.create_env, defaults).atari_backend,
+        "hardware": ", ".join([cpu_model(), f"{usable_cores()} cores", *gpus]),
+        "cores": usable_cores(),
+        "torch": monobeast.torch.__version__,
+        "flags": asdict(defaults),
+        "frames_per_step": monobeast.envs.frames_per_step(options.env),
+        "found": found,
+        "null_env_steps_per_second": plumbing,
+    }
+    name = options.name or ("r2d2-" if options.agent == "r2d2" else "") + options.env
+    path = Path(options.out) / f"throughput-{name.replace('/', '-')}"
+    path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as running:
         runs = {
             num_envs: {v: running.enter_context(StagedRun(v, arguments, flags)) for v in variants}
@@ -134,26 +151,9 @@ def main(options: Options) -> None:
             if measures_null:
                 plumbing.append(null_run.measure(options.seconds, [options.warmup])["simulation"])
                 print(f"repetition {repeat + 1}, environments without work: {plumbing[-1]:,.0f} steps/s", flush=True)
-    is_on_gpu = monobeast.choose_device(defaults.device, defaults.amp)[0].type == "cuda"
-    gpus = [monobeast.torch.cuda.get_device_name()] if is_on_gpu else []
-    result = {
-        "command": shlex.join(["python", "benchmarks/throughput.py", *sys.argv[1:]]),
-        "commit": commit,
-        "atari_backend": monobeast.probe_env(monobeast.create_env, defaults).atari_backend,
-        "hardware": ", ".join([cpu_model(), f"{usable_cores()} cores", *gpus]),
-        "cores": usable_cores(),
-        "torch": monobeast.torch.__version__,
-        "flags": asdict(defaults),
-        "frames_per_step": monobeast.envs.frames_per_step(options.env),
-        "found": found,
-        "null_env_steps_per_second": plumbing,
-    }
-    name = options.name or ("r2d2-" if options.agent == "r2d2" else "") + options.env
-    path = Path(options.out) / f"throughput-{name.replace('/', '-')}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Path(f"{path}.json").write_text(json.dumps(result, indent=1) + "\n")
-    text = report(result)
-    Path(f"{path}.md").write_text(text)
+            text = report(result)  # a later repetition may fail
+            Path(f"{path}.json").write_text(json.dumps(result, indent=1) + "\n")
+            Path(f"{path}.md").write_text(text)
     print(text)
 
 

@@ -425,9 +425,9 @@ def test_a_truncated_episode_bootstraps_from_its_own_last_observation_where_the_
         value = q_target[-1, 0, q_net[-1, 0].argmax()]
         found = r2d2.final_values(
             learner.net, learner.target, map_tensors(lambda x: x[B:], batch | {"final_obs": last}),
-            *(r2d2.burn_in(flags, net, batch, core_state) for net in (learner.net, learner.target)), torch.clone,
+            *(r2d2.burn_in(flags, net, batch, core_state) for net in (learner.net, learner.target)), lambda x: 3 * x,
         )  # fmt: skip
-    torch.testing.assert_close(found[2, 0], value)
+    torch.testing.assert_close(found[2, 0], 3 * value)  # rescaled
     assert set(found.nonzero().flatten().tolist()) and found[5, 0] != 0 and (found[:, 1] == 0).all()
 
 
@@ -522,9 +522,11 @@ def assert_equal(one, other, where="state"):
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, where
 
 
-def test_evaluations_while_it_trains_play_by_the_epsilon_of_the_run(tmp_path):
-    command = Evaluations(tmp_path, small_flags(epsilon=0.05, eval_minutes=1.0), 7, print)._command
-    assert command[command.index("--epsilon") + 1] == "0.05"
+@pytest.mark.parametrize("greedy", [True, False])
+def test_evaluations_while_it_trains_play_by_the_epsilon_of_the_run_and_greedily_on_request(tmp_path, greedy):
+    flags = small_flags(epsilon=0.05, eval_minutes=1.0, greedy=greedy)
+    command = Evaluations(tmp_path, flags, 7, print)._command
+    assert command[command.index("--epsilon") + 1] == "0.05" and ("--greedy" in command) == greedy
 
 
 @pytest.mark.parametrize("save_replay", [False, True])

@@ -47,6 +47,7 @@ from beast.feeds import env_server, wire  # noqa: E402
 
 TOKEN = "sesame"
 MEGABYTE = 2**20
+LONGEST_RUN = 120.0  # seconds of an attacked learner
 Attack = Callable[[str, contextlib.ExitStack], None]
 
 # ------------------------------------------------------------------------------------------------- on a server
@@ -234,10 +235,12 @@ def attack_learner(greeting: Callable, streamed: Callable | None) -> list[str]:
         began = time.monotonic()
         with open(Path(directory) / "printed", "w+") as printed:
             process, highest = subprocess.Popen(command, cwd=ROOT, stdout=printed, stderr=printed), 0
-            while process.poll() is None:
+            while process.poll() is None and time.monotonic() < began + LONGEST_RUN:
                 with contextlib.suppress(psutil.Error):
                     highest = max(highest, psutil.Process(process.pid).memory_info().rss)
                 time.sleep(0.02)
+            process.kill()  # of one that hangs, so the table has -9; nothing of one that has ended
+            process.wait()
             printed.seek(0)
             lines = printed.read().splitlines()
     server.stop(0).wait()
