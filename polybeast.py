@@ -342,6 +342,11 @@ def validate(flags: Flags, widths_known: bool = True) -> Flags:
         raise InputError("--listen and --addresses exclude each other: env servers dial in, or are dialed")
     if not flags.listen and (flags.max_streams or flags.tls_cert or flags.tls_key):
         raise InputError("--max_streams, --tls_cert and --tls_key are for --listen: give that too, or leave them out")
+    if not (flags.listen or flags.addresses) and (flags.token_file or flags.tls_ca or flags.insecure):
+        raise InputError(
+            "--token_file, --tls_ca and --insecure are for env servers started elsewhere: give --addresses or --listen "
+            "too, or leave them out"
+        )
     if not widths_known:
         return flags
     check_widths(flags.group_width, flags.batch_width)

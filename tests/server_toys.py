@@ -87,6 +87,15 @@ class CannotBeMade(_Toy):
         raise RuntimeError("this toy cannot be made")
 
 
+class Prints(_Toy):
+    """Greets on stdout when it is made."""
+
+    observation_space = spaces.Discrete(2)
+
+    def __init__(self):
+        print("hello from the toy", flush=True)
+
+
 class Exits(_Toy):
     """Ends the program, it believes, in its second step."""
 
@@ -110,5 +119,5 @@ class Hangs(_Toy):
         return super().step(action)
 
 
-for _toy in (Scalar, Large, Dtypes, Meeting, CannotBeMade, Exits, Hangs):
+for _toy in (Scalar, Large, Dtypes, Meeting, CannotBeMade, Prints, Exits, Hangs):
     gymnasium.register(f"{_toy.__name__}-v0", f"server_toys:{_toy.__name__}")

@@ -1,5 +1,6 @@
 """Actor processes: how they start, how long they may be silent, and how they end."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -11,8 +12,10 @@ import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 from gymnasium import spaces
+from waiting import wait_until
 
 from beast.envs.rows import EnvSpaces, rollout_fields
 from beast.errors import WorkerFailure
@@ -231,6 +234,19 @@ def test_every_life_of_a_group_has_a_seed_of_its_own(start):
     assert seeds == [[0, 1, 1, 2], [10, 11, 11, 12]]
 
 
+@linux_only
+def test_an_actor_that_ends_while_a_process_of_its_environment_holds_its_socket_is_missed_at_once(start):
+    fork = "import multiprocessing; multiprocessing.get_context('fork').Process(target=time.sleep, args=(9,)).start()"
+    logged = []
+    pool = start(timeout=60.0, make=fork, max_restarts=1, log=logged.append)
+    wait_for(pool, 2)
+    os.kill(pool.processes[0].popen.pid, signal.SIGKILL)
+    began = time.monotonic()
+    assert wait_for(pool, 2) == ([], [0, 1])
+    assert time.monotonic() - began < 30 and "was killed by signal 9 (SIGKILL)" in logged[-1]
+    assert pool.total_restarts == 1
+
+
 def test_waking_never_blocks_however_long_nobody_waits(start):
     actors = start()
     waker = threading.Thread(target=lambda: [actors.wake() for _ in range(10_000)], daemon=True)
@@ -324,6 +340,38 @@ def test_what_a_child_started_is_killed_with_its_group_and_cpu_time_is_that_of_t
         time.sleep(0.02)
     child.start([sys.executable, "-c", ""])
     assert "exited with code 0" in child.end(60)  # nobody is left in its group, and that is no error
+
+
+@linux_only
+@pytest.mark.parametrize("hang", ["import time; time.sleep(1000)", "import ctypes; ctypes.PyDLL(None).sleep(1000)"])
+def test_a_child_that_hangs_ends_with_a_parent_that_was_killed_and_so_does_what_it_started(hang):
+    """The second one keeps the GIL for as long. What that started is left."""
+    code = f"""
+import subprocess
+from beast.feeds.processes import end_with_parent
+end_with_parent()
+print(subprocess.Popen(["sleep", "1000"]).pid, flush=True)
+{hang}
+"""
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, code], stdout=subprocess.PIPE, text=True)
+    child, grandchild = (psutil.Process(int(parent.stdout.readline())) for _ in range(2))
+    parent.kill()
+    parent.wait()
+    gone = [child] if "PyDLL" in hang else [child, grandchild]
+    wait_until(lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in gone))
+    parent.stdout.close()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        grandchild.kill()
+
+
+def test_deaths_are_forgiven_after_ten_minutes_of_work(monkeypatch):
+    child = Child("actor 0", 1)
+    child.started_at = time.monotonic()
+    assert "Restarting it (1 of" in child.count_restart("it ended")
+    with pytest.raises(WorkerFailure, match="It was restarted 1 times"):
+        child.count_restart("it ended")
+    child.started_at -= 601
+    assert "Restarting it (1 of" in child.count_restart("it ended")
 
 
 def test_what_a_child_prints_fills_no_disk_and_its_last_words_are_told(monkeypatch):

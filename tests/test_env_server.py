@@ -898,6 +898,20 @@ def test_a_kept_server_starts_again_when_an_environment_hangs_whose_learner_has_
         assert server.exit_code() == 0 and not second.is_running()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for processes")
+def test_a_kept_server_that_is_killed_starts_again_whatever_its_environments_started(tmp_path):
+    with ServerProcess(tmp_path, "toy_envs:StartsProcess-v0", "--group_width", "1", "--keep") as server:
+        (first,) = psutil.Process(server.process.pid).children()
+        with Stream(server.address) as stream:
+            stream.row()
+            (started,) = first.children()
+            first.kill()
+        wait_until(lambda: not is_alive(started))
+        wait_until(lambda: psutil.Process(server.process.pid).children() not in ([], [first]))
+        server.process.terminate()
+        assert server.exit_code() == 0
+
+
 def test_a_kept_server_that_cannot_start_ends_and_says_why(tmp_path, refused_start):
     assert "needs a port that stays" in refused_start("--keep", "--address", "127.0.0.1:0")
     (tmp_path / "envs").write_text("no socket")
@@ -906,15 +920,16 @@ def test_a_kept_server_that_cannot_start_ends_and_says_why(tmp_path, refused_sta
             sys.executable,
             "polybeast_env.py",
             "--env",
-            "CartPole-v1",
+            "server_toys:Prints-v0",  # which is not its announcement
             "--keep",
             "--address",
             f"unix:{tmp_path / 'envs'}",
         ],
         cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=60,
     )
     assert done.returncode == 1 and "there is a file of that name" in done.stderr
 

@@ -324,6 +324,13 @@ def test_actors_end_with_a_main_process_that_was_killed(tmp_path):
     assert training.end_promptly() == -signal.SIGKILL
 
 
+def test_what_a_hanging_environment_started_ends_with_a_main_process_that_was_killed(tmp_path):
+    training = Training(tmp_path, "--env", "toy_envs:HangsBesideProcess-v0")
+    training.wait_for(lambda: any("sleep" in process.name() for process in training.family()), "first step")
+    training.process.kill()
+    assert training.end() == -signal.SIGKILL
+
+
 def test_updates_with_nan_are_skipped_and_counted_and_too_many_in_a_row_stop_the_run(tmp_path):
     code = """
 def compute_loss(*arguments, original=monobeast.compute_loss, calls=[]):

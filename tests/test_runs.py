@@ -36,7 +36,9 @@ CONFIG = {"env": "Pong", "seed": 1, "widths": (16, 8), "total_steps": 100, "vide
 
 
 def start(root, config=CONFIG, name="pong", **changes):
-    return Run(root, name, {**config, **changes}, resume_free={"total_steps"})
+    run = Run(root, name, {**config, **changes}, resume_free={"total_steps"})
+    run.record_start()
+    return run
 
 
 def rows_of(path):
@@ -55,6 +57,53 @@ def test_a_run_writes_every_flag_and_what_the_result_may_depend_on(tmp_path):
     assert {"torch", "numpy", "gymnasium", "python"} <= set(meta["versions"])
     assert meta["cores"] >= 1 and meta["memory_gb"] > 0 and meta["cpu"] and isinstance(meta["gpus"], list)
     run.close()
+
+
+def test_a_resume_whose_checkpoint_does_not_fit_leaves_the_files_of_the_run_as_they_are(tmp_path):
+    flags = small_flags(root=str(tmp_path), name="run", total_steps=100, tensorboard=False)
+    monobeast.train(flags)
+    config, meta = tmp_path / "run/config.json", tmp_path / "run/meta.json"
+    old = json.loads(config.read_text())
+    config.write_text(json.dumps({name: value for name, value in old.items() if name != "hidden_size"}))
+    before = config.read_bytes(), meta.read_bytes()  # of a fork that had no such flag
+    with pytest.raises(InputError, match="checkpoint.pt: these are the weights of another net"):
+        monobeast.train(dataclasses.replace(flags, hidden_size=2 * flags.hidden_size, total_steps=200))
+    assert (config.read_bytes(), meta.read_bytes()) == before
+    monobeast.train(dataclasses.replace(flags, total_steps=200))
+
+
+def test_a_failure_of_the_main_loop_is_logged_and_leaves_a_checkpoint(tmp_path, monkeypatch):
+    def no_process(*_):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(evaluation.Evaluations, "start", no_process)
+    with pytest.raises(SystemExit) as end:
+        monobeast.train(small_flags(root=str(tmp_path), name="run", eval_minutes=1e-9, tensorboard=False))
+    log = (tmp_path / "run/out.log").read_text()
+    assert end.value.code == 1 and "OSError: no more processes" in log and "stopped at step" in log
+    assert (tmp_path / "run/checkpoint.pt").exists()
+
+
+def test_best_is_written_before_the_checkpoint_that_says_how_good_it_is(tmp_path, monkeypatch):
+    flags = small_flags(root=str(tmp_path), name="run", tensorboard=False)
+    learner = monobeast.make_learner(flags, probe_env(monobeast.create_env, flags))
+    with monobeast.Training("mono", flags, learner, set(), frames_per_step=1) as training:
+        written = []
+        monkeypatch.setattr(checkpoint, "save", lambda path, state: written.append(path.name))
+        learner.returns.extend([3.0] * learner.returns.maxlen)
+        training.save()
+        assert written == ["best.pt", "checkpoint.pt"] and learner.best == 3.0
+        # While evaluations choose best.pt, the mean of the games is remembered all the same: a start without them goes
+        # on from it.
+        training._evaluations = types.SimpleNamespace(
+            result=lambda: {"eval/episodic_return": 5.0}, is_due=lambda: False, checkpoint_path=tmp_path / "missing"
+        )
+        learner.returns.extend([4.0] * learner.returns.maxlen)
+        training.save()
+        assert written[2:] == ["checkpoint.pt"] and learner.best == 4.0
+        with pytest.raises(FileNotFoundError):  # a disk that is full, say
+            training._evaluate()
+        assert learner.best_eval == -math.inf, "best.pt is still an older one"
 
 
 def test_no_environment_variable_is_written_down(tmp_path, monkeypatch):

@@ -273,6 +273,15 @@ class StartsProcess(Counting):
         self.simulator.wait()
 
 
+class HangsBesideProcess(Hang):
+    """The same beside a process that it starts in that step."""
+
+    def step(self, action):
+        if self.steps_left == 1:
+            subprocess.Popen(["sleep", "1000"])
+        return super().step(action)
+
+
 class NaNAtStep(Counting):
     """From the `n`th step since it was made, `what` is NaN in the one environment whose first seed is `seed`."""
 
@@ -302,5 +311,6 @@ for _toy in (
     SlowReset,
     Hang,
     StartsProcess,
+    HangsBesideProcess,
 ):
     gymnasium.register(f"{_toy.__name__}-v0", f"toy_envs:{_toy.__name__}")

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
 import dataclasses
 import json
 import os
 import selectors
-import signal
 import socket
 import struct
 import sys
@@ -25,7 +23,7 @@ from pathlib import Path
 from beast.envs.groups import EnvGroup
 from beast.errors import InputError, WorkerFailure
 from beast.feeds.memory import RolloutMemory
-from beast.feeds.processes import Child, cpu_seconds_of
+from beast.feeds.processes import Child, cpu_seconds_of, end_with_parent
 
 GO = struct.Struct("<HHH")  # to an actor: group, slot, row to write, each below 2¹⁶; row 0 means reset
 # From an actor: group whose row is written (the first time: whose environments are made), and seconds that the actor
@@ -77,8 +75,7 @@ def run_if_actor(flags_class, create_env) -> None:
     """
     if len(sys.argv) != 3 or sys.argv[1] != ACTOR_ARGUMENT:
         return
-    if sys.platform == "linux":  # end with the parent even while an environment hangs and no socket is read
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    end_with_parent()  # even while an environment hangs and no socket is read
     try:
         _act(socket.socket(fileno=int(sys.argv[2])), flags_class, create_env)
     except BaseException:
@@ -213,7 +210,7 @@ class ActorProcesses:
             if process.stage != "start":
                 process.enter("step" if process.waiting_since else "wait", spent)
         now = time.monotonic()
-        self._watch_starting(now)
+        lost += self._watch(now)
         for process in self.processes:
             if process.popen is None:
                 if now >= process.restart_at:
@@ -243,15 +240,21 @@ class ActorProcesses:
         self._wake_receiver.close()
         self._wake_sender.close()
 
-    def _watch_starting(self, now: float) -> None:
-        """Look for signs of life of actors that make or first reset environments, and log how far they are. Forget what
-        actors have printed if it is too much."""
+    def _watch(self, now: float) -> list[int]:
+        """Groups lost with actors that ended while a process that their environments forked holds their sockets open.
+
+        Also looks for signs of life of actors that make or first reset environments, logs how far they are, and forgets
+        what actors have printed if it is too much.
+        """
         since_last = now - self._looked_at
         if since_last < min(1.0, self.timeout / 4):
-            return
+            return []
         self._looked_at = now
         made = reset = 0
+        lost = []
         for process in self.processes:
+            if process.popen and process.popen.poll() is not None:
+                lost += self._handle_death(process)
             process.bound_output()
             num_reset = sum(count > 1 for count in process.answers.values())
             if process.popen and num_reset < self.groups_per_actor:
@@ -265,6 +268,7 @@ class ActorProcesses:
             stage, count = ("making", made) if made < self.num_groups else ("resetting", reset)
             width = self.memory.group_width
             self.log(f"{stage} environments: {count * width} of {self.num_groups * width}")
+        return lost
 
     def _start(self, process: ActorProcess) -> None:
         process.connection, theirs = socket.socketpair()

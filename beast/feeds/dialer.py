@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import queue
 import random
 import secrets
@@ -120,9 +121,10 @@ class Dialer:
 
     def accepted(self, address: str) -> None:
         with self._lock:
-            if self._on_first_stream:
-                self._on_first_stream(address)
-            self._on_first_stream = None
+            on_first_stream, self._on_first_stream = self._on_first_stream, None
+            if on_first_stream:
+                with contextlib.suppress(OSError):  # it prints, and nobody reads that any more
+                    on_first_stream(address)
 
     def fail(self, message: str) -> None:
         """End this server, which `serve` notices; the first reason counts."""

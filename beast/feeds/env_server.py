@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from functools import partial
 from pathlib import Path
@@ -616,19 +616,30 @@ def keep(command: list[str], address: str, log: Callable[[str], None]) -> None:
         raise InputError(f"--address {address}: a server that starts again needs a port that stays: give one")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    pause, has_served = 1.0, False
+    pause, has_served = 1.0, threading.Event()
     server: subprocess.Popen | None = None
+
+    def pass_on(output: Iterable[str]) -> None:
+        for line in output:
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                print(line, end="", flush=True)
+            if line.startswith("serving "):  # environments print, too
+                has_served.set()
+
     try:
         while True:
             began = time.monotonic()
             server = subprocess.Popen(
                 [*command, "--parent_pid", str(os.getpid())], start_new_session=True, stdout=subprocess.PIPE, text=True
             )
-            for line in server.stdout or ():
-                print(line, end="", flush=True)
-                has_served = True  # it prints nothing else
+            # What an environment started may outlive the server and hold its output open: the end of it says nothing.
+            printer = threading.Thread(target=pass_on, args=(server.stdout,), daemon=True)
+            printer.start()
             code = server.wait()
-            if not has_served:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter of zombies
+                os.killpg(server.pid, signal.SIGKILL)
+            printer.join(1.0)
+            if not has_served.is_set():
                 sys.exit(code)
             pause = min(2 * pause, 60.0) if time.monotonic() - began < 60 else 1.0
             log(f"the env server ended with code {code}: it starts again in {pause:.0f} s")

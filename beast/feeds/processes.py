@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import signal
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -82,6 +85,27 @@ class Child:
             )
         self.restarts += 1
         return f"{why}\nRestarting it ({self.restarts} of --max_env_restarts {self.max_restarts})."
+
+
+def end_with_parent() -> None:
+    """Have this process, which `Child.start` has started, end soon after its parent, with all that it has started.
+
+    An environment may hang meanwhile. On Linux this process ends even if the environment keeps the GIL.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+    if sys.platform == "linux":
+        # The kernel then sends SIGHUP, too. Its handler is libc's alarm, called with its number, 1: in a second comes
+        # SIGALRM, which ends a process whose thread above never got the GIL.
+        libc = ctypes.CDLL(None)
+        libc.signal(signal.SIGHUP, ctypes.cast(libc.alarm, ctypes.c_void_p))
+        libc.prctl(1, signal.SIGHUP)  # PR_SET_PDEATHSIG
 
 
 def cpu_seconds_of(pid: int) -> float:

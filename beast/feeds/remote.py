@@ -261,7 +261,8 @@ class LocalServers:
 
     def __init__(self, script: str, arguments: list[str], count: int, max_restarts: int):
         self._command = [sys.executable, script, *arguments, "--parent_pid", str(os.getpid()), "--address"]
-        self._directory = tempfile.TemporaryDirectory(prefix="beast-")  # short: a socket's path has 107 bytes
+        parent = "/tmp" if len(tempfile.gettempdir()) > 80 else None  # a socket's path has at most 107 bytes
+        self._directory = tempfile.TemporaryDirectory(prefix="beast-", dir=parent)
         self.addresses = [f"unix:{self._directory.name}/{index}" for index in range(count)]
         self.processes = [Child(f"env server {index}", max_restarts) for index in range(count)]
         try:

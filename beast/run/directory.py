@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import glob
 import json
@@ -66,8 +67,16 @@ class Run:
                 starts = read_json(self.path / "meta.json", missing={"starts": []})["starts"]
             starts.append({"time": time.strftime("%Y-%m-%d %H:%M:%S %z"), "argv": sys.argv, **describe_machine()})
             self.num_starts = len(starts)  # this one included
-            write_json(self.path / "config.json", config)
-            write_json(self.path / "meta.json", {"starts": starts})
+            self._files = {"config.json": config, "meta.json": {"starts": starts}}
+        except BaseException:
+            self.close()
+            raise
+
+    def record_start(self) -> None:
+        """Write `config.json` and `meta.json`. Raises InputError, and closes this, if they cannot be written."""
+        try:
+            for name, content in self._files.items():
+                write_json(self.path / name, content)
         except BaseException:
             self.close()
             raise
@@ -135,8 +144,13 @@ def replace_file(path: str | os.PathLike, write: Callable[[BinaryIO], object]) -
         finally:
             temporary.unlink(missing_ok=True)
         directory = os.open(path.parent, os.O_RDONLY)
-        os.fsync(directory)  # otherwise a power cut can undo the rename
-        os.close(directory)
+        try:
+            os.fsync(directory)  # otherwise a power cut can undo the rename
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # of file systems that sync no directories
+                raise
+        finally:
+            os.close(directory)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
         raise InputError(
             f"{path}: cannot be written ({first_line(error)}); an older file there is untouched. "

@@ -30,12 +30,12 @@ PROGRESS_SECONDS = 10.0  # between two lines of how many games are over
 LEAST_PATIENCE = 600.0  # seconds that an evaluation may take, or as long as there is between two
 # An agent's file, in a process that yields to all others and ends with its parent.
 BEHIND = """
-import ctypes, os, runpy, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+import os, runpy, sys
 os.nice(19)
 sys.argv = sys.argv[1:]
 sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+from beast.feeds.processes import end_with_parent
+end_with_parent()
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 

@@ -70,6 +70,7 @@ class Training:
                 self.run.log(f"action noise begins anew: the run was on another kind of device than {self.device}")
         elif flags.init_from:
             self.run.log(checkpoint.load_fitting_weights(learner.net, flags.init_from))
+        self.run.record_start()  # not of one whose checkpoint does not fit: it would change what the run's flags are
         self.frames_per_step = frames_per_step
         self._began, self._seconds_before = time.monotonic(), learner.seconds
         self._signal = 0  # that asked for an end
@@ -195,7 +196,7 @@ class Training:
                 if time.monotonic() >= next_save:
                     self.save()
                     next_save = time.monotonic() + 60 * flags.checkpoint_minutes
-        except UserError as error:  # no checkpoint can be written
+        except Exception as error:  # no checkpoint can be written, say
             fail(error)
         finally:
             times = self.profile.table(time.monotonic() - self._began)  # before those that wait for the others' end
@@ -233,13 +234,13 @@ class Training:
             self._gather(learner.settle())
             learner.seconds = self.seconds()
             mean = float(np.mean(learner.returns)) if len(learner.returns) == learner.returns.maxlen else -math.inf
-            is_best = math.isfinite(mean) and mean > learner.best and not self._evaluations
+            is_best = math.isfinite(mean) and mean > learner.best
             if is_best:
                 learner.best = mean
             state = self._state()
+        if is_best and not self._evaluations:
+            checkpoint.save(self.run.best_path, state)  # before the file that says how good it is
         checkpoint.save(self.run.checkpoint_path, state)
-        if is_best:
-            checkpoint.save(self.run.best_path, state)
 
     def _state(self) -> dict:
         """What a checkpoint holds. Call it while `updating`."""
@@ -261,8 +262,8 @@ class Training:
                 self._write_metrics()
             mean = found["eval/episodic_return"]
             if math.isfinite(mean) and mean > learner.best_eval:
-                learner.best_eval = mean
                 copy_file(evaluations.checkpoint_path, self.run.best_path)
+                learner.best_eval = mean
         if evaluations.is_due():
             with learner.updating:
                 self._gather(learner.settle())
