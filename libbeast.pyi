@@ -192,7 +192,9 @@ class EnvListener:
     def first_hello(
         self, check: Callable[[StreamSpec], str] | None = None, *, timeout: float = 999999.0
     ) -> StreamSpec | None:
-        """Wait for an env server of use; what it has. All others must have the same. It dials again when the pool runs.
+        """Wait for an env server of use; what it has. It dials again when the pool runs.
+
+        Give that to the pool as `expected`: all others must have the same.
 
         `check` says why one is of no use, else "": that one is told why, and refused. None where none of use came
         within `timeout` seconds.
@@ -268,7 +270,8 @@ class ActorPool:
         """
 
     def run(self) -> None:
-        """Step the environments until both queues are closed, `stop` is called or a failure ends the run.
+        """Step the environments until both queues are closed (with a `listener` one), `stop` is called or a failure
+        ends the run.
 
         Raises the first failure:
         - ConnectionError: a stream was not reached within `connect_timeout` at the start, or was lost more often than

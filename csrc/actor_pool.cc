@@ -55,17 +55,28 @@ bool is_finite(const std::byte* data, size_t count, Bits exponent) {
   return !infinite;
 }
 
-bool is_finite(const Array& array) {
+// Compiled code may take the negation of a bool that is 2 for 3.
+bool are_bools(const std::byte* data, size_t count) {
+  std::byte bits{0};
+  for (size_t i = 0; i < count; ++i) bits |= data[i];
+  return bits <= std::byte{1};
+}
+
+// What no array of a row may have; empty if this one has nothing of it.
+std::string fault_of(const Array& array) {
   const size_t count = num_items(array.shape());
+  const auto unless = [](bool is_good, const char* fault) { return is_good ? "" : fault; };
   switch (array.dtype()) {
     case DType::kFloat16:
-      return is_finite<uint16_t>(array.data(), count, 0x7c00);
+      return unless(is_finite<uint16_t>(array.data(), count, 0x7c00), "is not finite");
     case DType::kFloat32:
-      return is_finite<uint32_t>(array.data(), count, 0x7f800000);
+      return unless(is_finite<uint32_t>(array.data(), count, 0x7f800000), "is not finite");
     case DType::kFloat64:
-      return is_finite<uint64_t>(array.data(), count, 0x7ff0000000000000);
+      return unless(is_finite<uint64_t>(array.data(), count, 0x7ff0000000000000), "is not finite");
+    case DType::kBool:
+      return unless(are_bools(array.data(), count), "has bools other than 0 and 1");
     default:
-      return true;
+      return "";
   }
 }
 
@@ -139,10 +150,11 @@ class Rollout {
     return result;
   }
 
-  // Where row `row` has a number that is NaN or infinite: "field "reward" is not finite"; empty if there is none.
-  std::string find_infinite(int64_t row) const {
+  // What the learner must not get of row `row`: "field "reward" is not finite"; empty if there is nothing.
+  std::string find_fault(int64_t row) const {
     for (size_t i = 0; i < fields_.size(); ++i) {
-      if (!is_finite(fields_[i].slice_first(row, 1))) return "field \"" + spec_.fields[i].name + "\" is not finite";
+      const std::string fault = fault_of(fields_[i].slice_first(row, 1));
+      if (!fault.empty()) return "field \"" + spec_.fields[i].name + "\" " + fault;
     }
     return "";
   }
@@ -359,8 +371,8 @@ class ActorPool::Actor : public EnvStream::Owner {
     const auto refuse = [&](const std::string& why) {
       throw ConnectionError("environment server " + name_ + ": " + why);
     };
-    const std::string infinite = rollout_->find_infinite(row_);
-    if (!infinite.empty()) refuse("received a row whose " + readable(infinite));
+    const std::string fault = rollout_->find_fault(row_);
+    if (!fault.empty()) refuse("received a row whose " + readable(fault));
     if (row_ == 0 && !rollout_->begins_episodes()) refuse("received a first row that is not done everywhere");
   }
 
@@ -454,6 +466,7 @@ class ActorPool::Actor : public EnvStream::Owner {
 
   // Connects again, soon or after a rest, or ends the run.
   void go_on_after(const std::exception_ptr& why) {
+    if (in_rollout_) ++pool_.dropped_rollouts_;
     try {
       std::rethrow_exception(why);
     } catch (const ClosedBatchingQueue&) {
@@ -465,7 +478,6 @@ class ActorPool::Actor : public EnvStream::Owner {
       if (pool_.listen_) return pool_.say(std::string(error.what()) + "\nIt was refused.");
       if (num_lives_ == 0 || !retire(error.what())) pool_.fail(why);
     } catch (const ConnectionError& error) {
-      if (in_rollout_) ++pool_.dropped_rollouts_;
       if (pool_.listen_) return pool_.say(error.what());
       if (num_lives_ == 0) return pool_.fail(why);  // open() has retried already
       if (worked_ > pool_.options_.forgiven_after) {

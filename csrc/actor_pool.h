@@ -71,7 +71,8 @@ class ActorPool {
             Listen listen);
   ~ActorPool();
 
-  // Runs until both queues are closed, stop() is called, or a stream fails for good. Then it ends all streams, joins all
+  // Runs until both queues are closed (of a pool that listens: one), stop() is called, or a stream fails for good. Then
+  // it ends all streams, joins all
   // threads and throws the first failure, if any. Calls `interrupt` about every 100 ms, and `log` for every stream that
   // is lost.
   void run(const Interrupt& interrupt, const Log& log);

@@ -38,7 +38,7 @@ inline int64_t num_items(const Shape& shape) {
 std::string to_string(const Shape& shape);  // "[20, 8]"
 
 // A view of memory that `owner` keeps alive. Copying an Array copies the view, not the memory. Nothing in csrc/ writes
-// to an Array that it has handed on, except that a rollout's thread writes row t+1 after inference has row t.
+// to an Array that it has handed on, except that a stream writes row t+1 of a rollout after inference has row t.
 class Array {
  public:
   Array() = default;

@@ -38,7 +38,10 @@ std::string difference(const StreamSpec& spec, const StreamSpec& expected) {
     return instead("the field " + describe(spec.fields[i]), describe(expected.fields[i]));
   }
   if (!(spec.observation == expected.observation)) return "an observation that is nested in another way";
-  const auto action = [](const StreamSpec& s) { return s.takes_any_action ? "any actions" : describe(s.action); };
+  // A server need not call it "action".
+  const auto action = [](const StreamSpec& s) {
+    return s.takes_any_action ? "any actions" : describe({"action", s.action.dtype, s.action.shape});
+  };
   if (action(spec) != action(expected)) return instead(action(spec), action(expected));
   return "";
 }

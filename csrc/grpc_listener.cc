@@ -299,19 +299,22 @@ class GrpcListener::Server {
       --num_waiting_;
       if (!said.ok() && is_ending_) return stream->turn_away(said);  // its connection was ended here
       if (!said.ok()) return refuse(stream, said.error_code(), said.error_message());
-      const bool has_predecessor = end_predecessor(call->header("beast-stream"), stream);
+      const std::string id = call->header("beast-stream");
+      const std::shared_ptr<DialedStream> predecessor = end_predecessor(id, stream);
       grpc::Status status = on_hello_(*this, stream);
-      if (status.error_code() == grpc::RESOURCE_EXHAUSTED && has_predecessor) {
+      if (status.error_code() == grpc::RESOURCE_EXHAUSTED && predecessor) {
         status = {grpc::UNAVAILABLE, "the stream that this one comes back for has not ended yet: dial again"};
+        std::lock_guard<std::mutex> lock(mutex_);
+        streams_[id] = predecessor;  // it has the place
       }
       if (!status.ok()) stream->turn_away(status);
     });
   }
 
-  // A host whose connection was cut dials again before the learner has noticed: its place is free soon. Returns whether
-  // there was such a stream.
-  bool end_predecessor(const std::string& id, const std::shared_ptr<DialedStream>& stream) {
-    if (id.empty()) return false;
+  // A host whose connection was cut dials again before the learner has noticed: its place is free soon. Returns the
+  // stream that it had, if there was one.
+  std::shared_ptr<DialedStream> end_predecessor(const std::string& id, const std::shared_ptr<DialedStream>& stream) {
+    if (id.empty()) return nullptr;
     std::shared_ptr<DialedStream> predecessor;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -319,7 +322,7 @@ class GrpcListener::Server {
       predecessor = std::exchange(streams_[id], stream).lock();
     }
     if (predecessor) predecessor->cancel();
-    return predecessor != nullptr;
+    return predecessor;
   }
 
   GrpcListener& listener_;

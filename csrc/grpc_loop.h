@@ -116,6 +116,7 @@ class GrpcStream : public EnvStream, public std::enable_shared_from_this<GrpcStr
   void set_timeout(std::chrono::milliseconds timeout);
   void end_timeout() { deadline_.reset(); }
   bool is_late() const { return is_late_; }  // mutex_ is held
+  void forget_lateness() { is_late_ = false; }
   virtual void cancelled() {}  // by cancel(), with mutex_: ends a pause between two tries
 
   GrpcLoop& loop_;

@@ -128,6 +128,7 @@ class ClientStream : public GrpcStream {
     // A cut link is noticed after the sum of the two. An interruption of less than 20 seconds is not.
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30000);
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20000);
+    arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // no limit: a step may take longer than two pings
     std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
     if (!options.root_certificates.empty() && !is_unix(options.address)) {
       grpc::SslCredentialsOptions tls;
@@ -148,6 +149,7 @@ class ClientStream : public GrpcStream {
       is_cancelled = is_cancelled_;
       if (!is_cancelled) call_ = call;
       set_timeout(std::max(until(give_up_at_), kStatusTimeout));  // the last try needs time for its answer, too
+      forget_lateness();  // of a call before, whose hello came at its last moment
     }
     if (is_cancelled) return tell_lost(std::make_exception_ptr(ConnectionError("the stream was cancelled")));
     const auto self = std::static_pointer_cast<ClientStream>(shared_from_this());

@@ -24,6 +24,7 @@ namespace beast {
 namespace {
 
 constexpr char kUnix[] = "unix:";
+constexpr unsigned kReadTimeout = 20000;  // milliseconds, as for the answer to a ping
 
 // A socket that listens there; -1 with errno.
 int listen_at(const sockaddr* address, socklen_t length) {
@@ -147,8 +148,13 @@ int ListeningSockets::accept(std::chrono::milliseconds timeout) {
     if (!from.revents) continue;
     const int connection = ::accept(from.fd, nullptr, nullptr);
     if (connection >= 0) {
+      // Which a unix socket does not know. The second closes the connection of a host that reads nothing, as gRPC waits
+      // for what it has begun to write, whoever cancels the call.
       const int yes = 1;
-      setsockopt(connection, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));  // which a unix socket does not know
+      setsockopt(connection, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+#ifdef TCP_USER_TIMEOUT  // of Linux
+      setsockopt(connection, IPPROTO_TCP, TCP_USER_TIMEOUT, &kReadTimeout, sizeof(kReadTimeout));
+#endif
       fcntl(connection, F_SETFD, FD_CLOEXEC);
       fcntl(connection, F_SETFL, O_NONBLOCK);
       return connection;

@@ -961,11 +961,11 @@ def test_a_row_that_is_not_what_the_hello_announced_is_refused(tmp_path, message
         raise raised
 
 
-def row_of(x: float, reward: float, done: bool = True, num_envs: int = 1) -> bytes:
+def row_of(x: float, reward: float, done: bool = True, num_envs: int = 1, truncated: int = 0) -> bytes:
     """A row of `hello()`'s environments, which all have the same."""
     types = {"float32": np.float32, "bool": np.bool_, "int32": np.int32}
     values = {name: types[dtype](0) for name, dtype in ENV_FIELDS.items()}
-    values |= {"reward": np.float32(reward), "done": np.bool_(done)}
+    values |= {"reward": np.float32(reward), "done": np.bool_(done), "truncated": np.uint8(truncated)}
     row = np.float32(x).tobytes() * num_envs + b"".join(values[name].tobytes() * num_envs for name in ENV_FIELDS)
     return wire.FromServer(row=row).SerializeToString()
 
@@ -976,6 +976,7 @@ def row_of(x: float, reward: float, done: bool = True, num_envs: int = 1) -> byt
         (row_of(0, math.nan), 'a row whose field "reward" is not finite'),
         (row_of(math.inf, 0), 'a row whose field "x" is not finite'),
         (row_of(-math.inf, 0), 'a row whose field "x" is not finite'),
+        (row_of(0, 0, truncated=2), 'a row whose field "truncated" has bools other than 0 and 1'),
         (row_of(0, 0, done=False), "a first row that is not done everywhere"),
     ],
 )

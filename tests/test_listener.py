@@ -465,6 +465,16 @@ def test_with_one_place_a_stream_that_comes_back_is_told_to_dial_again(unix):
             assert set(answers) <= {"UNAVAILABLE", "taken"}
 
 
+def test_a_stream_that_comes_back_often_is_told_to_dial_again_until_its_predecessor_has_ended(unix):
+    """That waits for the learner's queue, so nothing tells it that its stream was cancelled."""
+    with listening(unix, max_streams=1) as listener, learning(listener) as learner, Caller(unix, name="a/0") as first:
+        first.play()
+        wait_until(lambda: learner.pool.count() == 2 * UNROLL_LENGTH, learner.pool.count)
+        for _ in range(3):
+            with Caller(unix, name="a/0") as back:
+                assert back.end()[0] == "UNAVAILABLE"
+
+
 def test_who_does_not_know_a_streams_name_or_the_token_cannot_end_it(unix):
     with listening(unix, token="sesame") as listener, learning(listener) as learner:
         with Caller(unix, token="sesame", name="a/0").play() as honest:

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -45,6 +46,10 @@ TEST(ListeningSockets, GoesOnWhenThereAreDescriptorsAgain) {
   EXPECT_GE(connection, 0);
   EXPECT_TRUE(fcntl(connection, F_GETFL) & O_NONBLOCK);
   EXPECT_TRUE(fcntl(connection, F_GETFD) & FD_CLOEXEC);
+  unsigned timeout = 0;  // after which a host that reads nothing loses its connection
+  socklen_t length = sizeof(timeout);
+  EXPECT_EQ(getsockopt(connection, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, &length), 0);
+  EXPECT_EQ(timeout, 20000u);
   close(connection);
   close(caller);
   for (const int descriptor : taken) close(descriptor);

@@ -352,9 +352,13 @@ CALL_HEADERS = b"".join(
 )  # fmt: skip
 
 
-def raw(address: str, stack: contextlib.ExitStack) -> socket.socket:
+def raw(address: str, stack: contextlib.ExitStack, receive_buffer: int = 0) -> socket.socket:
     host, port = address.rsplit(":", 1)
-    connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=5))
+    connection = stack.enter_context(socket.socket())
+    if receive_buffer:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.settimeout(5)
+    connection.connect((host, int(port)))
     connection.sendall(PREFACE)
     return connection
 
@@ -387,6 +391,20 @@ def reset_streams(address: str, stack: contextlib.ExitStack) -> None:
         while time.monotonic() < until:
             number += 2
             connection.sendall(frame(1, 4, number, CALL_HEADERS) + frame(3, 0, number, b"\0\0\0\x08"))
+
+
+def headers_without_reading(address: str, stack: contextlib.ExitStack) -> None:
+    """30,000 calls that are refused, on a connection that takes no answer. It ends within 60 s."""
+    connection = raw(address, stack, receive_buffer=2048)
+    connection.settimeout(60)
+    with contextlib.suppress(ConnectionError):
+        for first in range(3, 60_003, 50):
+            connection.sendall(b"".join(frame(1, 5, first + 2 * i, CALL_HEADERS) for i in range(25)))
+            time.sleep(0.004)
+        for _ in range(12):
+            time.sleep(5)
+            connection.sendall(frame(6, 0, 0, bytes(8)))  # a ping: who has closed the connection says so
+        raise AssertionError("the connection stays")
 
 
 def drip(message: Callable[[], bytes], count: int) -> Callable:
@@ -453,6 +471,7 @@ def listener_attacks() -> list[tuple[str, Callable]]:
         ("20 connections, a byte a second", drip(lambda: PREFACE, 20)),
         ("with the token: 32 hellos, a byte a second", hello_by_bytes),
         ("one connection that begins and resets streams for 5 s", reset_streams),
+        ("one connection with 30,000 calls that reads nothing", headers_without_reading),
         ("with the token: a hello of 1.5 GB", dials(1, KNOWN, lambda: b"\x0a" + bytes(1536 * MEGABYTE))),
         ("with the token: 10 rows of 300 MB, one by one", dials(10, KNOWN, hello, huge(300 * MEGABYTE))),
         ("with the token: four Boxes of 2^28", dials(20, KNOWN, boxes)),
