@@ -93,12 +93,13 @@ class LockStep:
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
 @pytest.mark.parametrize("create_env", [r2d2.create_env, same_step_env], ids=["NEXT_STEP", "SAME_STEP"])
 def test_a_stored_sequence_unrolled_again_from_its_stored_state_gives_the_q_values_that_acted(core, create_env):
-    flags = small_flags(core=core)
+    flags = small_flags(core=core, eval_columns=1)
     test = LockStep(flags, create_env)
-    test.store(30)
+    test.store(40)
     test.close()
     ids = test.sequences()
     batch, core_state = test.replay.gather(ids, CPU)
+    assert test.replay.width == 3, "the environment that evaluates is none to train on"
     assert len(ids) > 50 and batch["done"].any() and batch["truncated"].any() and batch["terminated"].any()
     with torch.no_grad():
         q, best, _ = test.learner.net.eval()(batch, core_state)
@@ -431,6 +432,28 @@ def test_a_truncated_episode_bootstraps_from_its_own_last_observation_where_the_
     assert set(found.nonzero().flatten().tolist()) and found[5, 0] != 0 and (found[:, 1] == 0).all()
 
 
+def test_the_loss_adds_the_rescaled_value_of_a_truncated_last_observation_to_its_reward():
+    flags = small_flags(n_steps=1)
+    learner, (batch, core_state) = new_learner(flags), random_batch(flags, N=1)
+    batch |= {name: torch.zeros_like(batch["done"]) for name in ("done", "terminated", "truncated")}
+    row = flags.burn_in + 3
+    batch["done"][row] = batch["truncated"][row] = True
+    for name in ("done", "truncated", "terminated"):
+        batch[name][row + 3] = True  # a termination all the same
+    last = {"obs": torch.randn_like(batch["obs"]["obs"])}
+    with torch.no_grad():
+        loss, loss_cut = (loss_of(flags, learner, x, core_state)[0] for x in (batch | {"final_obs": last}, batch))
+        # The rows of this episode, the last observation among them.
+        rows = {name: x[: row + 1] for name, x in batch.items() if name != "obs"}
+        rows["done"] = torch.zeros_like(rows["done"])
+        rows["obs"] = {"obs": torch.cat([batch["obs"]["obs"][:row], last["obs"][row : row + 1]])}
+        q, target_q = (net(rows, core_state)[0][:, 0] for net in (learner.net, learner.target))
+        value = rescale_inverse(target_q[-1, q[-1].argmax()])
+        reward, chosen = batch["reward"][row, 0], q[-2, batch["action"][row, 0]]
+        error, error_cut = (rescale(x) - chosen for x in (reward + flags.discount * value, reward))
+    torch.testing.assert_close(loss - loss_cut, 0.5 * (error.square() - error_cut.square()))
+
+
 def test_initial_priorities_are_those_of_the_loss_where_both_networks_are_the_one_that_acted():
     flags = small_flags()
     test = LockStep(flags)
@@ -658,7 +681,7 @@ def test_a_trained_run_plays_whole_games_films_them_and_is_loaded_by_the_library
     "changes, message",
     [
         ({"stride": 6}, "--stride 6: it must be a multiple of --unroll_length 4"),
-        ({"trained": 1}, "--trained 1: it must lie between 2"),
+        ({"trained": 2}, "--trained 2: it must lie between 3"),
         ({"eval_columns": 4}, "--eval_columns 4: it must lie between 0 and 3; at least one"),
         ({"compile": True}, "--compile: r2d2.py does not compile"),
     ],
@@ -816,6 +839,18 @@ def test_an_update_clips_its_gradient_and_takes_the_learning_rate_of_the_flags(m
     assert stats["losses/grad_norm"] > 0.02 and norm.item() == pytest.approx(0.01, rel=1e-3)
     assert learner.optimizer.param_groups[0]["lr"] == 7e-4
     assert learner.optimizer.defaults["eps"] == flags.optimizer_epsilon
+
+
+def test_the_replay_gets_its_exponents_and_stores_single_images_only_where_rollouts_are_as_long_as_a_stack():
+    flags = small_flags(priority_exponent=0.7, importance_exponent=0.3)
+    spaces = r2d2.probe_env(r2d2.create_env, flags)
+    replay = r2d2.make_replay(flags, spaces, r2d2.make_learner(flags, spaces), num_groups=2)
+    assert (replay.priority_exponent, replay.importance_exponent) == (0.7, 0.3)
+    for unroll_length, stack in ((4, 4), (2, 0)):
+        flags = small_flags(env="PongNoFrameskip-v4", unroll_length=unroll_length)
+        spaces = r2d2.probe_env(r2d2.create_env, flags)
+        replay = r2d2.make_replay(flags, spaces, r2d2.make_learner(flags, spaces), num_groups=2)
+        assert replay.stack == stack
 
 
 def test_the_replay_has_room_for_all_steps_of_a_short_run():

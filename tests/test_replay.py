@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import numpy as np
@@ -12,7 +13,7 @@ from beast.envs import make
 from beast.envs.groups import EnvGroup
 from beast.errors import InputError, OutOfMemory
 from beast.feeds.memory import RolloutMemory
-from beast.feeds.replay import RatioLimiter, SequenceReplay, SumTree, stack_images
+from beast.feeds.replay import RatioLimiter, SequenceReplay, SumTree, resume_replay, stack_images
 
 CPU = torch.device("cpu")
 FIELDS = {
@@ -70,6 +71,76 @@ def check_sequences(replay: SequenceReplay, ids: np.ndarray) -> None:
     np.testing.assert_array_equal(states[0, :, 0].numpy(), first_rows)
     assert (obs == obs[0]).all() and (obs[0, :, 0] == batch["group"][0]).all(), "one group, one life"
     np.testing.assert_array_equal(rewards[0] % 10, ids % replay.width)
+
+
+def test_what_a_group_left_that_comes_no_more_is_forgotten():
+    replay = new_replay(num_sequences=24)
+    writer = Writer(replay)
+    for _ in range(2 * replay.num_blocks):
+        writer.write(0)
+        writer.write(1)
+    both = replay.num_sequences()
+    for _ in range(2 * replay.num_blocks):
+        writer.write(0)
+    assert replay.num_sequences() == both, "one that is slower keeps its own"
+    for _ in range(4 * replay.num_blocks):
+        writer.write(0)
+    assert replay.num_sequences() == both / 2 and (available(replay) < replay.num_blocks * replay.width).all()
+
+
+def test_rows_that_are_stored_are_counted_however_many_each_group_has_written():
+    replay = new_replay(num_sequences=24)
+    writer = Writer(replay)
+    for _ in range(5 * replay.num_blocks):
+        writer.write(0)
+    assert replay.stats()["stats/replay_rows"] == replay.capacity / 2 and replay.stats()["stats/replay_fill"] == 0.5
+
+
+@pytest.mark.parametrize("stride", [4, 8, 20])
+def test_the_smallest_replay_has_a_whole_sequence_at_any_time(stride):
+    options = {"unroll_length": 4, "burn_in": 4, "trained": 8, "stride": stride}
+    large = SequenceReplay(FIELDS, [5], 1, 3, **options, capacity_gb=1e-3)
+    bytes_of_block = large.num_bytes / large.num_blocks
+    for num_blocks in range(1, 20):
+        with contextlib.suppress(InputError):
+            replay = SequenceReplay(FIELDS, [5], 1, 3, **options, capacity_gb=(num_blocks + 0.5) * bytes_of_block / 1e9)
+            break
+    writer, found = Writer(replay), []
+    for _ in range(60):
+        writer.write(0)
+        found.append(replay.num_sequences())
+    assert min(found[found.index(3) :]) == 3, found
+
+
+def test_small_priorities_differ_and_many_actions_need_more_than_a_byte():
+    replay = new_replay(priority_exponent=1.0)
+    writer = Writer(replay)
+    ids = np.concatenate([writer.write(0) for _ in range(4)])[:2]
+    replay.update(ids, replay.generation_of(ids), np.array([1e-4, 1e-3]))
+    assert replay.tree.leaves[ids[1]] == pytest.approx(10 * replay.tree.leaves[ids[0]])
+    for num_actions, dtype in ((256, np.uint8), (257, np.int64)):
+        fields = FIELDS | {"policy_logits": ((num_actions,), "float32")}
+        replay = SequenceReplay(
+            fields, [5], 2, 3, unroll_length=4, burn_in=4, trained=8, stride=4, capacity_gb=1e-2, max_sequences=10
+        )
+        assert replay.arrays["action"].dtype == dtype
+
+
+def test_a_start_that_changed_nothing_leaves_the_saved_replay_alone(tmp_path):
+    path, limiter = tmp_path / "replay.npz", RatioLimiter(1.0, 8, 0)
+    replay = new_replay(num_sequences=24)
+    resume_replay(replay, limiter, path, 0, print)(0)
+    assert not path.exists(), "zeros"
+    save = resume_replay(replay, limiter, path, 0, print)
+    Writer(replay).write(0)
+    save(3)
+    before = path.stat().st_mtime_ns
+    again = new_replay(num_sequences=24)
+    save = resume_replay(again, limiter, path, 3, print)
+    save(3)
+    assert again.rows == replay.rows and path.stat().st_mtime_ns == before
+    save(4)
+    assert path.stat().st_mtime_ns != before
 
 
 def test_the_sum_tree_does_what_a_plain_array_does():

@@ -108,11 +108,12 @@ class SequenceReplay:
         bytes_of_row = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in kept.values())
         bytes_of_block = (unroll_length * bytes_of_row + 4 * sum(state_sizes) + 16) * width * num_groups
         self.bytes_of_step = bytes_of_block // (unroll_length * width * num_groups)  # with its share of a core's state
-        # One block is written while the next one, whose row 0 is written with it, is lost as well.
-        needed = self.blocks_of_sequence + 2
+        # Where no life begins, a sequence is whole at any time. One block is written while the next one, whose row 0 is
+        # written with it, is lost as well.
+        needed = self.blocks_of_sequence + self.stride + 1
         self.num_blocks = int(capacity_gb * 1e9 / bytes_of_block)
         if max_sequences:
-            wanted = -(-max_sequences // (num_groups * width)) * self.stride + needed - 1
+            wanted = -(-max_sequences // (num_groups * width)) * self.stride + self.blocks_of_sequence + 1
             self.num_blocks = min(self.num_blocks, max(wanted, needed))
         if self.num_blocks < needed:
             raise InputError(
@@ -124,12 +125,13 @@ class SequenceReplay:
         self._check_memory()
         ring = num_groups, self.num_blocks * unroll_length, width
         self.arrays = {name: np.empty((*ring, *shape), dtype) for name, (shape, dtype) in kept.items()}
-        for array in self.arrays.values():
+        self.states = [np.empty((num_groups, self.num_blocks, width, size), np.float32) for size in state_sizes]
+        for array in (*self.arrays.values(), *self.states):
             array.fill(0)  # missing memory is missed now, not in the middle of a run
-        self.states = [np.zeros((num_groups, self.num_blocks, width, size), np.float32) for size in state_sizes]
         self.tree = SumTree(num_groups * self.num_blocks * width)  # id: (group, block, column)
         self.generations = np.zeros((num_groups, self.num_blocks), np.int64)
         self.is_complete = np.zeros((num_groups, self.num_blocks), bool)
+        self.written_at = np.zeros((num_groups, self.num_blocks), np.int64)  # `rows` before each block
         self._last_generation = 0
         # Of each group. Blocks are counted from the start of the run; a block's place in the ring is the remainder.
         self._next_block, self._life_began, self._life = ([start] * num_groups for start in (0, 0, -1))
@@ -172,7 +174,11 @@ class SequenceReplay:
             array[group, places] = np.minimum(x, 255) if name == "episode_step" else x
         for kept, state in zip(self.states, core_state):
             kept[group, block % self.num_blocks] = state[0].cpu().numpy()
+        self.written_at[group, block % self.num_blocks] = self.rows
         self.rows += U * self.width
+        # Nobody overwrites what a group has left that comes no more.
+        for place in zip(*np.nonzero(self.is_complete & (self.written_at < self.rows - 2 * self.capacity))):
+            self._forget(*place)
         first = block + 1 - self.blocks_of_sequence
         age = first - self._life_began[group]
         if age < 0 or age % self.stride:
@@ -243,7 +249,7 @@ class SequenceReplay:
 
     def stats(self) -> dict[str, float]:
         """Metrics: rows that are stored, their share of the capacity, and priorities that were dropped so far."""
-        rows = min(self.rows, self.capacity)
+        rows = sum(min(blocks, self.num_blocks) for blocks in self._next_block) * self.unroll_length * self.width
         return {
             "stats/replay_rows": rows,
             "stats/replay_fill": rows / self.capacity,
@@ -257,7 +263,7 @@ class SequenceReplay:
         counts = {"next_block": self._next_block, "life_began": self._life_began, "version": version}
         counts |= {"last_generation": self._last_generation, "rows": self.rows}
         arrays: dict[str, Any] = {**self.arrays, **{f"state/{index}": x for index, x in enumerate(self.states)}}
-        arrays |= {"tree": self.tree.nodes, "generations": self.generations, "is_complete": self.is_complete}
+        arrays |= self._bookkeeping()
         arrays |= {name: np.array(x) for name, x in counts.items()}
         replace_file(path, lambda file: np.savez(file, **arrays))
 
@@ -267,7 +273,7 @@ class SequenceReplay:
         All environments begin a new life. Raises InputError for a damaged file.
         """
         own = {**self.arrays, **{f"state/{index}": x for index, x in enumerate(self.states)}}
-        own |= {"tree": self.tree.nodes, "generations": self.generations, "is_complete": self.is_complete}
+        own |= self._bookkeeping()
         kinds = {name: (array.shape, array.dtype) for name, array in own.items()}
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -282,6 +288,10 @@ class SequenceReplay:
         self._next_block, self._life_began, self._last_generation, self.rows = found
         self._life = [-1] * self.num_groups
         return True
+
+    def _bookkeeping(self) -> dict[str, np.ndarray]:
+        names = ("generations", "is_complete", "written_at")
+        return {"tree": self.tree.nodes, **{name: getattr(self, name) for name in names}}
 
     def _forget(self, group: int, place: int) -> None:
         """The sequences that begin with this block can be drawn no more."""
@@ -342,8 +352,11 @@ def resume_replay(
         log(f"replay: {replay.num_sequences():,} sequences are those of {path}")
     elif path.exists():
         log(f"replay: filled anew, not from {path}, of another update or capacity")
+    before = version, replay.rows
 
     def save(version: int) -> None:
+        if (version, replay.rows) == before:  # a start that has failed, say
+            return
         if is_loaded or replay.rows >= limiter.min_fill or not path.exists():
             replay.save(path, version)
 
