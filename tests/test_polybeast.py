@@ -102,7 +102,7 @@ def test_it_trains_with_servers_of_its_own_resumes_and_plays(tmp_path, run_here)
     process = start(tmp_path, *arguments, "--total_steps", "2000")
     output = finish(process)
     assert process.returncode == 0, output
-    code, output = run_here(*arguments, "--total_steps", "4000")
+    code, output = run_here(*arguments, "--total_steps", "4000", "--server_niceness", "5")
     assert code == 0 and "resumed at step 2," in output, output
     steps = [int(row["step"]) for row in rows(tmp_path)]
     assert steps == sorted(steps) and steps[-1] >= 4000
@@ -326,8 +326,10 @@ def test_min_envs_is_the_least_number_of_streams_with_that_share(monkeypatch, sh
     monkeypatch.setattr(polybeast, "RemoteFeed", lambda *rest, **options: told.update(options) or mock.Mock())
     flags = polybeast.Flags(min_envs=share, listen="unix:/nowhere", max_streams=num_streams)
     connection = polybeast.Connection(flags, mock.Mock(), {}, 1, [], None, None, {})
-    polybeast.make_feed(mock.Mock(), connection)
-    assert told["min_streams"] == expected
+    training = mock.Mock()
+    training.env_seed.return_value = 77  # another one in each start
+    polybeast.make_feed(training, connection)
+    assert told["min_streams"] == expected and told["seed"] == 77
 
 
 def test_a_learner_says_which_server_it_waits_for(tmp_path, run_here, monkeypatch):
@@ -430,8 +432,11 @@ polybeast.main()
         (["--group_width", "4", "--batch_width", "3"], "one must divide the other"),
         (["--queue_width", "2"], "--queue_width 2"),
         (["--inference_width", "2"], "--inference_width 2"),
-        (["--token_file", "/nowhere"], "--token_file /nowhere"),
-        (["--tls_ca", __file__], f"--tls_ca {__file__} holds no certificate: "),
+        (["--addresses", "unix:/nowhere", "--token_file", "/nowhere"], "--token_file /nowhere"),
+        (["--addresses", "unix:/nowhere", "--tls_ca", __file__], f"--tls_ca {__file__} holds no certificate: "),
+        (["--token_file", __file__], "are for env servers started elsewhere"),
+        (["--tls_ca", __file__], "are for env servers started elsewhere"),
+        (["--insecure"], "are for env servers started elsewhere"),
     ],
 )
 def test_impossible_flags_are_refused_in_one_line(run_here, arguments, message):

@@ -72,6 +72,18 @@ def test_a_resume_whose_checkpoint_does_not_fit_leaves_the_files_of_the_run_as_t
     monobeast.train(dataclasses.replace(flags, total_steps=200))
 
 
+def test_a_hangup_that_nohup_ignores_does_not_end_a_run(tmp_path):
+    flags = small_flags(root=str(tmp_path), name="run", tensorboard=False)
+    learner = monobeast.make_learner(flags, probe_env(monobeast.create_env, flags))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with monobeast.Training("mono", flags, learner, set(), frames_per_step=1) as training:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not training._signal and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_failure_of_the_main_loop_is_logged_and_leaves_a_checkpoint(tmp_path, monkeypatch):
     def no_process(*_):
         raise OSError("no more processes")

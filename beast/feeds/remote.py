@@ -281,7 +281,10 @@ class LocalServers:
             raise
 
     def watch(self, stop: Callable[[], bool], log: Callable[[str], None]) -> None:
-        """Until `stop()`: restart servers that end. Raises WorkerFailure when one has been restarted too often."""
+        """Until `stop()`: restart servers that end. Then end all: a stream whose server reads nothing ends no earlier.
+
+        Raises WorkerFailure when one has been restarted too often.
+        """
         while not stop():
             for server, address in zip(self.processes, self.addresses):
                 if server.popen.poll() is not None:
@@ -289,6 +292,7 @@ class LocalServers:
                     server.start([*self._command, address], stdout=subprocess.DEVNULL)
                 server.bound_output()
             time.sleep(0.1)
+        self.close()
 
     def close(self) -> None:
         """End all servers and remove their sockets."""
