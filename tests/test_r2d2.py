@@ -745,14 +745,13 @@ def test_the_memory_task_is_not_learned_without_a_core(tmp_path, run_main):
     assert abs(returns[-1]) < 0.3, returns
 
 
-@pytest.mark.long
 def test_cartpole_is_learned(tmp_path, run_main):
-    returns = train_task(tmp_path, run_main, "r2d2-cartpole", "--total_steps", "60000")
+    returns = train_task(tmp_path, run_main, "r2d2-cartpole", "--total_steps", "30000")
     assert returns[0] < 40, "a random policy balances for 22 steps"
     code, output = run_main(r2d2, *f"--mode test --root {tmp_path} --name run --episodes 10".split())
     assert code == 0
     mean = json.loads((tmp_path / "run" / "test.json").read_text())["mean"]
-    assert mean > 120, (mean, returns)  # the log's mean of the last 100 games goes back a long way
+    assert mean > 300, (mean, returns)  # the log's mean of the last 100 games goes back a long way
 
 
 def test_an_update_publishes_its_weights_and_gives_its_sequences_their_priorities(monkeypatch):
