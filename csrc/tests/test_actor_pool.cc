@@ -64,6 +64,8 @@ class CountingStream : public EnvStream, public std::enable_shared_from_this<Cou
   }
 
   void refuse(const std::string&) override {}
+  bool has_left() const override { return has_left_; }
+  void leave() { has_left_ = true; }  // while the owner awaits nothing
 
  private:
   void read_row(std::vector<std::byte*> destinations) {
@@ -111,7 +113,7 @@ class CountingStream : public EnvStream, public std::enable_shared_from_this<Cou
   const int64_t fault_step_;
   Owner* owner_ = nullptr;
   int64_t seed_ = 0, step_ = 0;
-  std::atomic<bool> is_cancelled_{false};
+  std::atomic<bool> is_cancelled_{false}, has_left_{false};
   std::mutex mutex_;
   bool is_hanging_ = false;
 };
@@ -127,7 +129,13 @@ BatchingOptions batches(int64_t minimum, int64_t maximum, std::optional<int64_t>
   return options;
 }
 
-// A pool, a thread that answers it as an agent, and a thread that calls run().
+Array counts(const Shape& shape) {
+  Array result = Array::allocate(DType::kInt64, shape);
+  std::memset(result.data(), 0, result.num_bytes());
+  return result;
+}
+
+// A pool, a thread that answers it as an agent, and a thread that calls run(). The agent's state counts its answers.
 class Learner {
  public:
   Learner(size_t num_streams, ActorPool::Connect connect, int64_t max_env_restarts = 0,
@@ -135,7 +143,14 @@ class Learner {
       : queue_(std::make_shared<BatchingQueue>(batches(4, 4, 8))),
         batcher_(std::make_shared<DynamicBatcher>(batches(1, 64))),
         pool_({3, 1, max_env_restarts, 1 << 30, std::nullopt, forgiven_after}, queue_, batcher_, std::vector<std::string>(num_streams, "here"),
-              ArrayNest::Tuple{}, std::move(connect)),
+              ArrayNest::Tuple{counts({1, 1})}, std::move(connect)),
+        agent_([this] { answer(); }),
+        runner_([this] { run(); }) {}
+  Learner(size_t num_places, int64_t min_streams, ActorPool::Listen listen)
+      : queue_(std::make_shared<BatchingQueue>(batches(4, 4, 8))),
+        batcher_(std::make_shared<DynamicBatcher>(batches(1, 64))),
+        pool_({3, 1, 0, min_streams, std::nullopt}, queue_, batcher_, num_places, ArrayNest::Tuple{counts({1, 1})},
+              std::move(listen)),
         agent_([this] { answer(); }),
         runner_([this] { run(); }) {}
 
@@ -183,7 +198,12 @@ class Learner {
         for (int64_t row = 0; row < num_rows; ++row) {
           reinterpret_cast<int64_t*>(action.data())[row] = reinterpret_cast<const int64_t*>(x.data())[2 * row + 1];
         }
-        batch->set_outputs(ArrayNest::Tuple{ArrayNest::Tuple{action}, ArrayNest::Tuple{}});
+        const Array& before = batch->inputs().tuple()[1].front();
+        Array state = Array::allocate(DType::kInt64, before.shape());
+        for (int64_t row = 0; row < num_rows; ++row) {
+          reinterpret_cast<int64_t*>(state.data())[row] = reinterpret_cast<const int64_t*>(before.data())[row] + 1;
+        }
+        batch->set_outputs(ArrayNest::Tuple{ArrayNest::Tuple{action}, ArrayNest::Tuple{state}});
       }
     } catch (const ClosedBatchingQueue&) {
     }
@@ -213,6 +233,79 @@ std::pair<int32_t, int32_t> origin(const ArrayNest& item, int64_t row, int64_t c
   }
   const int64_t index = row * 4 + column;
   return {reinterpret_cast<const int32_t*>(group.data())[index], reinterpret_cast<const int32_t*>(life.data())[index]};
+}
+
+// A rollout of a stream of 4 environments: consecutive rows of one life, and the state before the first of them.
+void check_rollout(const ArrayNest& rollout) {
+  const Array x = rollout.tuple()[0].tuple()[0].tuple()[0].leaf(), state = rollout.tuple()[1].front();
+  ASSERT_EQ(x.shape(), (Shape{4, 4, 2}));
+  ASSERT_EQ(state.shape(), (Shape{1, 4}));
+  const auto* numbers = reinterpret_cast<const int64_t*>(x.data());
+  for (int64_t item = 0; item < 16; ++item) {
+    EXPECT_EQ(numbers[2 * item], numbers[0] + item % 4);
+    EXPECT_EQ(numbers[2 * item + 1], numbers[1] + item / 4);
+    EXPECT_EQ(origin(rollout, item / 4, item % 4), origin(rollout, 0, 0));
+    EXPECT_EQ(reinterpret_cast<const int64_t*>(state.data())[item % 4], numbers[1]);
+  }
+}
+
+// Calls a pool that listens.
+class Callers {
+ public:
+  ActorPool::Listen listen() {
+    return [this](ActorPool::Admit admit) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      admit_ = std::move(admit);
+      has_ended_ = !admit_;
+    };
+  }
+
+  bool dial(std::shared_ptr<EnvStream> stream) {  // whether it has a place
+    std::lock_guard<std::mutex> lock(mutex_);
+    return admit_ && admit_(std::move(stream), "here");
+  }
+
+  bool has_ended() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return has_ended_;
+  }
+
+ private:
+  std::mutex mutex_;
+  ActorPool::Admit admit_;
+  bool has_ended_ = false;
+};
+
+void wait_until(const std::function<bool()>& is_so) {
+  while (!is_so()) std::this_thread::sleep_for(milliseconds(1));
+}
+
+TEST(ActorPool, StreamsThatComeAndGoGiveRolloutsOfOneLifeEach) {
+  Callers callers;
+  Learner learner(3, /*min_streams=*/2, callers.listen());
+  const auto alone = std::make_shared<CountingStream>(4);
+  wait_until([&] { return callers.dial(alone); });
+  wait_until([&] { return learner.pool().counters().streams_connected == 1; });
+  alone->leave();  // while it waits for a second one
+  wait_until([&] { return learner.pool().counters().streams_connected == 0; });
+  std::thread dialer([&] {
+    for (int64_t i = 0; !callers.has_ended(); ++i) {
+      callers.dial(std::make_shared<CountingStream>(4, Fault::kBreaks, 3 + i % 9));
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  });
+  std::set<std::pair<int32_t, int32_t>> lives;
+  for (int i = 0; i < 200; ++i) {
+    const ArrayNest rollout = learner.next();
+    check_rollout(rollout);
+    lives.insert(origin(rollout, 0, 0));
+  }
+  EXPECT_GE(lives.size(), 50u);
+  EXPECT_EQ(std::prev(lives.end())->first, 2);  // all three places were taken
+  learner.close();
+  EXPECT_EQ(learner.wait(), "");
+  dialer.join();
+  EXPECT_GE(learner.pool().counters().streams_come, 50);
 }
 
 TEST(ActorPool, ColumnsOfABatchAreRolloutsOfOneEnvironmentEach) {
