@@ -185,10 +185,11 @@ from beast.run import checkpoint, directory, metrics
 def full(path, mode="r", **options):
     return open(path if "r" in mode else "/dev/full", mode, **options)
 save, write = checkpoint.save, metrics.Metrics.write
-saved = []  # steps of the checkpoints that lie on the disk
+saved = []  # steps of the checkpoints that lie on the disk; best.pt may be written before the first
 def save_and_note(path, state):
     save(path, state)
-    saved.append(state["counts"]["steps"])
+    if path.name == "checkpoint.pt":
+        saved.append(state["counts"]["steps"])
 checkpoint.save = save_and_note
 """
 
