@@ -20,4 +20,4 @@ COPY . .
 
 VOLUME /beast/runs
 ENTRYPOINT ["python", "monobeast.py"]
-CMD ["--env", "PongNoFrameskip-v4", "--name", "pong"]
+CMD ["--env", "PongNoFrameskip-v4", "--num_actors", "2", "--name", "pong"]

@@ -20,7 +20,7 @@ help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 train: $(VENV)/.train  ## train Pong from pixels; run it again to resume
-	$(BIN)/python monobeast.py --env PongNoFrameskip-v4 --name pong
+	$(BIN)/python monobeast.py --env PongNoFrameskip-v4 --num_actors 2 --name pong
 
 train-poly: $(VENV)/.train libbeast  ## the same with PolyBeast, whose environments may be on other hosts
 	$(BIN)/python polybeast.py --env PongNoFrameskip-v4 --name pong-poly

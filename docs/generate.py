@@ -53,10 +53,10 @@ AIMS = {
 }
 # The rows of README.md: task of benchmarks/learning.py, and what the table calls it.
 README_TASKS = {
-    "pong": "Pong, `monobeast.py`",
+    "pong-two-actors": "Pong, `monobeast.py`",
     "pong-poly": "Pong, `polybeast.py`",
+    "r2d2-pong": "Pong, `r2d2.py`, greediest quarter of environments",
     "minatar-fast": "MinAtar Breakout, 512 environments",
-    "r2d2-minatar-breakout": "MinAtar Breakout, `r2d2.py`, greediest quarter of environments",
     "recipe-minigrid": "MiniGrid with memory, `--preset memory`",
     "recipe-halfcheetah": "HalfCheetah, `--preset continuous`",
 }
