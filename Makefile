@@ -58,7 +58,7 @@ docs: $(VENV)/.test  ## write docs/flags.md, docs/results.md and README.md's tab
 
 libbeast: $(VENV)/.libbeast  ## build PolyBeast's C++ part in place
 
-libatari: $(VENV)/.libatari  ## build the Atari emulator in place, which needs a C++ compiler only
+libatari: $(VENV)/.libatari  ## build the Atari emulator in place, which needs g++ and python3-dev
 
 clean:  ## remove the virtual environment; runs stay
 	rm -rf $(VENV)

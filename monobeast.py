@@ -1,8 +1,8 @@
 """MonoBeast: IMPALA in one file, fed by actors on this machine over shared memory.
 
-    python monobeast.py --env PongNoFrameskip-v4 --name pong                # train; the same line again resumes
-    python monobeast.py --mode test --name pong                             # play whole games with the checkpoint
-    python plot.py runs/pong                                                # draw the learning curve
+    python monobeast.py --env PongNoFrameskip-v4 --num_actors 2 --name pong   # train; the same line again resumes
+    python monobeast.py --mode test --name pong                               # play whole games with the checkpoint
+    python plot.py runs/pong                                                  # draw the learning curve
 
 Actor processes step groups of environments straight into rollout slots in shared memory. A feed gives the agent two
 loops: `infer` answers each new row with actions, `learn` trains on rollouts and publishes the weights. polybeast.py
@@ -33,7 +33,7 @@ class AgentFlags(RunFlags):
     group_width: int = 16
     """Environments in a group, which share one forward pass. Wider: less CPU time a step, more policy lag."""
     batch_width: int = 4
-    """Columns (environments) of one update: a divisor of the group width (so it gives several) or a multiple."""
+    """Environments in one update: a divisor of --group_width (several updates a rollout), or a multiple."""
     unroll_length: int = 20
     """Steps of one rollout (T), after which the value of the last observation stands in for later rewards."""
     epochs: int = 1
@@ -45,7 +45,7 @@ class AgentFlags(RunFlags):
 
     # The agent.
     net: Literal["shallow", "deep", "mlp"] = "shallow"
-    """Encoder of images: Nature CNN (one 3x3 convolution under 36 pixels), IMPALA ResNet, or MLP as all else."""
+    """Image encoder: Nature CNN (shallow; a 3x3 convolution below 36 pixels), IMPALA ResNet (deep) or an MLP (mlp)."""
     width: Literal[1, 2, 4] = 1
     """Channels of the deep net in multiples of IMPALA's 16, 32, 32."""
     value_net: Literal["shared", "separate"] = "shared"
@@ -60,7 +60,7 @@ class AgentFlags(RunFlags):
     """Subtract each pixel's running mean and scale by its deviation, so that a static background says nothing and a
     ball much."""
     normalize_observations: bool = True
-    """Do the same to vectors of floats, and clip them to ±10. Checkpoints have the statistics."""
+    """Normalize vectors of floats by running statistics, and clip them to ±10. Checkpoints have the statistics."""
 
     initial_std: float = 1.0
     """Standard deviation of continuous actions at the start, where the bounds of an action are -1 and 1."""
@@ -92,7 +92,7 @@ class AgentFlags(RunFlags):
     entropy_cost: float = 0.01
     """Weight of the entropy bonus: more keeps the policy random for longer."""
     reduction: Literal["sum", "mean"] = "mean"
-    """Whether a loss is the sum or the mean over the steps of an update. With the sum, learning rate and clip go with
+    """Whether a loss is the sum or the mean over the steps of an update. With the sum, learning rate and clip depend on
     the batch."""
 
     # The optimizer.
@@ -107,7 +107,7 @@ class AgentFlags(RunFlags):
     rmsprop_alpha: float = 0.99
     """RMSProp's smoothing constant."""
     grad_clip: float = 0.5
-    """Global norm above which gradients are scaled down; 0 means no clip. Goes with the reduction."""
+    """Global norm above which gradients are scaled down; 0 means no clip. Choose it for the --reduction."""
 
 
 @dataclass
@@ -445,8 +445,8 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
         lambda_=flags.vtrace_lambda,
     )
     ratio = torch.where(mask, log_rhos, 0).exp()
-    # Not V-trace's own, which the importance weights have scaled: they are normalized first, and the ratio carries a
-    # gradient in the clipped surrogate.
+    # V-trace's own advantages have the importance weights in them. These have not: they are normalized first, and then
+    # multiplied by the ratio, through which the clipped surrogate gets its gradient.
     advantages = rewards + discounts * torch.cat([vs[1:], values[-1:].detach()]) - values[:-1].detach()
     weight = mask.float()
     count = weight.sum().clamp(min=1)

@@ -6,8 +6,8 @@
     python polybeast.py --mode test --name pong-poly                    # play whole games with the checkpoint
 
 Env servers (polybeast_env.py) stream rows of observations to the actor pool, in C++, which brings them to a dynamic
-batcher and whole rollouts to a batching queue. beast/feeds/remote.py gives these the face of a feed, and the
-agent's own `infer` and `learn` run on it: edit model, loss and update in monobeast.py.
+batcher and whole rollouts to a batching queue. beast/feeds/remote.py makes a feed of these, and the agent's
+own `infer` and `learn` run on it: edit model, loss and update in monobeast.py.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class Flags(AgentFlags):
     insecure: bool = False
     """Send a token to other hosts without TLS, or --listen to them without token and TLS: in a trusted network."""
     min_envs: float = 0.5
-    """Share of the environments that must work. A stream whose restarts are used up, or that is refused, rests for 30
-    seconds to 10 minutes while this share is left; below it the run ends. With --listen it waits below it: the share is
-    of --max_streams, and one stream is enough where that is 0."""
+    """Share of the environments that must work, else the run ends. While it is met, a stream that has used up its
+    restarts or was refused is tried again after 30 seconds to 10 minutes. With --listen the learner waits instead of
+    ending: the share is of --max_streams, and where that is 0, one stream is enough."""
     server_niceness: int = 5
     """Unix niceness added to env servers started here (0 to 19), so that they yield to the learner. Linux with
     autogroups ignores it between them and the learner."""
@@ -158,7 +158,7 @@ def connect(flags: Flags, to_close: contextlib.ExitStack) -> Connection:
     Unreachable."""
     runs_servers = not (flags.addresses or flags.listen)
     validate(flags, widths_known=runs_servers)
-    choose_device(flags.device, flags.amp)  # a device that there is not is reported before servers start
+    choose_device(flags.device, flags.amp)  # report a missing device before servers start
     security = read_security(flags)
     addresses, servers, listener = list(flags.addresses), None, None
     if runs_servers:

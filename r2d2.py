@@ -79,7 +79,7 @@ class Flags(RunFlags):
 
     # The agent.
     net: Literal["shallow", "deep", "mlp"] = "shallow"
-    """Encoder of images: Nature CNN (one 3x3 convolution under 36 pixels), IMPALA ResNet, or MLP as all else."""
+    """Image encoder: Nature CNN (shallow; a 3x3 convolution below 36 pixels), IMPALA ResNet (deep) or an MLP (mlp)."""
     width: Literal[1, 2, 4] = 1
     """Channels of the deep net in multiples of IMPALA's 16, 32, 32."""
     hidden_size: int = 512
@@ -93,7 +93,7 @@ class Flags(RunFlags):
     center_images: bool = False
     """Subtract each pixel's running mean and scale by its deviation. The targets move with the statistics."""
     normalize_observations: bool = False
-    """Do the same to vectors of floats, and clip them to ±10."""
+    """Normalize vectors of floats by running statistics, and clip them to ±10."""
 
     # The replay.
     replay_gb: float = 1.5
@@ -216,9 +216,9 @@ from monobeast import GROUPS_PER_ACTOR, Encoder, orthogonal
 class Net(nn.Module):
     """Q values: encoders of the observation fields, an optional recurrent core, dueling heads.
 
-    `forward(inputs, core_state)` takes `inputs["obs"][name]` [T, B, *shape], `inputs["done"]` [T, B], the last action
-    `inputs["action"]` [T, B] and its reward `inputs["reward"]` [T, B], and the core's state before row 0, a tuple of
-    [1, B, core_size] (empty without a core). It returns Q [T, B, actions] and its maximum [T, B], both float32 and
+    `forward(inputs, core_state)` takes `inputs["obs"][name]` [T, N, *shape], `inputs["done"]` [T, N], the last action
+    `inputs["action"]` [T, N] and its reward `inputs["reward"]` [T, N], and the core's state before row 0, a tuple of
+    [1, N, core_size] (empty without a core). It returns Q [T, N, actions] and its maximum [T, N], both float32 and
     rescaled (`--rescale`), and the core's state after row T-1.
     """
 
@@ -269,11 +269,11 @@ class Net(nn.Module):
 
     def forward(self, inputs: dict, core_state: tuple) -> tuple[torch.Tensor, torch.Tensor, tuple]:
         # Zero what would cross an episode boundary; masked_fill also removes NaN.
-        begins = inputs["done"].unsqueeze(-1)  # [T, B, 1]
+        begins = inputs["done"].unsqueeze(-1)  # [T, N, 1]
         last_reward = inputs["reward"].clamp(-1, 1).unsqueeze(-1).masked_fill(begins, 0)
         last_action = encode_action(self.action_space, inputs["action"]).masked_fill(begins, 0)
         features = [encoder(inputs["obs"][name]) for name, encoder in zip(self.names, self.encoders)]
-        x = torch.cat([*features, last_reward, last_action], dim=-1)  # [T, B, size]
+        x = torch.cat([*features, last_reward, last_action], dim=-1)  # [T, N, size]
         if self.core is not None:
             x, core_state = self.core(x, begins, core_state)
         advantage = self.advantage(x)
@@ -316,7 +316,7 @@ def compute_loss(
 
 
 def rescaling(flags: Flags) -> tuple[Callable, Callable]:
-    """What the networks' values are of the returns, and its inverse."""
+    """The function h by which the networks' values are rescaled returns, and its inverse; copies with --no_rescale."""
     return (rescale, rescale_inverse) if flags.rescale else (torch.clone, torch.clone)
 
 
@@ -347,8 +347,8 @@ def final_values(net: Net, target: Net, rows: dict, state: tuple, target_state: 
 
 
 def initial_priorities(flags: Flags, rows: dict) -> torch.Tensor:
-    """Priorities [N] of new sequences [B+T+1, N] by the Q values that acted, which stand in for the target network's,
-    too. That of the last row is not known yet, so the transition to it is left out."""
+    """Priorities [N] of new sequences [B+T+1, N]. The Q values that chose the actions stand in for both networks'.
+    Those of the last row are not known yet, so the transition to it is left out."""
     q = rows["policy_logits"][flags.burn_in + 1 :]  # row t+1 holds Q(x_t): [T, N, actions]
     rows = map_tensors(lambda x: x[flags.burn_in : -1], {name: x for name, x in rows.items() if name != "obs"})
     h, h_inverse = rescaling(flags)
@@ -432,7 +432,7 @@ def update(flags: Flags, learner: QLearner, sample: Sample, target_q: torch.Tens
     norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
     is_bad = ~(loss.detach().isfinite() & norm.isfinite())
     step_unless(optimizer, is_bad)
-    # After a bad update the replay keeps the old priorities, but never again draws sequences without a finite error.
+    # The replay ignores NaN, so a bad update changes no priority. 0: a sequence with a NaN error is never drawn again.
     priorities = priorities.where(~is_bad, math.nan).where(priorities.isfinite(), 0)
     laps.lap("optimizer")
     return {**stats, "losses/total_loss": loss.detach(), "losses/grad_norm": norm, "is_bad": is_bad}, priorities

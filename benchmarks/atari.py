@@ -208,7 +208,7 @@ def report(result: dict, options: Options) -> list[str]:
         return statistics.median(run[key] for run in result["runs"][name])
 
     lines = [
-        "# Atari: frames a second",
+        "# Atari: thousands of frames a second (in brackets: per CPU second)",
         "",
         f"{result['hardware']}, commit {result['commit'][:10]}, `{result['command']}`. Medians of {options.repeats} "
         f"repetitions of {options.seconds:g} s, all kinds in turn. EnvPool "
@@ -224,7 +224,7 @@ def report(result: dict, options: Options) -> list[str]:
         return f"{median(name, 'per_cpu_second') / median(other, 'per_cpu_second'):.2f}"
 
     kinds = ["ours", "ale-py", *(["EnvPool"] if result["envpool"] else [])]
-    head = [f"{kind}, {number} threads" for number in result["threads"] for kind in kinds]
+    head = [f"{kind}, {number} thread{'s' * (number > 1)}" for number in result["threads"] for kind in kinds]
     lines += [
         f"## {options.num_envs} environments, thousands of frames a second",
         "",

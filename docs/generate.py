@@ -4,7 +4,7 @@
 
 - docs/flags.md from the dataclasses of the flags, their docstrings and sections;
 - docs/results.md from every file in benchmarks/results/;
-- in README.md the tables behind `<!-- results -->` and `<!-- speed -->`.
+- in README.md the table behind `<!-- results -->`.
 
 A result names its command, commit and hardware itself: a CSV in its first lines (`# command: …`), a JSON by its keys, a
 Markdown file in its text. A file that does not is refused, but for the CSVs of `NO_RUNS`. `# remark: …` in a CSV goes
@@ -62,7 +62,6 @@ README_TASKS = {
 }
 # CSVs that are not of one learning run: the samples of a soak, a search, a list of games.
 NO_RUNS = ("soak-*.csv", "*-search.csv", "atari-exact.csv")
-README_SPEED = "throughput-BreakoutNoFrameskip-v4.json"
 PUBLISHED = ROOT / "benchmarks" / "peers" / "atari-published.csv"
 
 
@@ -317,8 +316,9 @@ def learning_section(runs: list[Run]) -> list[str]:
     lines = [
         "## Learning",
         "",
-        "`python benchmarks/learning.py TASK --seed SEED` trains a row again; where another command gave it, the row's "
-        "remark says so. *Return* is the mean of the last 100 training games, whole and unclipped: at the end of the "
+        "`python benchmarks/learning.py TASK --seed SEED` trains a task with today's code and presets. The first lines "
+        "of a CSV have its flags and its commit; the remark says where the command was another. *Return* is the mean "
+        "of the last 100 training games, whole and unclipped: at the end of the "
         "run, and at its best. *Aim* is the return that counts as learned: gymnasium's reward threshold of the "
         "environment, or a choice of ours where it has none. Over seeds the tables show the mean (lowest to highest). "
         "Minutes hold for the machine, and for a run beside other jobs they are more.",
@@ -583,32 +583,18 @@ def readme_results() -> list[str]:
     for task, name in README_TASKS.items():
         for (machine, of), runs in groups.items():
             if of == task:
-                commits = dict.fromkeys(run.header["commit"][:7] for run in runs)
-                rows.append((name, machine, *over_seeds(runs), ", ".join(commits)))
-    return table(("task", "machine", *SEEDS_HEAD, "commits"), rows)
-
-
-def readme_speed() -> list[str]:
-    result = json.loads((RESULTS / README_SPEED).read_text())
-    rows = []
-    for num_envs, found in result["found"].items():
-        for variant in (variant for variant in VARIANTS if variant in found):
-            simulation, _, learning, share, lag = speed_cells(found[variant])
-            rows.append((num_envs, VARIANTS[variant], simulation, learning, share, lag, result["commit"][:7]))
-    head = "environments", "", "simulation, steps/s", "learning, steps/s", "share of simulation"
-    return table((*head, "policy lag: mean, highest", "commit"), rows)
+                rows.append((name, machine, *over_seeds(runs)))
+    return table(("task", "machine", *SEEDS_HEAD), rows)
 
 
 def readme(text: str) -> str:
-    """README.md with its tables as the files of results have them now."""
-    for name, lines in (("results", readme_results()), ("speed", readme_speed())):
-        marker = f"<!-- {name} -->\n\n"
-        if text.count(marker) != 1:
-            raise ValueError(f"README.md has {text.count(marker)} lines {marker.strip()!r}, and needs one")
-        before, after = text.split(marker)
-        rest = re.sub(r"\A(\|.*\n)+\n", "", after)
-        text = f"{before}{marker}{chr(10).join(lines)}\n\n{rest}"
-    return text
+    """README.md with its table as the files of results have it now."""
+    marker = "<!-- results -->\n\n"
+    if text.count(marker) != 1:
+        raise ValueError(f"README.md has {text.count(marker)} lines {marker.strip()!r}, and needs one")
+    before, after = text.split(marker)
+    rest = re.sub(r"\A(\|.*\n)+\n", "", after)
+    return f"{before}{marker}{chr(10).join(readme_results())}\n\n{rest}"
 
 
 def pages() -> dict[Path, str]:

@@ -1,4 +1,4 @@
-"""The feed of env servers: libbeast's batcher, queue and streams with the face of a feed, and servers started here."""
+"""The feed of env servers: libbeast's batcher, queue and streams, and the servers that are started here."""
 
 from __future__ import annotations
 
