@@ -161,6 +161,20 @@ def test_the_sum_tree_does_what_a_plain_array_does():
         assert (tree.nodes[1 : tree.capacity] == sums).all() and (tree.leaves[:37] == naive).all()
 
 
+def test_a_leaf_begins_at_the_sum_of_those_before_it_and_rounding_leads_to_no_empty_one():
+    tree = SumTree(4)
+    tree.set(np.arange(3), np.array([1.0, 2.0, 0.0]))
+    assert tree.find(np.array([0.0, 1.0, 2.9, 3.0])).tolist() == [0, 1, 1, 1]  # 3.0 is the total: a draw that was rounded
+
+
+def test_a_sequence_with_tiny_errors_can_still_be_drawn_and_one_without_any_cannot():
+    replay = new_replay(num_groups=1, width=3, T=4, B=0)
+    ids = Writer(replay).write(0)
+    replay.update(ids, replay.generation_of(ids), np.array([1e-30, 1e-6, 0.0]))
+    tiny, least, none = replay.tree.leaves[ids]
+    assert tiny == least > 0 and none == 0
+
+
 def test_draws_are_in_proportion_to_the_priorities_to_their_power_and_the_weights_take_that_back():
     replay = new_replay(num_groups=1, width=8, T=4, B=0)
     writer = Writer(replay)
@@ -263,12 +277,16 @@ def test_a_saved_replay_comes_back_to_the_bit_and_begins_new_lives(tmp_path):
     assert not other.load(tmp_path / "replay.npz", 8), "of another update"
     assert not new_replay(num_sequences=48).load(tmp_path / "replay.npz", 7), "of another capacity"
     assert other.load(tmp_path / "replay.npz", 7)
+    np.testing.assert_array_equal(other.written_at, replay.written_at)
     mine, theirs = replay.sample(5, CPU), other.sample(5, CPU)
     np.testing.assert_array_equal(mine.ids, theirs.ids)
     assert all(torch.equal(mine.batch[name], theirs.batch[name]) for name in ("reward", "done", "action"))
     assert torch.equal(mine.weights, theirs.weights) and torch.equal(mine.core_state[0], theirs.core_state[0])
     assert len(Writer(other).write(0)) == 0, "the environments are new ones"
     check_sequences(other, available(other))
+    before = other.generations.max()
+    Writer(other).write(1)
+    assert other.generations.max() > before, "no number comes twice"
     data = (tmp_path / "replay.npz").read_bytes()
     (tmp_path / "replay.npz").write_bytes(data[: len(data) // 2])
     with pytest.raises(InputError, match="delete it"):
