@@ -272,6 +272,8 @@ class Encoder(nn.Module):
         channels = shape[0]
         if flags.center_images and space.dtype == np.uint8:
             self.center = Normalize(shape, self.unit)
+        if flags.net == "shallow" and min(shape[1:]) < 3:
+            raise InputError(f"an image of {list(space.shape)}: a convolution needs 3 pixels a side; give --net mlp")
         if flags.net == "shallow" and min(shape[1:]) < 36:  # MinAtar and other grids
             layers = [orthogonal(nn.Conv2d(channels, 16, 3), gain), nn.ReLU()]
         elif flags.net == "shallow":  # Mnih et al. 2015
@@ -351,6 +353,19 @@ class ValueHead(nn.Linear):
         self.bias.copy_((self.bias * old_deviation + old_mean - self.mean) / self.deviation)
 
 
+def acting_copy(net: nn.Module) -> nn.Module:
+    """A copy of a net to act with. Weights that every pass would cast to bf16 are cast once, when they are copied."""
+    net = copy.deepcopy(net).eval().requires_grad_(False)
+    for module in net.modules():
+        if isinstance(module, Encoder) and module.is_image and module.amp:
+            module.convolutions.bfloat16()
+            module.head.bfloat16()
+        elif isinstance(module, Core) and module.kind == "lstm" and module.amp:
+            for weight in (module.weight_ih_l0, module.weight_hh_l0):
+                weight.data = weight.data.bfloat16()
+    return net
+
+
 def value_head(net: nn.Module) -> ValueHead | None:
     return next((module for module in net.modules() if isinstance(module, ValueHead)), None)
 
@@ -367,7 +382,7 @@ class Net(nn.Module):
 
     def __init__(self, observation_spaces: dict, action_space: gymnasium.Space, flags: AgentFlags, amp: bool = False):
         super().__init__()
-        self.action_space, self.flags, self.amp = action_space, flags, amp
+        self.action_space, self.flags = action_space, flags
         self.names = list(observation_spaces)
         self.encoders = nn.ModuleList([Encoder(space, flags, amp) for space in observation_spaces.values()])
         self.value_encoders = copy.deepcopy(self.encoders) if flags.value_net == "separate" else nn.ModuleList()
@@ -384,21 +399,13 @@ class Net(nn.Module):
         self.baseline = orthogonal(ValueHead(size) if flags.normalize_returns == "on" else nn.Linear(size, 1), 1.0)
         if isinstance(action_space, spaces.Box):
             nn.init.constant_(self.policy.bias.chunk(2)[1], math.log(flags.initial_std))
+        self.amp = amp and (flags.core == "lstm" or any(encoder.is_image for encoder in self.encoders))
 
     def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
         return self.core.initial_state(batch_size) if self.core is not None else ()
 
-    def inference_copy(self) -> Net:
-        """A copy to act with. Weights that every pass would cast to bf16 are cast once, when they are copied."""
-        net = copy.deepcopy(self).eval().requires_grad_(False)
-        for encoder in (*net.encoders, *net.value_encoders):
-            if encoder.is_image and self.amp:
-                encoder.convolutions.bfloat16()
-                encoder.head.bfloat16()
-        if self.flags.core == "lstm" and self.amp:
-            for weight in (net.core.weight_ih_l0, net.core.weight_hh_l0):
-                weight.data = weight.data.bfloat16()
-        return net
+    def inference_copy(self) -> nn.Module:
+        return acting_copy(self)
 
     def forward(self, inputs: dict, core_state: tuple) -> tuple[torch.Tensor, torch.Tensor, tuple]:
         # Zero what would cross an episode boundary; masked_fill also removes NaN.
@@ -631,7 +638,7 @@ def test(flags: AgentFlags, create_env: Callable = create_env) -> dict:
     """Play whole games with a checkpoint, print mean ± standard error and write them to test.json in the run's
     directory."""
     path = flags.checkpoint or os.path.join(flags.root, flags.name, "checkpoint.pt")
-    state = checkpoint.load(path, "--checkpoint" if flags.checkpoint else "")
+    state = checkpoint.load(path, "--checkpoint" if flags.checkpoint else "", variants=("mono", "poly"))
     # create_env may look at these.
     own = {name: getattr(flags, name) for name in ("seed", "video", "greedy", "atari_backend")} | {"mode": "test"}
     known = {field.name for field in fields(flags)}
@@ -655,7 +662,8 @@ def validate_agent(flags: F) -> F:
         flags = replace(flags, normalize_returns="off" if flags.reward_clip else "on")
     limits = {  # name: lowest, highest
         **RUN_LIMITS,
-        **{name: (1, 10**6) for name in ("group_width", "batch_width", "hidden_size", "core_size", "epochs")},
+        **{name: (1, 10**6) for name in ("group_width", "batch_width", "core_size", "epochs")},
+        "hidden_size": (4, 10**6),  # MLPs have a quarter of it
         "unroll_length": (1, 2**16 - 1),
         **{name: (0, math.inf) for name in ("reward_clip", "baseline_cost", "entropy_cost", "grad_clip", "ppo_clip")},
         **{name: (1e-6, math.inf) for name in ("clip_rho", "clip_pg_rho", "reward_scale")},

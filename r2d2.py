@@ -209,7 +209,7 @@ from beast.run import checkpoint, evaluation
 from beast.run.flags import check_env_flags, check_limits, run_name
 from beast.run.hardware import choose_device, helper_thread, keep_freed_memory, pin_memory, yield_cores
 from beast.run.training import Result, Training
-from monobeast import GROUPS_PER_ACTOR, Encoder, orthogonal
+from monobeast import GROUPS_PER_ACTOR, Encoder, acting_copy, orthogonal
 
 
 # FORK HERE: your model. Observations arrive as they are stored (uint8 images included), time-major.
@@ -229,7 +229,7 @@ class Net(nn.Module):
                 f"action space {action_space}: R2D2 has one Q value for each action, so it needs a Discrete space; "
                 "wrap the environment, or train it with monobeast.py"
             )
-        self.action_space, self.flags, self.amp = action_space, flags, amp
+        self.action_space, self.flags = action_space, flags
         self.num_actions = int(action_space.n)
         self.names = list(observation_spaces)
         self.encoders = nn.ModuleList([Encoder(space, flags, amp) for space in observation_spaces.values()])  # type: ignore[arg-type]
@@ -237,6 +237,7 @@ class Net(nn.Module):
         self.core = None
         if flags.core != "none":
             self.core, size = Core(flags.core, size, flags.core_size, amp), flags.core_size
+        self.amp = amp and (flags.core == "lstm" or any(encoder.is_image for encoder in self.encoders))
 
         def head(outputs: int, bias: bool) -> nn.Sequential:
             last = nn.Linear(flags.head_size, outputs, bias=bias)
@@ -248,18 +249,8 @@ class Net(nn.Module):
     def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
         return self.core.initial_state(batch_size) if self.core is not None else ()
 
-    def inference_copy(self) -> Net:
-        """A copy to act with. Weights that every pass would cast to bf16 are cast once, when they are copied."""
-        net = copy.deepcopy(self).eval().requires_grad_(False)
-        if self.amp:
-            for encoder in net.encoders:
-                if encoder.is_image:
-                    encoder.convolutions.bfloat16()
-                    encoder.head.bfloat16()
-            if self.flags.core == "lstm":
-                for weight in (net.core.weight_ih_l0, net.core.weight_hh_l0):
-                    weight.data = weight.data.bfloat16()
-        return net
+    def inference_copy(self) -> nn.Module:
+        return acting_copy(self)
 
     def acting_policy(self, q: torch.Tensor) -> Categoricals:
         """The ε-greedy policy of Q [..., actions], for whole games; its mode is greedy."""
@@ -380,15 +371,19 @@ class QLearner(Learner):
         def evaluate(sample: Sample) -> tuple[Sample, torch.Tensor]:
             return sample, self.target(sample.batch, sample.core_state)[0][flags.burn_in :]
 
-        batch = self.prepared.result() if self.prepared else None
+        if self.prepared:
+            sample, target_q = self.prepared.result()
+        else:
+            sample, target_q = replay.sample(flags.batch_width, device), None
         if self.updates % flags.target_period == 0:
             self.target.load_state_dict(self.net.state_dict())  # buffers, too
-            batch = batch and evaluate(batch[0])
-        batch = batch or evaluate(replay.draw(flags.batch_width, device)())
+            target_q = None
+        if target_q is None:
+            target_q = evaluate(sample)[1]
         if self.helper:
             gather = replay.draw(flags.batch_width, device)
             self.prepared = self.helper.submit(lambda: evaluate(gather()))
-        return batch
+        return sample, target_q
 
     def state_dict(self) -> dict:
         return super().state_dict() | {
@@ -547,7 +542,8 @@ def train(flags: Flags) -> Result:
     is logged and raises SystemExit(1).
     """
     keep_freed_memory()
-    flags = validate(flags)  # before any environment is made
+    # Before any environment is made; without a name, as --env may be another than that of create_env or the servers.
+    flags = replace(validate(flags), name=flags.name)
     with contextlib.ExitStack() as to_close:
         if flags.feed == "remote":
             import polybeast  # which needs libbeast
@@ -627,7 +623,7 @@ def test(flags: Flags) -> dict:
     """Play whole games with a checkpoint, print mean ± standard error and write them to test.json in the run's
     directory."""
     path = flags.checkpoint or os.path.join(flags.root, flags.name, "checkpoint.pt")
-    state = checkpoint.load(path, "--checkpoint" if flags.checkpoint else "")
+    state = checkpoint.load(path, "--checkpoint" if flags.checkpoint else "", variants=("r2d2",))
     own = {name: getattr(flags, name) for name in ("seed", "video", "greedy", "atari_backend", "epsilon")}
     config = {**state["config"], **own, "mode": "test"}
     trained = Flags(**{field.name: config[field.name] for field in fields(flags) if field.name in config})
@@ -644,10 +640,11 @@ def test(flags: Flags) -> dict:
 def validate(flags: Flags) -> Flags:
     """The flags with automatic values filled in. Raises InputError with the value, the limit and the remedy."""
     flags = replace(flags, env_kwargs=check_env_flags(flags))
-    sizes = ("group_width", "batch_width", "hidden_size", "core_size", "head_size", "target_period", "n_steps")
+    sizes = ("group_width", "batch_width", "core_size", "head_size", "target_period", "n_steps")
     limits = {  # name: lowest, highest
         **RUN_LIMITS,
         **{name: (1, 10**6) for name in sizes},
+        "hidden_size": (4, 10**6),  # MLPs have a quarter of it
         "num_actors": (1, 1024),
         "max_streams": (1, 4096),
         "actor_niceness": (0, 19),
@@ -676,7 +673,17 @@ def validate(flags: Flags) -> Flags:
     is_remote = flags.feed == "remote" or bool(flags.addresses or flags.listen)
     if flags.deterministic and is_remote:
         raise InputError("--deterministic: env servers answer in any order; leave it out, or --feed remote")
+    for name in ("token_file", "tls_ca", "tls_cert", "tls_key"):
+        if getattr(flags, name) and not is_remote:
+            raise InputError(f"--{name} is for env servers: give --addresses or --listen, too, or leave it out")
     num_groups = flags.num_actors * GROUPS_PER_ACTOR
+    burn_in = flags.burn_in if flags.core != "none" else 0  # there is no state to burn in
+    one_each = 0 if is_remote else num_groups * flags.group_width * (burn_in + flags.trained)
+    if flags.mode == "train" and max(flags.min_fill, one_each) >= flags.total_steps:
+        raise InputError(
+            f"--total_steps {flags.total_steps}: the first update comes after --min_fill {flags.min_fill} steps and a "
+            f"sequence of each environment, {one_each} steps: raise it, or lower --min_fill, --burn_in or --trained"
+        )
     num_slots = flags.num_slots or num_groups + 2
     if not num_groups <= num_slots <= 2**16:
         raise InputError(f"--num_slots {num_slots}: {num_groups} groups need {num_groups} to 65536; 0 has it chosen")
@@ -684,7 +691,7 @@ def validate(flags: Flags) -> Flags:
         flags,
         num_slots=num_slots,
         feed="remote" if is_remote else "shared",
-        burn_in=flags.burn_in if flags.core != "none" else 0,  # there is no state to burn in
+        burn_in=burn_in,
         learner_threads=1 if flags.deterministic else flags.learner_threads,
         name=run_name("r2d2", flags),
     )

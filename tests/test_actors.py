@@ -338,6 +338,8 @@ def test_what_a_child_started_is_killed_with_its_group_and_cpu_time_is_that_of_t
     while os.path.exists(f"/proc/{grandchild}") and "Z" not in open(f"/proc/{grandchild}/stat").read().split()[2]:
         assert time.monotonic() < deadline, "it goes on"
         time.sleep(0.02)
+    child.start(["sh", "-c", "kill -40 $$"])
+    assert "was killed by signal 40 (no name)" in child.end(60)  # a real-time signal
     child.start([sys.executable, "-c", ""])
     assert "exited with code 0" in child.end(60)  # nobody is left in its group, and that is no error
 

@@ -232,6 +232,8 @@ def test_total_minutes_stop_a_run_and_count_over_all_its_starts(tmp_path):
         ({"discount": 1.5}, r"--discount 1.5: it must lie between 0 and 1"),
         ({"num_actors": 0}, r"--num_actors 0: it must lie between 1 and 1024"),
         ({"learning_rate": -1.0}, r"--learning_rate -1.0"),
+        ({"hidden_size": 3}, r"--hidden_size 3: it must lie between 4"),
+        ({"seed": 2**31}, r"--seed 2147483648: it must lie between 0 and 1000000000"),
         ({"learning_rate": math.nan}, r"--learning_rate nan"),
         ({"num_slots": 1}, r"--num_slots 1: .* need at least 2"),
         ({"group_width": 1, "batch_width": 10**6}, r"--num_slots 2000000: at most 65536; use a wider --group_width"),

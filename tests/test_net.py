@@ -277,3 +277,23 @@ def test_a_residual_block_adds_to_what_it_gets_and_the_nature_net_has_its_size()
 
 def test_an_lstm_begins_by_remembering():
     assert Core("lstm", 3, 4).bias_ih_l0.tolist() == [0] * 4 + [1] * 4 + [0] * 8
+
+
+def test_a_net_computes_in_bf16_only_where_it_has_images_or_an_lstm():
+    for space, core, expected in (
+        (spaces.Box(-1, 1, (3,)), "none", False),
+        (spaces.Box(-1, 1, (3,)), "gru", False),
+        (spaces.Box(-1, 1, (3,)), "lstm", True),
+        (spaces.Box(0, 255, (84, 84, 3), np.uint8), "none", True),
+    ):
+        net = monobeast.Net({"obs": space}, spaces.Discrete(3), monobeast.Flags(reward_clip=1.0, core=core), amp=True)
+        assert (
+            net.amp == expected and (torch.bfloat16 in {x.dtype for x in net.inference_copy().parameters()}) == expected
+        )
+
+
+def test_an_image_that_is_too_small_to_convolve_is_refused_with_the_remedy():
+    space, flags = spaces.Box(0, 255, (2, 2, 3), np.uint8), monobeast.Flags(reward_clip=1.0)
+    with pytest.raises(InputError, match="an image of \\[2, 2, 3\\].*give --net mlp"):
+        monobeast.Net({"obs": space}, spaces.Discrete(3), flags)
+    monobeast.Net({"obs": space}, spaces.Discrete(3), monobeast.Flags(reward_clip=1.0, net="mlp"))

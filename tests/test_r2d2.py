@@ -22,6 +22,7 @@ import torch
 import toy_envs  # noqa: F401  registers its environments
 
 import beast
+import monobeast
 import r2d2
 from beast.envs.rows import EnvSpaces, rollout_fields
 from beast.errors import InputError
@@ -384,7 +385,7 @@ def test_the_target_network_is_copied_every_so_many_updates_buffers_included_and
     flags = small_flags(target_period=3, normalize_observations=True)
     learner, (batch, core_state) = new_learner(flags), random_batch(flags)
     sample = Sample(np.arange(6), np.zeros(6, np.int64), torch.ones(6), batch, core_state)
-    replay = types.SimpleNamespace(draw=lambda count, device: lambda: sample)
+    replay = types.SimpleNamespace(sample=lambda count, device: sample)
     for number in range(7):
         online = copy.deepcopy(learner.net.state_dict())
         kept = copy.deepcopy(learner.target.state_dict())
@@ -524,6 +525,18 @@ def test_whole_games_are_played_by_epsilon_of_the_test_and_greedily_on_request()
 # Runs.
 
 
+def test_a_run_without_a_name_is_called_after_the_environment_that_it_trains(tmp_path, monkeypatch):
+    def create_env(flags, num_envs: int, **overrides):
+        return gymnasium.make_vec("Acrobot-v1", num_envs)
+
+    monkeypatch.setattr(r2d2, "create_env", create_env)
+    flags = dataclasses.replace(small_flags(root=str(tmp_path), total_steps=600, env="CartPole-v1"), name="")
+    assert r2d2.train(flags).directory.name.startswith("r2d2-Acrobot-v1-")
+    checkpoint = str(next(tmp_path.glob("*/checkpoint.pt")))
+    with pytest.raises(InputError, match="checkpoint.pt: r2d2.py trained it"):
+        monobeast.test(monobeast.Flags(mode="test", checkpoint=checkpoint))
+
+
 def run(tmp_path, name="run", **changes) -> r2d2.Result:
     flags = {"root": str(tmp_path), "name": name, "tensorboard": False, "log_steps": 500, **changes}
     return r2d2.train(small_flags(**flags))
@@ -546,10 +559,13 @@ def assert_equal(one, other, where="state"):
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-def test_evaluations_while_it_trains_play_by_the_epsilon_of_the_run_and_greedily_on_request(tmp_path, greedy):
-    flags = small_flags(epsilon=0.05, eval_minutes=1.0, greedy=greedy)
+def test_evaluations_while_it_trains_play_on_the_emulator_and_by_the_epsilon_of_the_run_and_greedily_on_request(
+    tmp_path, greedy
+):
+    flags = small_flags(epsilon=0.05, eval_minutes=1.0, greedy=greedy, atari_backend="ale")
     command = Evaluations(tmp_path, flags, 7, print)._command
     assert command[command.index("--epsilon") + 1] == "0.05" and ("--greedy" in command) == greedy
+    assert command[command.index("--atari_backend") + 1] == "ale"
 
 
 @pytest.mark.parametrize("save_replay", [False, True])
@@ -575,7 +591,9 @@ def test_runs_and_their_resumption_are_equal_to_the_bit(tmp_path, save_replay):
 def test_a_saved_replay_that_is_not_filled_is_filled_and_one_that_does_not_fit_stays_until_the_new_one_is(tmp_path):
     path = tmp_path / "run" / "replay.npz"
     small = {"save_replay": True, "replay_gb": 1e-3, "min_fill": 1000}
-    assert run(tmp_path, **small, total_steps=500).updates == 0
+    assert run(tmp_path, **small | {"min_fill": 480}, total_steps=500).updates == 0, (
+        "20 steps are none for 32 transitions"
+    )
     found = run(tmp_path, **small, total_steps=2400)
     assert found.updates == pytest.approx((2400 - 1000) / (4 * 8), abs=5), "from 1,000 steps on, not from the first"
     saved = path.read_bytes()
@@ -649,7 +667,7 @@ def test_environments_that_crash_cost_their_unfinished_sequences_only(tmp_path, 
     monkeypatch.setattr(r2d2, "make_replay", keep)
     run(
         tmp_path, env="toy_envs:CrashAtStep-v0", env_kwargs='{"n": 150}', deterministic=False, feed=feed,
-        num_servers=1, total_steps=3000, min_fill=10**6,
+        num_servers=1, total_steps=3000, replay_ratio=1e-3,
     )  # fmt: skip
     log = (tmp_path / "run" / "out.log").read_text()
     assert "this toy breaks here" in log or "lost" in log, log
@@ -684,6 +702,10 @@ def test_a_trained_run_plays_whole_games_films_them_and_is_loaded_by_the_library
         ({"trained": 2}, "--trained 2: it must lie between 3"),
         ({"eval_columns": 4}, "--eval_columns 4: it must lie between 0 and 3; at least one"),
         ({"compile": True}, "--compile: r2d2.py does not compile"),
+        ({"hidden_size": 3}, "--hidden_size 3: it must lie between 4"),
+        ({"total_steps": 200}, "--total_steps 200: the first update comes after --min_fill 200 steps"),
+        ({"min_fill": 0, "total_steps": 96}, "a sequence of each environment, 96 steps: raise it"),
+        ({"token_file": "token"}, "--token_file is for env servers: give --addresses or --listen"),
     ],
 )
 def test_flags_that_cannot_be_are_refused_with_the_remedy(changes, message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -164,7 +165,7 @@ def test_the_sum_tree_does_what_a_plain_array_does():
 def test_a_leaf_begins_at_the_sum_of_those_before_it_and_rounding_leads_to_no_empty_one():
     tree = SumTree(4)
     tree.set(np.arange(3), np.array([1.0, 2.0, 0.0]))
-    assert tree.find(np.array([0.0, 1.0, 2.9, 3.0])).tolist() == [0, 1, 1, 1]  # 3.0 is the total: a draw that was rounded
+    assert tree.find(np.array([0.0, 1.0, 2.9, 3.0])).tolist() == [0, 1, 1, 1]  # the total: a rounded draw
 
 
 def test_a_sequence_with_tiny_errors_can_still_be_drawn_and_one_without_any_cannot():
@@ -257,6 +258,11 @@ def test_a_replay_that_is_too_small_or_too_large_is_refused_with_the_remedy(monk
         SequenceReplay(
             FIELDS, [5], 2, 3, unroll_length=4, burn_in=4, trained=8, stride=4, capacity_gb=1e-7, max_sequences=0
         )
+    options = {"unroll_length": 4, "burn_in": 4, "trained": 8, "stride": 4}
+    with pytest.raises(InputError) as refused:
+        SequenceReplay(FIELDS, [500_000], 2, 3, **options, capacity_gb=1e-7)
+    needed = float(re.search(r"needs (\S+) GB; give that", str(refused.value))[1])
+    assert SequenceReplay(FIELDS, [500_000], 2, 3, **options, capacity_gb=needed).num_bytes > 0.9 * needed * 1e9
     with pytest.raises(OutOfMemory, match="lower --replay_gb"):
         SequenceReplay(FIELDS, [5], 2, 3, unroll_length=4, burn_in=4, trained=8, stride=4, capacity_gb=1e5)
 

@@ -24,6 +24,7 @@ import monobeast
 import r2d2
 from beast.envs.probe import probe_env
 from beast.errors import InputError, MissingPackage
+from beast.feeds import memory
 from beast.run import checkpoint, command_line, directory, evaluation
 from beast.run import console as console_module
 from beast.run.console import Console
@@ -66,8 +67,9 @@ def test_a_resume_whose_checkpoint_does_not_fit_leaves_the_files_of_the_run_as_t
     old = json.loads(config.read_text())
     config.write_text(json.dumps({name: value for name, value in old.items() if name != "hidden_size"}))
     before = config.read_bytes(), meta.read_bytes()  # of a fork that had no such flag
-    with pytest.raises(InputError, match="checkpoint.pt: these are the weights of another net"):
+    with pytest.raises(InputError, match="checkpoint.pt: these are the weights of another net") as kept:
         monobeast.train(dataclasses.replace(flags, hidden_size=2 * flags.hidden_size, total_steps=200))
+    assert kept.tb, "a notebook keeps a failed start alive, too; it holds no lock"
     assert (config.read_bytes(), meta.read_bytes()) == before
     monobeast.train(dataclasses.replace(flags, total_steps=200))
 
@@ -311,6 +313,19 @@ def test_two_processes_cannot_train_in_one_directory_and_kill_9_releases_the_loc
         holder.kill()
         holder.wait()
         holder.stdout.close()
+
+
+def test_the_limits_of_a_container_count(tmp_path, monkeypatch):
+    path = {"/sys/fs/cgroup/cpu.max": tmp_path / "cpu.max", "/sys/fs/cgroup/memory.max": tmp_path / "memory.max"}
+    for module in (directory, memory):
+        monkeypatch.setattr(module, "Path", lambda name: path.get(name, Path(name)))
+    cores, free = directory.usable_cores(), memory.available_memory()
+    for cpu, number in (("max 100000", cores), ("50000 100000", 1), ("100000000 100000", cores)):
+        path["/sys/fs/cgroup/cpu.max"].write_text(cpu + "\n")
+        assert directory.usable_cores() == number
+    for limit, least, most in (("max", free / 2, math.inf), ("1000000", 1e6, 1e6)):
+        path["/sys/fs/cgroup/memory.max"].write_text(limit + "\n")
+        assert least <= memory.available_memory() <= most
 
 
 def test_a_log_line_goes_to_the_file_with_the_time_and_to_stderr(tmp_path, capsys):

@@ -76,6 +76,11 @@ def test_tune_prints_costs_a_setting_its_speed_and_the_bottleneck(tmp_path, quic
     assert not list(tmp_path.iterdir()), "it trains nothing"
 
 
+def test_tune_measures_no_width_that_the_highest_policy_lag_rules_out(tmp_path, quick, monkeypatch):
+    monkeypatch.setattr(tuning, "TIE_FRACTION", 0.0)  # all settings are as good
+    assert monobeast.tune(small(tmp_path, batch_width=1, max_policy_lag=3)).group_width == 4
+
+
 @pytest.mark.parametrize("env", ["toy_envs:MultiDiscrete-v0", "toy_envs:Dict-v0", "Pendulum-v1"])
 def test_tune_knows_every_kind_of_action_and_observation(tmp_path, quick, capsys, env):
     monobeast.tune(small(tmp_path, env=env, batch_width=8))

@@ -80,13 +80,21 @@ def nest_observations(arrays: dict) -> dict:
     return nested
 
 
-def _anonymous_file(size: int) -> int:
-    """A descriptor of `size` bytes of memory without a name. Raises OutOfMemory when there is not so much."""
-    hint = "use a smaller --num_slots, a narrower --group_width, fewer --num_actors or a shorter --unroll_length"
-    available = math.inf  # where /proc does not tell
+def available_memory() -> float:
+    """Bytes that are free, or the limit of this container where that is less; infinite where Linux does not tell."""
+    available = math.inf
     with contextlib.suppress(OSError):
         if found := re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text()):
             available = int(found[1]) * 1024
+    with contextlib.suppress(OSError, ValueError):  # a ValueError: "max"
+        available = min(available, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return available
+
+
+def _anonymous_file(size: int) -> int:
+    """A descriptor of `size` bytes of memory without a name. Raises OutOfMemory when there is not so much."""
+    hint = "use a smaller --num_slots, a narrower --group_width, fewer --num_actors or a shorter --unroll_length"
+    available = available_memory()
     if size > available:
         raise OutOfMemory(f"the rollout slots need {size / 1e6:.0f} MB and {available / 1e6:.0f} MB are free: {hint}")
     if hasattr(os, "memfd_create"):

@@ -72,7 +72,8 @@ class Child:
             printed = file.read().decode(errors="replace").strip()
         how = f"exited with code {code}"
         if code < 0:
-            how = f"was killed by signal {-code} ({signal.Signals(-code).name}), exit code {code}"
+            names = {number.value: number.name for number in signal.Signals}  # real-time signals have none
+            how = f"was killed by signal {-code} ({names.get(-code, 'no name')}), exit code {code}"
         return f"{self.name} {hangs or how}; what it printed last:\n{printed or '(nothing)'}"
 
     def count_restart(self, why: str) -> str:

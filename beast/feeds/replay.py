@@ -9,11 +9,9 @@ next block. A sequence begins with a block, where the core's state is known.
 from __future__ import annotations
 
 import math
-import re
 import time
 import zipfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -21,7 +19,7 @@ import numpy as np
 import torch
 
 from beast.errors import InputError, OutOfMemory
-from beast.feeds.memory import nest_observations
+from beast.feeds.memory import available_memory, nest_observations
 from beast.run.directory import replace_file
 
 LEAST_PRIORITY = 1e-6  # of a sequence that can be trained on: none is forgotten
@@ -118,11 +116,16 @@ class SequenceReplay:
         if self.num_blocks < needed:
             raise InputError(
                 f"--replay_gb {capacity_gb:g}: one sequence of each environment needs "
-                f"{needed * bytes_of_block / 1e9:.2g} GB; give that, or use fewer "
+                f"{math.ceil(needed * bytes_of_block / 1e6) / 1e3:g} GB; give that, or use fewer "
                 "environments (--num_actors, --group_width)"
             )
         self.num_bytes = self.num_blocks * bytes_of_block
-        self._check_memory()
+        available = available_memory()
+        if self.num_bytes > available:
+            raise OutOfMemory(
+                f"the replay needs {self.num_bytes / 1e9:.1f} GB and {available / 1e9:.1f} GB are free: lower "
+                "--replay_gb"
+            )
         ring = num_groups, self.num_blocks * unroll_length, width
         self.arrays = {name: np.empty((*ring, *shape), dtype) for name, (shape, dtype) in kept.items()}
         self.states = [np.empty((num_groups, self.num_blocks, width, size), np.float32) for size in state_sizes]
@@ -302,17 +305,6 @@ class SequenceReplay:
 
     def _ids(self, group, place) -> np.ndarray:
         return (group * self.num_blocks + place) * self.width + np.arange(self.width)
-
-    def _check_memory(self) -> None:
-        available = math.inf  # where /proc does not tell
-        with suppress(OSError):
-            if found := re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text()):
-                available = int(found[1]) * 1024
-        if self.num_bytes > available:
-            raise OutOfMemory(
-                f"the replay needs {self.num_bytes / 1e9:.1f} GB and {available / 1e9:.1f} GB are free: lower "
-                "--replay_gb"
-            )
 
 
 def read_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:

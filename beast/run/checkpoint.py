@@ -7,12 +7,13 @@ import os
 import pickle
 import zipfile
 from collections import OrderedDict
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
 from beast.errors import InputError, MissingFile, first_line
-from beast.run.directory import replace_file
+from beast.run.directory import PROGRAMS, replace_file
 
 FORMAT = 2  # raise it when weights or fields change their meaning; 2: images are flattened as [H, W, C]
 PLAIN_TYPES = (type(None), bool, int, float, str, torch.Tensor, torch.nn.Parameter)
@@ -27,10 +28,11 @@ def save(path: str | os.PathLike, state: dict[str, Any]) -> None:
     replace_file(path, lambda file: torch.save({"beast_checkpoint": FORMAT, **state}, file))
 
 
-def load(path: str | os.PathLike, taker: str = "") -> dict[str, Any]:
+def load(path: str | os.PathLike, taker: str = "", variants: Collection[str] = ()) -> dict[str, Any]:
     """The state that `save` wrote to `path`, with its tensors on the CPU. Raises MissingFile or InputError.
 
-    `taker` is the flag or function that was given the path; without one it is that of the run itself.
+    `taker` is the flag or function that was given the path; without one it is that of the run itself. Where `variants`
+    are given, other agents' checkpoints are refused.
     """
     which = f"give {taker} a checkpoint.pt or best.pt of a run" if taker else "give a checkpoint.pt or best.pt of a run"
     missing = which if taker else "check --root and --name, or train first"
@@ -58,6 +60,9 @@ def load(path: str | os.PathLike, taker: str = "") -> dict[str, Any]:
             f"{path}: checkpoint format {written}, and this version of Beast reads format {FORMAT}; "
             "use the version that wrote it (the run's meta.json names the commit)"
         )
+    variant = state.get("config", {}).get("variant")
+    if variants and variant in PROGRAMS and variant not in variants:
+        raise InputError(f"{path}: {PROGRAMS[variant]} trained it, and is what plays it")
     return state
 
 

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import glob
 import json
+import math
 import os
 import platform
 import shlex
@@ -239,8 +240,12 @@ def code_version(code: Path) -> str:
 
 
 def usable_cores() -> int:
-    """The number of cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The number of cores that this process may run on, by its affinity and the limit of its container."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # a ValueError: "max 100000"
+        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
+        cores = min(cores, math.ceil(quota / period))
+    return cores
 
 
 def cpu_model() -> str:

@@ -117,7 +117,7 @@ class Evaluations:
         """The same `seed` gives each evaluation the same games to begin with."""
         self.checkpoint_path, self._result_path = directory / "eval/checkpoint.pt", directory / "eval/test.json"
         arguments = {"checkpoint": self.checkpoint_path, "episodes": flags.eval_episodes, "seed": seed}
-        arguments |= {"epsilon": flags.epsilon} if hasattr(flags, "epsilon") else {}
+        arguments |= {name: getattr(flags, name) for name in ("atari_backend", "epsilon") if hasattr(flags, name)}
         # The file of the flags' class is the agent's own, or that of its fork.
         self._command = [sys.executable, "-c", BEHIND, inspect.getfile(type(flags)), "--mode", "test"]
         self._command += [word for name, value in arguments.items() for word in (f"--{name}", str(value))]

@@ -137,7 +137,8 @@ RUN_LIMITS = {  # flag: lowest and highest value
     **{name: (1, 10**12) for name in ("total_steps", "log_steps")},
     **{name: (1, 10**6) for name in ("max_bad_updates", "episodes", "eval_episodes")},
     **{name: (0, math.inf) for name in ("total_minutes", "eval_minutes", "learner_threads")},
-    **{name: (0, math.inf) for name in ("max_env_restarts", "seed")},
+    "max_env_restarts": (0, math.inf),
+    "seed": (0, 10**9),  # emulators take 32 bits, and the seed of an environment is this and its number
     **{name: (1e-6, math.inf) for name in ("env_timeout", "checkpoint_minutes")},
 }
 

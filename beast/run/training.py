@@ -59,18 +59,12 @@ class Training:
         self.cleanup.callback(self.run.close)
         self.generator = torch.Generator(self.device)  # of action noise
         self.generator.manual_seed(self.env_seed(2**16, 0))
-        if self.run.resumed:
-            state = checkpoint.load(self.run.checkpoint_path)
-            checkpoint.load_weights(learner.net, state["net"], self.run.checkpoint_path)
-            learner.load_state_dict(state)
-            self.run.log(f"resumed at step {learner.steps:,}")
-            if state["action_rng"].shape == self.generator.get_state().shape:
-                self.generator.set_state(state["action_rng"])
-            else:  # a GPU's generator has another state than a CPU's
-                self.run.log(f"action noise begins anew: the run was on another kind of device than {self.device}")
-        elif flags.init_from:
-            self.run.log(checkpoint.load_fitting_weights(learner.net, flags.init_from))
-        self.run.record_start()  # not of one whose checkpoint does not fit: it would change what the run's flags are
+        try:
+            self._load_weights()
+            self.run.record_start()  # not where the checkpoint does not fit: it would change what the run's flags are
+        except BaseException:
+            self.cleanup.close()
+            raise
         self.frames_per_step = frames_per_step
         self._began, self._seconds_before = time.monotonic(), learner.seconds
         self._signal = 0  # that asked for an end
@@ -82,6 +76,21 @@ class Training:
         self.profile = Profile()
         self.profile.workers["learner"] = lambda: learner.laps.seconds
         self.profile.cores |= {"process": time.process_time, "learner": lambda: learner.laps.cpu_seconds}
+
+    def _load_weights(self) -> None:
+        """Take over the run's checkpoint, or where there is none the weights of --init_from."""
+        learner = self.learner
+        if self.run.resumed:
+            state = checkpoint.load(self.run.checkpoint_path)
+            checkpoint.load_weights(learner.net, state["net"], self.run.checkpoint_path)
+            learner.load_state_dict(state)
+            self.run.log(f"resumed at step {learner.steps:,}")
+            if state["action_rng"].shape == self.generator.get_state().shape:
+                self.generator.set_state(state["action_rng"])
+            else:  # a GPU's generator has another state than a CPU's
+                self.run.log(f"action noise begins anew: the run was on another kind of device than {self.device}")
+        elif self.flags.init_from:
+            self.run.log(checkpoint.load_fitting_weights(learner.net, self.flags.init_from))
 
     def __enter__(self) -> Training:
         """From here on a SIGINT, SIGTERM or SIGHUP is noted; a second one does what it did before."""
