@@ -27,17 +27,17 @@ from beast.run.flags import FREE_ON_RESUME, RUN_LIMITS, RunFlags
 
 @dataclass
 class Flags(RunFlags):
-    """R2D2. A *step* is one decision of the agent; in Atari it lasts 4 frames."""
+    """R2D2. A *step* is one decision of the agent; in Atari it lasts 4 frames. The defaults learn Pong on two cores."""
 
     episodic_life: Literal["auto", "on", "off"] = "off"
     """Atari: end an episode at every lost life, for the learner; auto: on for -v4, off for -v5."""
 
     # Actors.
-    num_actors: int = 2
+    num_actors: int = 1
     """Actor processes, each with two groups of environments: one steps while the other waits for its actions."""
     group_width: int = 16
     """Environments in a group, which share one forward pass."""
-    unroll_length: int = 20
+    unroll_length: int = 8
     """Steps of one rollout (U), after which it goes to the replay."""
     num_slots: int = 0
     """Rollouts in shared memory; 0 chooses two more than there are groups."""
@@ -90,26 +90,26 @@ class Flags(RunFlags):
     """Units of the recurrent core."""
     head_size: int = 256
     """Hidden units of each of the two heads, state value and advantages."""
-    center_images: bool = False
-    """Subtract each pixel's running mean and scale by its deviation. The targets move with the statistics."""
+    center_images: bool = True
+    """Subtract each pixel's running mean and scale by its deviation. The targets move with the statistics, at first."""
     normalize_observations: bool = False
     """Normalize vectors of floats by running statistics, and clip them to ±10."""
 
     # The replay.
-    replay_gb: float = 1.5
+    replay_gb: float = 3.0
     """Memory of the replay in GB, taken at the start; on this machine never more than --total_steps fill. A million
     steps of Atari take 7.2 GB."""
     replay_sequences: int = 0
     """Sequences that the replay holds at most; 0: as many as fit."""
     min_fill: int = 20_000
     """Steps in the replay before the first update."""
-    replay_ratio: float = 2.0
+    replay_ratio: float = 4.0
     """Trained transitions for each new step. Whichever of actors and learner is ahead of it waits for the other."""
-    burn_in: int = 20
+    burn_in: int = 4
     """Rows (B) that a sequence begins with, which only bring the stored state of the core up to date."""
-    trained: int = 40
+    trained: int = 16
     """Transitions (T) of a sequence that are trained on."""
-    stride: int = 20
+    stride: int = 8
     """Steps between the beginnings of two sequences, a multiple of the unroll length; T/2 trains each step twice."""
     priority_exponent: float = 0.9
     """Sequences are drawn in proportion to their priority to this power (alpha): 0 draws all alike."""
@@ -118,24 +118,25 @@ class Flags(RunFlags):
     priority_eta: float = 0.9
     """A priority is this share of the largest TD error in a sequence, and the rest of their mean."""
     save_replay: bool = False
-    """Write the replay beside the last checkpoint (replay.npz) and resume with it; else it is filled anew."""
+    """Write the replay with every checkpoint (replay.npz), while the learner waits, and resume with it; else it is
+    filled anew."""
 
     # The loss.
-    batch_width: int = 16
+    batch_width: int = 6
     """Sequences of one update."""
-    discount: float = 0.997
+    discount: float = 0.99
     """Discount of one agent step (gamma)."""
     n_steps: int = 5
     """Rewards in a target, before the target network's value."""
     rescale: bool = True
     """Learn h(Q), which grows as the square root of Q, so that rewards need no clip."""
-    target_period: int = 600
+    target_period: int = 200
     """Updates between two copies of the net to the target network."""
 
     # The optimizer.
-    learning_rate: float = 1e-4
+    learning_rate: float = 2e-4
     """Step size of Adam, constant."""
-    optimizer_epsilon: float = 1e-3
+    optimizer_epsilon: float = 1e-6
     """Added to Adam's denominator."""
     grad_clip: float = 40.0
     """Global norm above which gradients are scaled down; 0 means no clip. A loss is a sum over T."""
@@ -154,11 +155,13 @@ PRESETS = {
         "discount": 0.99, "n_steps": 1, "rescale": False, "priority_exponent": 0.5, "importance_exponent": 0.5,
         "learning_rate": 5e-4, "optimizer_epsilon": 1e-5, "target_period": 50,
     },
-    # Kapturowski et al. 2019, with SEED RL's replay ratio; for a GPU and 36 GB of memory. Nobody has run it here.
+    # Kapturowski et al. 2019, with SEED RL's replay ratio; for a GPU, and 29 GB of memory for the replay. Nobody has
+    # run it here.
     "paper": {
         "num_actors": 8, "group_width": 16, "unroll_length": 40, "burn_in": 40, "trained": 80, "stride": 40,
         "batch_width": 64, "replay_gb": 29.0, "min_fill": 200_000, "replay_ratio": 0.75, "target_period": 2500,
-        "core_size": 512, "head_size": 512, "grad_clip": 80.0, "full_action_space": "on",
+        "core_size": 512, "head_size": 512, "center_images": False, "discount": 0.997, "learning_rate": 1e-4,
+        "optimizer_epsilon": 1e-3, "grad_clip": 80.0, "full_action_space": "on",
     },
 }  # fmt: skip
 ABOUT = {  # what --help says of each
@@ -566,7 +569,7 @@ def train(flags: Flags) -> Result:
         limiter = RatioLimiter(flags.replay_ratio, flags.batch_width * flags.trained, flags.min_fill)
         if flags.save_replay:
             save = resume_replay(replay, limiter, run.path / "replay.npz", learner.updates, run.log)
-            cleanup.callback(lambda: save(learner.updates))
+            training.save_beside = lambda: save(learner.updates)
         cleanup.callback(lambda: run.log(limiter.describe()))
         feed: Feed
         others: list = []

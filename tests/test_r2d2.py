@@ -28,7 +28,7 @@ from beast.envs.rows import EnvSpaces, rollout_fields
 from beast.errors import InputError
 from beast.feeds.actors import LocalActors
 from beast.feeds.memory import RolloutMemory
-from beast.feeds.replay import RatioLimiter, Sample
+from beast.feeds.replay import RatioLimiter, Sample, SequenceReplay
 from beast.feeds.shared_memory import SharedMemoryFeed
 from beast.learn.learner import PublishedWeights
 from beast.learn.nests import map_tensors
@@ -601,6 +601,27 @@ def test_a_saved_replay_that_is_not_filled_is_filled_and_one_that_does_not_fit_s
     assert "filled anew" in (tmp_path / "run" / "out.log").read_text() and path.read_bytes() == saved
     run(tmp_path, **small | {"replay_gb": 2e-3}, total_steps=4000)
     assert path.read_bytes() != saved
+
+
+def test_the_replay_is_saved_with_every_checkpoint_which_is_written_even_if_that_fails(tmp_path, monkeypatch):
+    versions, save = [], SequenceReplay.save
+
+    def note(replay, path, version: int) -> None:
+        save(replay, path, version)
+        versions.append(version)
+
+    monkeypatch.setattr(SequenceReplay, "save", note)
+    small = {"save_replay": True, "replay_gb": 1e-3, "checkpoint_minutes": 0.005}
+    result = run(tmp_path, **small, total_steps=6000)
+    assert len(versions) > 2 and versions[-1] == result.updates
+
+    def fail(replay, path, version: int) -> None:
+        raise InputError("the disk is full")
+
+    monkeypatch.setattr(SequenceReplay, "save", fail)
+    with pytest.raises(SystemExit):
+        run(tmp_path, **small, total_steps=12000)
+    assert weights_of(tmp_path, "run")["counts"]["updates"] > versions[-1]
 
 
 def test_statistics_that_come_one_update_late_as_from_a_gpu_are_in_the_metrics(tmp_path, monkeypatch):

@@ -72,6 +72,7 @@ class Training:
         self._evaluations: Evaluations | None = None
         self._evaluated: dict[str, float] = {}  # metrics for the next row
         self.latest: dict[str, float] = {}  # the last row of metrics
+        self.save_beside: Callable[[], None] = lambda: None  # called for each checkpoint while no update is under way
         self._gathered: list[dict] = []  # statistics of the updates since then
         self.profile = Profile()
         self.profile.workers["learner"] = lambda: learner.laps.seconds
@@ -239,7 +240,7 @@ class Training:
     def save(self) -> None:
         """Write checkpoint.pt, and best.pt where the last 100 games are the best yet and no evaluations choose it."""
         learner = self.learner
-        with learner.updating:
+        with contextlib.ExitStack() as then, learner.updating:
             self._gather(learner.settle())
             learner.seconds = self.seconds()
             mean = float(np.mean(learner.returns)) if len(learner.returns) == learner.returns.maxlen else -math.inf
@@ -247,9 +248,10 @@ class Training:
             if is_best:
                 learner.best = mean
             state = self._state()
-        if is_best and not self._evaluations:
-            checkpoint.save(self.run.best_path, state)  # before the file that says how good it is
-        checkpoint.save(self.run.checkpoint_path, state)
+            then.callback(checkpoint.save, self.run.checkpoint_path, state)
+            if is_best and not self._evaluations:
+                then.callback(checkpoint.save, self.run.best_path, state)  # before the file that says how good it is
+            self.save_beside()  # if it fails, the checkpoint is written all the same
 
     def _state(self) -> dict:
         """What a checkpoint holds. Call it while `updating`."""
