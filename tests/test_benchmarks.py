@@ -236,3 +236,15 @@ def test_the_results_of_a_resumed_task_name_all_its_commits(tmp_path, monkeypatc
     header = (tmp_path / "results" / "pong-seed3.csv").read_text()
     assert f"# commit: {'b' * 40} with uncommitted changes\n" in header
     assert "# remark: resumed: commit aaaaaaa on AMD EPYC, 2 cores, no GPU, then commit bbbbbbb on" in header
+
+
+def test_the_cost_of_the_replay_is_measured_beside_an_update():
+    replay = load("replay.py")
+    flags = replay.r2d2.Flags(replay_gb=0.05, batch_width=2, group_width=4, device="cpu")
+    cells = replay.measure("small", flags, rounds=1).strip("| ").split(" | ")
+    numbers = dict(zip(replay.HEAD, cells, strict=True))
+    assert numbers["an update's sequences"] == "2 x (4 + 16)" and numbers["rollout"] == "8 x 4"
+    storing, drawing, update = (float(numbers[name]) for name in replay.HEAD[3:6])
+    assert 0 < storing < update
+    assert float(numbers["drawing : update"].rstrip(" %")) == pytest.approx(100 * drawing / update, abs=0.5)
+    assert 7.0 < float(numbers["GB a million steps"]) < 7.6
