@@ -179,7 +179,8 @@ def flags_page() -> str:
         "## Of r2d2.py",
         "",
         "It also has the flags of the sections [The environment](#the-environment) to "
-        "[Evaluation and test](#evaluation-and-test), and `--net`, `--width`, `--hidden_size`, `--core_size` and `--discount`.",
+        "[Evaluation and test](#evaluation-and-test), and `--net`, `--width`, `--hidden_size`, `--core_size` and "
+        "`--discount`.",
         "",
         *flag_tables(r2d2.Flags, without=monobeast.AgentFlags),
         "## Of polybeast_env.py",
