@@ -405,32 +405,49 @@ def test_the_target_network_is_copied_every_so_many_updates_buffers_included_and
 
 def test_a_truncated_episode_bootstraps_from_its_own_last_observation_where_the_next_one_lies_in_its_place():
     flags = small_flags(n_steps=3, rescale=False)
-    learner, (batch, core_state) = new_learner(flags), random_batch(flags, N=2)
+    learner, (batch, core_state) = new_learner(flags), random_batch(flags, N=3)
     batch |= {name: torch.zeros_like(batch["done"]) for name in ("done", "terminated", "truncated")}
     B = flags.burn_in
-    for row in (B + 3, B + 6):
-        batch["done"][row, 0] = batch["truncated"][row, 0] = True
+    for row, column in ((B + 3, 0), (B + 6, 0), (B + 5, 2)):
+        batch["done"][row, column] = batch["truncated"][row, column] = True
     batch["done"][B + 4, 1] = batch["terminated"][B + 4, 1] = True
     last = {"obs": torch.randn_like(batch["obs"]["obs"])}
     with torch.no_grad():
         _, _, priorities_cut = loss_of(flags, learner, batch, core_state)
         _, _, priorities = loss_of(flags, learner, batch | {"final_obs": last}, core_state)
         assert priorities[0] != priorities_cut[0] and priorities[1] == priorities_cut[1]
-        # The same rows in the other convention: the last observation has a row of its own, and nothing else changes.
-        rows = map_tensors(lambda x: x[:, :1], batch)
-        rest = {name: rows[name][: B + 3] for name in rows if name != "obs"}
-        obs = torch.cat([rows["obs"]["obs"][: B + 3], last["obs"][B + 3 : B + 4, :1]])
-        whole = {name: torch.cat([x, rows[name][B + 3 : B + 4]]) for name, x in rest.items()} | {"obs": {"obs": obs}}
-        whole["done"][-1] = False
-        state = tuple(x[:, :1] for x in core_state)
-        q_net, q_target = (net(whole, state)[0] for net in (learner.net, learner.target))
-        value = q_target[-1, 0, q_net[-1, 0].argmax()]
+
+        def value(row: int, column: int) -> torch.Tensor:
+            """By the same rows in the other convention: the last observation has a row of its own."""
+            rows = map_tensors(lambda x: x[: row + 1, column : column + 1].clone(), batch)
+            rows["obs"]["obs"][row], rows["done"][row] = last["obs"][row, column], False
+            state = tuple(x[:, column : column + 1] for x in core_state)
+            q_net, q_target = (net(rows, state)[0] for net in (learner.net, learner.target))
+            return q_target[-1, 0, q_net[-1, 0].argmax()]
+
         found = r2d2.final_values(
             learner.net, learner.target, map_tensors(lambda x: x[B:], batch | {"final_obs": last}),
             *(r2d2.burn_in(flags, net, batch, core_state) for net in (learner.net, learner.target)), lambda x: 3 * x,
         )  # fmt: skip
-    torch.testing.assert_close(found[2, 0], 3 * value)  # rescaled
-    assert set(found.nonzero().flatten().tolist()) and found[5, 0] != 0 and (found[:, 1] == 0).all()
+        expected = torch.zeros_like(found)
+        for row, column in ((3, 0), (6, 0), (5, 2)):
+            expected[row - 1, column] = 3 * value(B + row, column)  # rescaled
+    torch.testing.assert_close(found, expected)
+
+
+def test_an_update_weighs_its_sequences_and_values_last_observations_by_the_target_network():
+    flags = small_flags(n_steps=1)
+    learner, (batch, core_state) = new_learner(flags), random_batch(flags, N=4)
+    batch["done"][flags.burn_in + 3] = batch["truncated"][flags.burn_in + 3] = True
+    batch["terminated"][flags.burn_in + 3] = False
+    batch["final_obs"] = {"obs": torch.randn_like(batch["obs"]["obs"])}
+    weights = torch.tensor([1.0, 0.5, 0.25, 0.125])
+    with torch.no_grad():
+        expected, _, priorities = loss_of(flags, learner, batch, core_state, weights)
+        target_q = learner.target(batch, core_state)[0][flags.burn_in :]
+    sample = Sample(np.arange(4), np.zeros(4, np.int64), weights, batch, core_state)
+    stats, found = r2d2.update(flags, learner, sample, target_q)
+    torch.testing.assert_close((stats["losses/total_loss"], found), (expected, priorities))
 
 
 def test_the_loss_adds_the_rescaled_value_of_a_truncated_last_observation_to_its_reward():
@@ -795,6 +812,26 @@ def test_cartpole_is_learned(tmp_path, run_main):
     assert code == 0
     mean = json.loads((tmp_path / "run" / "test.json").read_text())["mean"]
     assert mean > 300, (mean, returns)  # the log's mean of the last 100 games goes back a long way
+
+
+def test_priorities_go_to_the_sequences_that_were_drawn_not_to_those_that_lie_there_now(monkeypatch):
+    test, drawn = LockStep(small_flags()), []
+    test.store(40)
+    next_batch = test.learner.next_batch
+
+    def overtaken(*arguments):
+        sample, target_q = next_batch(*arguments)
+        drawn.append(test.replay.tree.nodes.copy())
+        return sample._replace(generations=sample.generations - 1), target_q  # other ones have taken their places
+
+    test.learner.next_batch = overtaken
+    training = types.SimpleNamespace(
+        flags=test.flags, device=CPU, record=lambda _: None, finished=lambda: bool(drawn)
+    )  # fmt: skip
+    r2d2.learn(training, test.learner, test.feed, test.weights, test.replay, test.limiter)
+    test.close()
+    assert test.replay.late_priorities == test.flags.batch_width
+    np.testing.assert_array_equal(test.replay.tree.nodes, drawn[-1])
 
 
 def test_an_update_publishes_its_weights_and_gives_its_sequences_their_priorities(monkeypatch):

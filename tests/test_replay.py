@@ -390,6 +390,17 @@ def test_the_replay_ratio_holds_within_a_percent_and_neither_side_waits_for_ever
     assert limiter.steps == 0 and not limiter.may_update(), "what fills the replay does not count"
 
 
+def test_last_observations_that_lie_beside_their_rows_are_stored_with_them():
+    fields = FIELDS | {"final_obs/obs": ((2,), "float32")}
+    replay = SequenceReplay(
+        fields, [5], 1, 1, unroll_length=4, burn_in=0, trained=4, stride=4, capacity_gb=1e-2, max_sequences=10
+    )
+    rollout = {name: torch.zeros(5, 1, *shape) for name, (shape, _) in FIELDS.items() if name != "obs/obs"}
+    rollout |= {name: {"obs": torch.randn(5, 1, 2)} for name in ("obs", "final_obs")}
+    found = replay.gather(replay.add(rollout, (torch.zeros(1, 1, 5),)), CPU)[0]
+    assert torch.equal(found["final_obs"]["obs"], rollout["final_obs"]["obs"])
+
+
 def test_a_long_episode_counts_as_255_steps_and_never_as_a_new_one():
     replay = new_replay(num_groups=1, width=1, B=0, T=4)
     rollout = {name: torch.zeros(5, 1, *shape) for name, (shape, _) in FIELDS.items() if name != "obs/obs"}
