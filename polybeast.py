@@ -167,8 +167,11 @@ def connect(flags: Flags, to_close: contextlib.ExitStack) -> Connection:
         frames_per_step, flags = spaces.frames_per_step, replace(flags, env=spaces.env_id)
         servers = LocalServers(
             os.path.join(os.path.dirname(os.path.abspath(__file__)), "polybeast_env.py"),
-            # A step that hangs has taken --env_timeout already, and the learner waits for its server.
-            ["--stuck_timeout", "5", *server_command_line(flags), "--niceness", str(flags.server_niceness)],
+            [
+                # A step that hangs has taken --env_timeout already, and the learner waits for its server.
+                *("--stuck_timeout", "5", "--gil_timeout", str(max(flags.env_timeout, MAKING_SECONDS))),
+                *(*server_command_line(flags), "--niceness", str(flags.server_niceness)),
+            ],
             flags.num_servers,
             flags.max_env_restarts,
         )

@@ -99,6 +99,13 @@ def parse_flags(arguments: list[str] | None = None) -> argparse.Namespace:
         help="seconds that a step may go on after its learner has left; then it counts as hanging, and the server ends",
     )
     add(
+        "--gil_timeout",
+        type=float,
+        default=env_server.MAKING_SECONDS,
+        help="seconds that an environment may keep Python's GIL, in which time nothing else runs here; then it counts "
+        "as hanging, and SIGALRM ends the server",
+    )
+    add(
         "--keep",
         action="store_true",
         help="start the server again whenever it ends, as it does when an environment hangs whose learner has left",
@@ -117,7 +124,7 @@ def main() -> None:
     with exit_with_message():
         check_env_flags(flags)
         limits = {"group_width": (1, 2**15), "max_streams": (1, 256), "niceness": (0, 19), "stuck_timeout": (1, 86400)}
-        check_limits(flags, limits)
+        check_limits(flags, {**limits, "gil_timeout": (1, 10**6)})
         if flags.learner:
             token, certificates = _dial_security(flags)
         else:
@@ -150,7 +157,7 @@ def main() -> None:
             example = env_server.VectorEnvGroup(create_env(flags, 1), flags.group_width)
             server = env_server.EnvServer(make_group, flags.address, example=example, tls=tls, **options)
             announcement = f"serving {what} on {server.address}"
-    env_server.serve(server, announcement, flags.parent_pid)
+    env_server.serve(server, announcement, flags.parent_pid, flags.gil_timeout)
 
 
 def _security(flags) -> tuple[str, tuple[bytes, bytes] | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 import time
@@ -119,5 +120,17 @@ class Hangs(_Toy):
         return super().step(action)
 
 
-for _toy in (Scalar, Large, Dtypes, Meeting, CannotBeMade, Prints, Exits, Hangs):
+class KeepsGil(_Toy):
+    """Says so on stderr and sleeps for an hour in its second step, with the GIL, as an endless loop in C does."""
+
+    observation_space = spaces.Discrete(2)
+
+    def step(self, action):
+        if self.count == 1:
+            print("hanging", file=sys.stderr, flush=True)
+            ctypes.PyDLL(None).sleep(3600)
+        return super().step(action)
+
+
+for _toy in (Scalar, Large, Dtypes, Meeting, CannotBeMade, Prints, Exits, Hangs, KeepsGil):
     gymnasium.register(f"{_toy.__name__}-v0", f"server_toys:{_toy.__name__}")

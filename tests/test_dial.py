@@ -532,6 +532,20 @@ def test_a_hanging_environment_does_not_hold_up_the_end_of_a_server_that_dials(t
         assert server.exit_code() == 0
 
 
+def test_a_server_that_dials_ends_where_an_environment_keeps_the_gil(tmp_path, unix):
+    flags = ["--group_width", "1", "--max_streams", "1", "--gil_timeout", "2"]
+    with (
+        Learner(unix) as learner,
+        ServerProcess(tmp_path, "server_toys:KeepsGil-v0", *flags, learners=(unix,)) as server,
+    ):
+        call = learner.call().accept()
+        call.row()
+        call.act()
+        call.send(array_message(np.zeros(1, np.int64)))
+        assert server.process.wait(60) == -signal.SIGALRM
+        call.end()
+
+
 def test_a_server_ends_where_an_environment_still_steps_long_after_its_learner_left(unix, monkeypatch):
     ended = []
     monkeypatch.setattr(env_server, "end_stuck", lambda peer, log: ended.append(peer))

@@ -898,6 +898,66 @@ def test_a_kept_server_starts_again_when_an_environment_hangs_whose_learner_has_
         assert server.exit_code() == 0 and not second.is_running()
 
 
+def test_a_kept_server_starts_again_when_an_environment_keeps_the_gil(tmp_path):
+    flags = ["--group_width", "1", "--keep", "--gil_timeout", "3"]
+    with ServerProcess(tmp_path, "server_toys:KeepsGil-v0", *flags) as server:
+        with Stream(server.address) as stream:
+            stream.row()
+            stream.act(np.zeros(1, np.int64))
+            stream.send(array_message(np.zeros(1, np.int64)))
+            wait_until(lambda: "hanging" in server.errors())
+            wait_until(lambda: "kept Python's GIL for longer than --gil_timeout" in server.errors(), seconds=30)
+        assert server.process.stdout.readline().startswith("serving ")
+        with Stream(server.address) as stream:
+            stream.row()
+
+
+def test_a_kept_server_is_told_to_end_while_an_environment_keeps_the_gil(tmp_path, monkeypatch):
+    with ServerProcess(tmp_path, "server_toys:KeepsGil-v0", "--group_width", "1", "--keep") as server:
+        (kept,) = psutil.Process(server.process.pid).children()
+        with Stream(server.address) as stream:
+            stream.row()
+            stream.act(np.zeros(1, np.int64))
+            stream.send(array_message(np.zeros(1, np.int64)))
+            wait_until(lambda: "hanging" in server.errors())
+        server.process.terminate()
+        assert server.process.wait(60) == 0 and not kept.is_running()
+
+
+def test_a_step_may_take_longer_than_gil_timeout_if_it_keeps_no_gil(tmp_path):
+    with ServerProcess(tmp_path, "server_toys:Hangs-v0", "--group_width", "1", "--gil_timeout", "1") as server:
+        with Stream(server.address) as stream:
+            stream.row()
+            stream.act(np.zeros(1, np.int64))
+            stream.send(array_message(np.zeros(1, np.int64)))
+            wait_until(lambda: "hanging" in server.errors())
+            time.sleep(2.5)
+            assert server.process.poll() is None
+
+
+OWN_ALARM = """
+import signal
+from beast.feeds import env_server
+
+class Server:
+    failure, socket_path = "", None
+
+    def start(self):
+        signal.signal(signal.SIGALRM, lambda *_: setattr(self, "failure", "the alarm of an environment"))
+        signal.setitimer(signal.ITIMER_REAL, 0.7)
+
+    def stop(self):
+        pass
+
+env_server.serve(Server(), "", gil_seconds=600.0)
+"""
+
+
+def test_an_environment_keeps_the_alarm_that_it_has_a_handler_for():
+    done = subprocess.run([sys.executable, "-c", OWN_ALARM], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "the alarm of an environment" in done.stderr, done.stderr
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for processes")
 def test_a_kept_server_that_is_killed_starts_again_whatever_its_environments_started(tmp_path):
     with ServerProcess(tmp_path, "toy_envs:StartsProcess-v0", "--group_width", "1", "--keep") as server:

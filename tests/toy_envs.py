@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import time
 
@@ -261,6 +262,15 @@ class Hang(Counting):
         return super().step(action)
 
 
+class HangWithGil(Hang):
+    """The same with the GIL, as an endless loop in C does."""
+
+    def step(self, action):
+        if self.steps_left == 1:
+            ctypes.PyDLL(None).sleep(3600)
+        return super().step(action)
+
+
 class StartsProcess(Counting):
     """Starts a process of its own, as simulators do, and ends it in `close`."""
 
@@ -310,6 +320,7 @@ for _toy in (
     CrashInReset,
     SlowReset,
     Hang,
+    HangWithGil,
     StartsProcess,
     HangsBesideProcess,
 ):

@@ -39,6 +39,7 @@ PLACE_SECONDS = 5.0  # for a stream that has ended to close its environments, be
 CLOSING_SECONDS = 240.0  # for environments to close, before they count as hanging
 MAKING_SECONDS = 240.0  # more while environments are made and first reset: 128 of Atari take 25 to 66 CPU seconds
 END_SECONDS = 0.7  # for environments to close when the server ends
+KEEP_SECONDS = 10.0  # for a server that is told to end
 CONNECTING_MS, IDLE_MS = 5000, 20_000  # then a connection ends that does not speak HTTP/2, or has no stream
 # Then a connection takes no more calls, so that who is refused again and again does not keep it. Its stream goes on.
 AGE_MS = 30_000
@@ -54,6 +55,7 @@ KEEPALIVE = [
 MAX_ACTION_BYTES = 2**20  # of one message, where it is not known what the actions are
 MAX_ERROR = 60_000  # bytes of a traceback that a learner gets: it takes 64 KB more than a row
 REFUSALS_PER_MINUTE = 20  # that are logged
+KEPT_GIL = "was ended by SIGALRM, as an environment kept Python's GIL for longer than --gil_timeout"
 
 
 class Refusal(Exception):
@@ -568,12 +570,15 @@ class Served(Protocol):
     def stop(self) -> None: ...
 
 
-def serve(server: Served, announcement: str, parent_pid: int = 0) -> None:
+def serve(server: Served, announcement: str, parent_pid: int = 0, gil_seconds: float = MAKING_SECONDS) -> None:
     """Start, print `announcement` and serve until Ctrl-C, SIGTERM, the parent's end (exit code 0), or a failure of the
     server (its message and exit code 1).
 
     The end of the parent, even by kill -9, is noticed within half a second. Where there is a parent and this process
     leads its process group, what environments started and did not end is killed too.
+
+    SIGALRM ends the process when an environment has kept the GIL for `gil_seconds`, unless the environment has a
+    handler of its own for that signal.
     """
     allow_many_connections()
     try:
@@ -583,9 +588,12 @@ def serve(server: Served, announcement: str, parent_pid: int = 0) -> None:
         if announcement:
             print(announcement, flush=True)
         while not server.failure and (not parent_pid or os.getppid() == parent_pid):
+            if signal.getsignal(signal.SIGALRM) == signal.SIG_DFL:
+                signal.setitimer(signal.ITIMER_REAL, gil_seconds)  # the kernel needs no GIL
             time.sleep(0.5)
     except KeyboardInterrupt:
         pass
+    signal.setitimer(signal.ITIMER_REAL, 0)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     server.stop()
@@ -642,10 +650,14 @@ def keep(command: list[str], address: str, log: Callable[[str], None]) -> None:
             if not has_served.is_set():
                 sys.exit(code)
             pause = min(2 * pause, 60.0) if time.monotonic() - began < 60 else 1.0
-            log(f"the env server ended with code {code}: it starts again in {pause:.0f} s")
+            why = KEPT_GIL if code == -signal.SIGALRM else f"ended with code {code}"
+            log(f"the env server {why}: it starts again in {pause:.0f} s")
             time.sleep(pause)
     except KeyboardInterrupt:
         if server:
             server.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(KEEP_SECONDS)
+            server.kill()  # if an environment keeps the GIL, which the handler of SIGTERM needs
             server.wait()
         sys.exit(0)

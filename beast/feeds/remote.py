@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ import libbeast
 from beast.envs.rows import AGENT_FIELDS, action_shape_dtype
 from beast.errors import WorkerFailure
 from beast.feeds.actors import PROGRESS_SECONDS
-from beast.feeds.env_server import REFUSALS_PER_MINUTE, Throttled
+from beast.feeds.env_server import KEPT_GIL, REFUSALS_PER_MINUTE, Throttled
 from beast.feeds.feed import Feed, Rows
 from beast.feeds.memory import nest_observations
 from beast.feeds.processes import Child, cpu_seconds_of_children
@@ -287,8 +288,8 @@ class LocalServers:
         """
         while not stop():
             for server, address in zip(self.processes, self.addresses):
-                if server.popen.poll() is not None:
-                    log(server.count_restart(server.end(0)))
+                if (code := server.popen.poll()) is not None:
+                    log(server.count_restart(server.end(0, KEPT_GIL if code == -signal.SIGALRM else "")))
                     server.start([*self._command, address], stdout=subprocess.DEVNULL)
                 server.bound_output()
             time.sleep(0.1)
