@@ -104,7 +104,9 @@ class ActorPool(libbeast.ActorPool):
         initial_agent_state,
         **options,
     ):
-        """`options` are libbeast.ActorPool's."""
+        """`options` are libbeast.ActorPool's. As TorchBeast does, it connects for ten minutes and waits for a step as
+        long as it takes."""
+        options = {"connect_timeout": 600.0, "env_timeout": 999_999.0} | options
         super().__init__(
             unroll_length, learner_queue, inference_batcher, env_server_addresses, initial_agent_state, **options
         )

@@ -358,6 +358,49 @@ def test_a_server_runs_once_at_a_time_and_stops_only_when_it_runs(tmp_path):
     wait_until(lambda: not (tmp_path / "old").exists(), "gRPC removes the socket in a thread of its own")
 
 
+class SlowToMake(OldEnv):
+    alive = most = 0
+
+    def __init__(self):
+        super().__init__()
+        SlowToMake.alive += 1
+        SlowToMake.most = max(SlowToMake.most, SlowToMake.alive)
+        time.sleep(0.3)
+
+    def close(self):
+        SlowToMake.alive -= 1
+
+
+def test_streams_that_ask_at_once_for_the_hello_wait_for_one_example(tmp_path):
+    address = f"unix:{tmp_path / 'old'}"
+    made = OldEnv.made
+
+    def ask():
+        with Stream(address, only_hello=True) as stream:
+            return stream.hello.num_envs
+
+    with served(SlowToMake, address):
+        assert [asking.result() for asking in [InThread(ask) for _ in range(4)]] == [1] * 4
+    assert OldEnv.made == made + 1 and SlowToMake.most == 1 and SlowToMake.alive == 0
+
+
+def test_a_pool_waits_as_long_as_torchbeasts_for_its_environments_by_default(monkeypatch):
+    given, make = [], libtorchbeast.libbeast.ActorPool.__init__
+
+    def make_and_tell(pool, *arguments, **options):
+        given.append(options)
+        make(pool, *arguments, **options)
+
+    monkeypatch.setattr(libtorchbeast.libbeast.ActorPool, "__init__", make_and_tell)
+    queues = libtorchbeast.BatchingQueue(), libtorchbeast.DynamicBatcher()
+    for options in ({}, {"env_timeout": 1.0, "seed": 2}):
+        libtorchbeast.ActorPool(3, *queues, ["unix:/nowhere"], (), **options)
+    assert given == [
+        {"connect_timeout": 600.0, "env_timeout": 999_999.0},
+        {"connect_timeout": 600.0, "env_timeout": 1.0, "seed": 2},
+    ]
+
+
 def test_a_server_that_other_machines_can_reach_must_be_wanted():
     with pytest.raises(ValueError, match="other machines can reach 0.0.0.0:1: .*insecure=True"):
         libtorchbeast.Server(OldEnv, "0.0.0.0:1")

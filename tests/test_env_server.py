@@ -857,6 +857,27 @@ def test_environments_that_end_the_program_when_they_are_closed_are_logged():
     assert "did not close" in lines[0] and "SystemExit: this toy exits" in lines[0]
 
 
+def test_an_example_that_cannot_be_described_is_closed(tmp_path):
+    address, closed = f"unix:{tmp_path / 'envs'}", threading.Event()
+
+    class TooLong(env_server.VectorEnvGroup):
+        def __init__(self):
+            super().__init__(envs.make("CartPole-v1", 1))
+            self.action_space = " " * wire.MAX_HELLO_BYTES
+
+        def close(self):
+            super().close()
+            closed.set()
+
+    server = env_server.EnvServer(TooLong, address)
+    server.start()
+    with Stream(address, wait_for_hello=False, only_hello=True) as stream:
+        code, details = stream.end()
+    assert code == grpc.StatusCode.ABORTED and "the description of the spaces has" in details
+    assert closed.is_set()
+    server.stop()
+
+
 class Raising(env_server.VectorEnvGroup):
     """Its traceback is longer than a learner takes, and has a character that UTF-8 has not."""
 

@@ -162,6 +162,7 @@ class EnvServer(grpc.GenericRpcHandler):
         self._log_refusal = Throttled(log, REFUSALS_PER_MINUTE, 60.0)
         self._places = threading.BoundedSemaphore(max_streams)
         self._hello: wire.FromServer | None = None
+        self._example_lock = threading.Lock()
         message_bytes = MAX_ACTION_BYTES
         if example:
             message_bytes = max_action_bytes(example)
@@ -305,10 +306,13 @@ class EnvServer(grpc.GenericRpcHandler):
 
     def _example_hello(self):
         """The hello of every stream. Where no example was given, environments are made for the first who asks."""
-        if not self._hello:
-            group = self._make_group()
-            self._hello = describe(group, self._env_id)
-            group.close()
+        with self._example_lock:
+            if not self._hello:
+                group = self._make_group()
+                try:
+                    self._hello = describe(group, self._env_id)
+                finally:
+                    group.close()
         return self._hello
 
 
