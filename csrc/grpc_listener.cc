@@ -8,7 +8,6 @@
 #include <atomic>
 #include <map>
 #include <mutex>
-#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -396,8 +395,7 @@ void GrpcListener::serve(Admit admit) {
   }
   replace_server(nullptr);
   if (!admit) return;
-  const std::vector<size_t> bytes = field_bytes(*spec);
-  const size_t longest = std::max(std::accumulate(bytes.begin(), bytes.end(), size_t{0}), kMaxHelloBytes);
+  const size_t longest = std::max(row_bytes(*spec), kMaxHelloBytes);
   const auto on_hello = [this, admit = std::move(admit)](Server&, const std::shared_ptr<DialedStream>& stream) {
     if (admit(stream, stream->name())) return grpc::Status::OK;
     return grpc::Status(grpc::RESOURCE_EXHAUSTED, "all " + std::to_string(options_.max_streams) +

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <future>
 #include <iterator>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -182,9 +181,7 @@ class ClientStream : public GrpcStream {
       }
       spec_ = spec;
       has_asked_ = true;
-      const std::vector<size_t> bytes = field_bytes(spec);
-      max_message_bytes_ =
-          std::max(std::accumulate(bytes.begin(), bytes.end(), size_t{0}), length) + kMaxErrorBytes;
+      max_message_bytes_ = std::max(row_bytes(spec), length) + kMaxErrorBytes;
     } catch (...) {
       return end_try(std::current_exception());
     }

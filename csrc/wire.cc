@@ -125,10 +125,8 @@ StreamSpec check_hello(const rpc::ServerHello& hello) {
     if (!names.insert(field.name()).second) throw HandshakeError("two fields are called \"" + field.name() + "\"");
     spec.fields.push_back(check_field(field, spec.num_envs));
   }
-  const std::vector<size_t> sizes = field_bytes(spec);
-  const int64_t row_bytes = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});  // 4096 fields below 2 GiB each
-  if (row_bytes > kMaxRowBytes) {
-    throw HandshakeError("a row has " + std::to_string(row_bytes) + " bytes, at most " + std::to_string(kMaxRowBytes) +
+  if (const size_t bytes = row_bytes(spec); bytes > size_t{kMaxRowBytes}) {  // of 4096 fields below 2 GiB each
+    throw HandshakeError("a row has " + std::to_string(bytes) + " bytes, at most " + std::to_string(kMaxRowBytes) +
                          " are allowed: serve fewer environments per stream");
   }
   std::vector<bool> used(spec.fields.size(), false);
@@ -232,6 +230,11 @@ std::vector<size_t> field_bytes(const StreamSpec& spec) {
     sizes.push_back(spec.num_envs * num_items(field.shape) * item_size(field.dtype));
   }
   return sizes;
+}
+
+size_t row_bytes(const StreamSpec& spec) {
+  const std::vector<size_t> sizes = field_bytes(spec);
+  return std::accumulate(sizes.begin(), sizes.end(), size_t{0});
 }
 
 void read_row(ZeroCopyInputStream* input, size_t length, const std::vector<size_t>& sizes,

@@ -32,6 +32,7 @@ StreamSpec read_hello(google::protobuf::io::ZeroCopyInputStream* input, size_t l
 
 // Bytes of each field of a row, for all K environments.
 std::vector<size_t> field_bytes(const StreamSpec& spec);
+size_t row_bytes(const StreamSpec& spec);
 
 // Reads a row from a message of `length` bytes: sizes[i] bytes go straight to destinations[i]. Checks the lengths
 // before it writes. Throws ConnectionError if the message is not such a row, EnvError if it is an environment's
