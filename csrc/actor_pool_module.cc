@@ -210,27 +210,29 @@ std::unique_ptr<PythonActorPool> make_pool(int64_t unroll_length, std::shared_pt
                       insecure,
                       milliseconds_of("env_timeout", env_timeout),
                       milliseconds_of("connect_timeout", connect_timeout)};
-  for (const std::string& address : env_server_addresses) {
-    options.address = address;
-    check(options);
-  }
-  const auto connect = [options, streams = std::make_shared<GrpcStreams>(env_server_addresses.size())](const std::string& address) {
-    GrpcOptions with_address = options;
-    with_address.address = address;
-    return streams->connect(with_address);
-  };
   const ActorPoolOptions pool_options{unroll_length, seed, max_env_restarts, min_streams.value_or(listener ? 1 : 1 << 30),
                                       expected ? std::optional(spec_from_python(*expected)) : std::nullopt};
   ArrayNest state = nest_from_python(initial_agent_state);
-  if (listener && !env_server_addresses.empty()) {
-    throw py::value_error("env_server_addresses and listener exclude each other");
+  std::shared_ptr<ActorPool> pool;
+  if (listener) {
+    if (!env_server_addresses.empty()) throw py::value_error("env_server_addresses and listener exclude each other");
+    const auto listen = [listener](const ActorPool::Admit& admit) { listener->serve(admit); };
+    pool = shared_here(new ActorPool(pool_options, std::move(learner_queue), std::move(inference_batcher),
+                                     listener->max_streams(), std::move(state), listen));
+  } else {
+    for (const std::string& address : env_server_addresses) {
+      options.address = address;
+      check(options);
+    }
+    const auto streams = std::make_shared<GrpcStreams>(env_server_addresses.size());
+    const auto connect = [options, streams](const std::string& address) {
+      GrpcOptions with_address = options;
+      with_address.address = address;
+      return streams->connect(with_address);
+    };
+    pool = shared_here(new ActorPool(pool_options, std::move(learner_queue), std::move(inference_batcher),
+                                     std::move(env_server_addresses), std::move(state), connect));
   }
-  const auto listen = [listener](const ActorPool::Admit& admit) { listener->serve(admit); };
-  auto pool = shared_here(listener
-                              ? new ActorPool(pool_options, std::move(learner_queue), std::move(inference_batcher),
-                                              listener->max_streams(), std::move(state), listen)
-                              : new ActorPool(pool_options, std::move(learner_queue), std::move(inference_batcher),
-                                              std::move(env_server_addresses), std::move(state), connect));
   return std::make_unique<PythonActorPool>(std::move(pool), std::move(log));
 }
 
