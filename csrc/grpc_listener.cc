@@ -209,30 +209,21 @@ class GrpcListener::Server {
     accepted_ = builder.AddCompletionQueue();
     server_ = builder.BuildAndStart();
     if (!server_) {
+      is_ending_ = true;
       accepted_->Shutdown();
-      void* tag;
-      bool ok;
-      while (accepted_->Next(&tag, &ok)) {
-      }
+      take_calls();
       throw std::invalid_argument("cannot listen on " + listener_.address() + ": gRPC starts no server");
     }
-    threads_.emplace_back([this] { take_calls(); });
-    threads_.emplace_back([this] { take_connections(); });
+    try {
+      connections_thread_ = std::thread([this] { take_connections(); });
+      calls_thread_ = std::thread([this] { take_calls(); });
+    } catch (...) {  // the process may have no more threads
+      end();
+      throw;
+    }
   }
 
-  ~Server() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      is_ending_ = true;
-    }
-    threads_.back().join();  // gRPC leaves connections open that it gets during its shutdown
-    // gRPC would send GOAWAY, and a client of Python that begins a call at that moment may try it again and again on the
-    // same connection, for minutes and with gigabytes of memory.
-    listener_.connections_.end_all();
-    server_->Shutdown(std::chrono::system_clock::now());
-    accepted_->Shutdown();
-    threads_.front().join();
-  }
+  ~Server() { end(); }
 
   void refuse(const std::shared_ptr<DialedStream>& stream, grpc::StatusCode code, const std::string& why) {
     listener_.log_refusal("refused " + stream->name() + ": " + readable(why.substr(0, 2000)));
@@ -240,6 +231,21 @@ class GrpcListener::Server {
   }
 
  private:
+  void end() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      is_ending_ = true;
+    }
+    // gRPC leaves connections open that it gets during its shutdown.
+    if (connections_thread_.joinable()) connections_thread_.join();
+    // gRPC would send GOAWAY, and a client of Python that begins a call at that moment may try it again and again on the
+    // same connection, for minutes and with gigabytes of memory.
+    listener_.connections_.end_all();
+    server_->Shutdown(std::chrono::system_clock::now());
+    accepted_->Shutdown();
+    calls_thread_.joinable() ? calls_thread_.join() : take_calls();
+  }
+
   void take_connections() {
     while (!is_ending_) {
       const int connection = listener_.sockets_.accept(kAcceptTime);
@@ -331,7 +337,7 @@ class GrpcListener::Server {
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> connections_;
   std::unique_ptr<grpc::ServerCompletionQueue> accepted_;
   std::unique_ptr<grpc::Server> server_;
-  std::vector<std::thread> threads_;  // take_calls(), take_connections()
+  std::thread connections_thread_, calls_thread_;
   std::atomic<int> num_waiting_{0};
   std::mutex mutex_;  // guards what follows
   std::atomic<bool> is_ending_{false};  // read by take_connections() without it
