@@ -167,7 +167,8 @@ class Counters(TypedDict):
     seconds_enqueue: float
 
 class EnvListener:
-    """Where env servers dial in, from when it is made until the pool that has it ends, or `close`."""
+    """Where env servers dial in, from when it is made until the pool that has it ends, or `close`. A pool has it for
+    itself while it runs."""
 
     def __init__(
         self,
@@ -204,7 +205,7 @@ class EnvListener:
         """Why callers were refused since the last call: at most 20 messages, and how many more there were."""
 
     def close(self) -> None:
-        """End it. Raises RuntimeError while a pool runs with it: `ActorPool.stop` comes first."""
+        """End it, and free its address. Raises RuntimeError while a pool runs with it: `ActorPool.stop` comes first."""
 
 class ActorPool:
     """Steps the environments of all servers: gets actions from `inference_batcher` and puts rollouts into
@@ -279,7 +280,8 @@ class ActorPool:
           traceback if it raised one.
         - ConnectionRefusedError: the two sides do not fit together (token, protocol, environment).
         - AsyncError: inference failed.
-        - ValueError: inference's answer does not fit, or a rollout is larger than this machine's memory.
+        - ValueError: inference's answer does not fit, a rollout is larger than this machine's memory, or the listener
+          is closed, another pool's, or has had no `first_hello`.
         """
 
     def stop(self) -> None:

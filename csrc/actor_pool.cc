@@ -665,8 +665,12 @@ void ActorPool::run(const Interrupt& interrupt, const Log& log) {
       if (log) log(message);
     }
   };
+  bool is_listening = false;  // or another pool may be
   try {
-    if (listen_) listen_([this](auto stream, auto name) { return admit(std::move(stream), std::move(name)); });
+    if (listen_) {
+      listen_([this](auto stream, auto name) { return admit(std::move(stream), std::move(name)); });
+      is_listening = true;
+    }
     for (;;) {
       {
         std::unique_lock<std::mutex> lock(mutex_);
@@ -700,7 +704,7 @@ void ActorPool::run(const Interrupt& interrupt, const Log& log) {
   wait_for_events();  // of what its last tasks have started
   for (const auto& actor : actors_) actor->drop_stream();
   try {
-    if (listen_) listen_(nullptr);
+    if (is_listening) listen_(nullptr);
     connect_ = nullptr;  // with the threads of its transport
     log_messages();
   } catch (...) {

@@ -396,7 +396,14 @@ void GrpcListener::serve(Admit admit) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     spec = spec_;
-    if (admit && !spec) throw std::invalid_argument("the listener has had no first_hello()");
+    if (admit && is_closed_) throw std::invalid_argument("the listener is closed: make another one for this pool");
+    if (admit && !spec) {
+      throw std::invalid_argument("the listener has had no first_hello(): call that before the pool's run()");
+    }
+    if (admit && is_serving_) {
+      throw std::invalid_argument("another pool takes streams of this listener: stop it first, or make a listener of "
+                                  "another address for this pool");
+    }
     is_serving_ = admit != nullptr;
   }
   replace_server(nullptr);
@@ -408,15 +415,23 @@ void GrpcListener::serve(Admit admit) {
                                                       " places of the learner are taken: start it with a higher "
                                                       "--max_streams");
   };
-  replace_server(std::make_unique<Server>(*this, longest + kMaxErrorBytes, on_hello));
+  try {
+    replace_server(std::make_unique<Server>(*this, longest + kMaxErrorBytes, on_hello));
+  } catch (...) {
+    serve(nullptr);
+    throw;
+  }
 }
 
 void GrpcListener::close() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (is_serving_) throw std::runtime_error("a pool takes streams of this listener: stop it first");
+    is_closed_ = true;
   }
-  serve(nullptr);
+  replace_server(nullptr);
+  std::lock_guard<std::mutex> lock(mutex_);
+  sockets_.close();
 }
 
 void GrpcListener::replace_server(std::unique_ptr<Server> server) {

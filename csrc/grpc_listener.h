@@ -45,9 +45,11 @@ class GrpcListener {
   // within `timeout`. Calls `interrupt` about every 100 ms, which may throw, as the check may.
   std::optional<StreamSpec> first_hello(const Check& check, std::chrono::milliseconds timeout,
                                         const std::function<void()>& interrupt);
-  // From now on, gives streams to `admit`; null ends that, and all calls must have ended.
+  // From now on, gives streams to `admit`; null ends that, and all calls must have ended. Throws std::invalid_argument
+  // where it cannot give any.
   void serve(Admit admit);
-  // Ends calls that wait for first_hello(). Throws std::runtime_error while a pool takes streams: they would not end.
+  // Ends calls that wait for first_hello(), and frees the address. Throws std::runtime_error while a pool takes streams:
+  // they would not end.
   void close();
   // Why callers were refused since the last call: at most 20 messages, and how many more there were.
   std::pair<std::vector<std::string>, int64_t> refusals();
@@ -73,6 +75,7 @@ class GrpcListener {
   bool is_asking_ = true;     // for hellos
   std::optional<StreamSpec> spec_;
   bool is_serving_ = false;
+  bool is_closed_ = false;
   std::vector<std::string> refusals_;
   int64_t num_more_refusals_ = 0;
   std::unique_ptr<Server> server_;  // ends before what it tells

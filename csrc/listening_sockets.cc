@@ -67,14 +67,15 @@ in_port_t& port_of(sockaddr* address) {
 ListeningSockets::ListeningSockets(const std::string& address) : address_(address) {
   const bool is_path = address_.rfind(kUnix, 0) == 0;
   if (const int error = is_path ? listen_on_path() : listen_on_host()) {
-    for (const int descriptor : sockets_) close(descriptor);
+    close();
     throw std::invalid_argument("cannot listen on " + address + ": " + std::strerror(error));
   }
 }
 
-ListeningSockets::~ListeningSockets() {
-  for (const int descriptor : sockets_) close(descriptor);
-  if (address_.rfind(kUnix, 0) == 0) unlink(address_.c_str() + std::strlen(kUnix));
+void ListeningSockets::close() {
+  for (const int descriptor : sockets_) ::close(descriptor);
+  if (!sockets_.empty() && address_.rfind(kUnix, 0) == 0) unlink(address_.c_str() + std::strlen(kUnix));
+  sockets_.clear();
 }
 
 int ListeningSockets::listen_on_path() {
@@ -89,7 +90,7 @@ int ListeningSockets::listen_on_path() {
   const auto* generic = reinterpret_cast<const sockaddr*>(&address);
   const int probe = socket(AF_UNIX, SOCK_STREAM, 0);
   const bool is_abandoned = connect(probe, generic, sizeof(address)) < 0 && errno == ECONNREFUSED;
-  close(probe);
+  ::close(probe);
   struct stat found;
   if (is_abandoned && stat(path.c_str(), &found) == 0 && S_ISSOCK(found.st_mode)) unlink(path.c_str());
   const mode_t mask = umask(077);  // it is its owner's alone, so that it needs no token

@@ -16,7 +16,7 @@ class ListeningSockets {
   // `address` is "unix:/path", whose socket of a process that was killed is replaced, or "host:port", which listens on
   // all addresses of the host; 0.0.0.0 and [::] are those of IPv4 and IPv6. Throws std::invalid_argument.
   explicit ListeningSockets(const std::string& address);
-  ~ListeningSockets();  // removes the file of a unix address
+  ~ListeningSockets() { close(); }
   ListeningSockets(const ListeningSockets&) = delete;
   ListeningSockets& operator=(const ListeningSockets&) = delete;
 
@@ -24,6 +24,8 @@ class ListeningSockets {
   // The descriptor of a connection, which the caller owns; -1 where none came within `timeout` or there is no free
   // descriptor.
   int accept(std::chrono::milliseconds timeout);
+  // Frees the address, and removes the file of a unix one.
+  void close();
 
  private:
   int listen_on_path();  // 0, or why not as in errno

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import queue
+import shutil
 import signal
 import socket
 import stat
@@ -578,6 +579,96 @@ def test_an_error_of_the_check_or_the_end_leaves_no_caller_waiting(unix):
         assert {first.end()[0], second.end()[0]} <= {"CANCELLED", "UNAVAILABLE"}
 
 
+@pytest.mark.parametrize("with_pool", [False, True])
+def test_a_closed_listener_frees_its_address(unix, with_pool):
+    for address in ("127.0.0.1:0", unix):
+        with listening(address) as former:
+            if with_pool:
+                with learning(former) as learner, Caller(former.address).play():
+                    Lives(learner).take(1)
+        assert not Path(unix.removeprefix("unix:")).exists()
+        with listening(former.address) as listener, learning(listener) as learner, Caller(listener.address).play():
+            lives = Lives(learner)
+            lives.take(1)
+            former.close()  # which leaves the other one alone
+            lives.take(1)
+
+
+def test_a_closed_listener_takes_no_pool(unix):
+    with listening(unix) as listener:
+        listener.close()
+        with learning(listener) as learner:
+            error = learner.wait()
+    assert isinstance(error, ValueError) and "the listener is closed: make another one" in str(error)
+
+
+def test_a_second_pool_of_a_listener_is_refused_and_the_first_goes_on(unix):
+    with listening(unix) as listener, learning(listener) as first, Caller(unix).play():
+        lives = Lives(first)
+        lives.take(1)
+        with learning(listener) as second:
+            error = second.wait()
+        assert isinstance(error, ValueError) and "another pool takes streams of this listener: stop it" in str(error)
+        lives.take(5)
+        with pytest.raises(RuntimeError, match="a pool takes streams of this listener"):
+            listener.close()
+    with listening(unix) as listener:
+        for _ in range(2):  # one after the other
+            with learning(listener) as learner, Caller(unix).play():
+                Lives(learner).take(1)
+
+
+FEW_THREADS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <execinfo.h>
+#include <pthread.h>
+#include <string.h>
+
+static int num_left = 1 << 30;
+void allow_threads(int count) { num_left = count; }
+
+// Refuses threads of libbeast beyond the allowed number; those of gRPC abort the process.
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *), void *argument) {
+  int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = dlsym(RTLD_NEXT, "pthread_create");
+  void *callers[3];  // this function, std::thread, and who makes that
+  Dl_info caller;
+  const int is_known = backtrace(callers, 3) == 3 && dladdr(callers[2], &caller);
+  if (is_known && strstr(caller.dli_fname, "libbeast") && --num_left < 0) return EAGAIN;
+  return real(thread, attributes, run, argument);
+}
+"""
+WITHOUT_THREADS = """
+import ctypes, sys, libbeast
+allow_threads = ctypes.CDLL(None).allow_threads
+for count in range(100):
+    allow_threads(count)
+    try:
+        libbeast.EnvListener(sys.argv[1]).close()
+        break
+    except RuntimeError as error:
+        assert "Resource temporarily unavailable" in str(error), error
+print(count, "threads are enough")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("cc"), reason="compiles a library to preload")
+def test_a_listener_without_threads_is_an_error_and_frees_its_address(tmp_path, unix):
+    (tmp_path / "few.c").write_text(FEW_THREADS)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "few.so", tmp_path / "few.c", "-ldl"], check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_THREADS, unix],
+        cwd=ROOT,
+        env={**os.environ, "LD_PRELOAD": str(tmp_path / "few.so")},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[0]) >= 3, "two of its own, and one at least for gRPC's events"
+
+
 def test_a_listener_whose_pool_runs_is_not_closed(unix):
     with listening(unix) as listener, learning(listener) as learner, Caller(unix).play():
         lives = Lives(learner)
@@ -595,7 +686,7 @@ def test_a_unix_socket_is_its_owners_alone(unix):
 def test_a_pool_does_not_run_before_the_first_hello(unix):
     with listening(unix, None) as listener, learning(listener) as learner:
         error = learner.wait()
-    assert isinstance(error, ValueError) and "first_hello" in str(error)
+    assert isinstance(error, ValueError) and "no first_hello(): call that before the pool's run()" in str(error)
 
 
 def test_a_compressed_hello_is_refused_before_it_grows(unix):
@@ -732,12 +823,9 @@ child = os.fork()
 if child == 0:
     listener = libbeast.EnvListener(sys.argv[1])
     listener.close()
-    caller = socket.socket(socket.AF_UNIX)
-    caller.settimeout(2)
-    caller.connect(sys.argv[1].removeprefix("unix:"))
     try:
-        caller.recv(1)  # of the server's half of the connecting
-    except TimeoutError:
+        socket.socket(socket.AF_UNIX).connect(sys.argv[1].removeprefix("unix:"))
+    except FileNotFoundError:
         os._exit(7)
     os._exit(1)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -747,7 +835,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_listener_that_a_forked_child_made_is_closed_there(unix):
     command = [sys.executable, "-c", IN_A_CHILD, unix]
     done = subprocess.run(command, timeout=LIMIT, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-    assert done.returncode == 7, "nobody takes the call"
+    assert done.returncode == 7, "the address is free"
 
 
 # ------------------------------------------------------------------------------------------- many connections
