@@ -339,10 +339,16 @@ def validate(flags: Flags, widths_known: bool = True) -> Flags:
         "min_envs": (0.0, 1.0),
         "max_streams": (0, 4096),
         "server_niceness": (0, 19),
+        "env_timeout": (1e-6, 900_000.0),  # libbeast takes a million seconds, of which some are for the start
     }
     check_limits(flags, limits)
     if flags.listen and flags.addresses:
         raise InputError("--listen and --addresses exclude each other: env servers dial in, or are dialed")
+    if flags.listen and flags.tls_ca:
+        raise InputError(
+            "--tls_ca checks the certificates of --addresses: with --listen give it to the env servers, and here "
+            "--tls_cert and --tls_key"
+        )
     if not flags.listen and (flags.max_streams or flags.tls_cert or flags.tls_key):
         raise InputError("--max_streams, --tls_cert and --tls_key are for --listen: give that too, or leave them out")
     if not (flags.listen or flags.addresses) and (flags.token_file or flags.tls_ca or flags.insecure):

@@ -441,6 +441,9 @@ polybeast.main()
         (["--token_file", __file__], "are for env servers started elsewhere"),
         (["--tls_ca", __file__], "are for env servers started elsewhere"),
         (["--insecure"], "are for env servers started elsewhere"),
+        (["--listen", "unix:/nowhere/a", "--tls_ca", __file__], "with --listen give it to the env servers, and here"),
+        (["--env_timeout", "inf"], "--env_timeout inf: it must lie between 1e-06 and 900000.0"),
+        (["--env_timeout", "999999"], "--env_timeout 999999.0: it must lie between 1e-06 and 900000.0"),
     ],
 )
 def test_impossible_flags_are_refused_in_one_line(run_here, arguments, message):
