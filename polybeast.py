@@ -202,7 +202,7 @@ def make_feed(training: Training, connection: Connection) -> tuple[RemoteFeed, l
         connect_timeout=max(flags.env_timeout, CONNECT_SECONDS) + MAKING_SECONDS,
         max_env_restarts=flags.max_env_restarts, min_streams=min_streams, log=training.run.log, **connection.security,
     )  # fmt: skip
-    others = [feed.pool.run, lambda: feed.watch(flags.group_width)]
+    others = [feed.pool.run, feed.watch]
     if servers:
         others.append(lambda: servers.watch(feed.closed.is_set, training.run.log))
     return feed, others

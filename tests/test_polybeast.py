@@ -296,7 +296,8 @@ def test_streams_that_are_back_are_told_of_once_after_they_were_lost(monkeypatch
     left = iter([False] * 8)
     feed.pool = types.SimpleNamespace(counters=counters)
     feed.closed = types.SimpleNamespace(wait=lambda seconds: next(left, True))
-    feed.watch(16)
+    feed._group_width = 16
+    feed.watch()
     assert lines == [
         "resetting environments: 0 of 64",
         "resetting environments: 48 of 64",

@@ -84,14 +84,15 @@ class RemoteFeed(Feed):
         self.pool.stop()
         self.closed.set()
 
-    def watch(self, group_width: int) -> None:
+    def watch(self) -> None:
         """Until the feed closes: log how many environments are reset at the start, and when lost streams are back.
         Where streams dial in, log how many there are."""
         if self._listener:
             return self._watch_callers()
-        width, total, is_started, told_at = group_width, group_width * self.num_streams, False, time.monotonic()
+        total, is_started, told_at = self._group_width * self.num_streams, False, time.monotonic()
         while not self.closed.wait(0.1):
-            reset = width * self.pool.counters()["streams_connected"]  # a server connects when it has reset a group
+            # A server connects when it has reset a group.
+            reset = self._group_width * self.pool.counters()["streams_connected"]
             now = time.monotonic()
             if reset == total:
                 is_started = True
