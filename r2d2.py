@@ -98,7 +98,7 @@ class Flags(RunFlags):
     # The replay.
     replay_gb: float = 3.0
     """Memory of the replay in GB, taken at the start; on this machine never more than --total_steps fill. A million
-    steps of Atari take 7.2 GB."""
+    steps of Atari take 7.35 GB."""
     replay_sequences: int = 0
     """Sequences that the replay holds at most; 0: as many as fit."""
     min_fill: int = 20_000

@@ -330,6 +330,8 @@ def test_observations_that_are_no_stacks_of_the_last_images_are_refused_with_the
     def pad(x: torch.Tensor) -> torch.Tensor:
         return torch.cat([x[:1, :, -1:].expand_as(x[:1]), x[1:]])  # the first image in place of zeros
 
+    later = [rollout for _, rollout in play_atari("BreakoutNoFrameskip-v4", 10, 2)][1]  # it began before its row 0
+    SequenceReplay(fields, [], 1, 2, is_stack=True, **options).add(later, ())
     for change in (lambda x: x.flip(2), lambda x: x - x[:, :, -1:], pad):
         replay = SequenceReplay(fields, [], 1, 2, is_stack=True, **options)
         with pytest.raises(InputError, match="is_stack=False in make_replay"):

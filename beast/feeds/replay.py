@@ -370,10 +370,12 @@ def stack_images(images: torch.Tensor, episode_step: torch.Tensor, stack: int) -
 
 
 def check_stacks(stacks: torch.Tensor, episode_step: torch.Tensor) -> None:
-    """Raises InputError unless [T, N, stack, …] is what `stack_images` makes of the newest images; row 0 is a reset."""
+    """Raises InputError unless [T, N, stack, …] is what `stack_images` makes of the newest images."""
     stack = stacks.shape[2]
     images = torch.cat([torch.zeros_like(stacks[: stack - 1, :, -1]), stacks[:, :, -1]])
-    if not torch.equal(stacks, stack_images(images, episode_step, stack)):
+    is_known = episode_step <= torch.arange(len(stacks), device=stacks.device).unsqueeze(1)  # all images are in here
+    is_known[stack - 1 :] = True
+    if not torch.equal(stacks[is_known], stack_images(images, episode_step, stack)[is_known]):
         raise InputError(
             f"the observations are not the last {stack} images of a game, the newest last and zeros before the first, "
             "of which the replay stores the newest only: set is_stack=False in make_replay (r2d2.py)"
