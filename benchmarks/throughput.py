@@ -171,11 +171,12 @@ def alone(agent: ModuleType, flags, seconds: float) -> dict[str, float]:
     is_replay = hasattr(agent, "make_replay")
     stage_flags = agent.rollout_flags(flags) if is_replay else flags
     with contextlib.closing(monobeast.tuning.Stages(stage_flags, agent.create_env, spaces, seconds)) as stages:
-        costs = {"env": stages.env().cpu, "inference": stages.inference(learner.net).cpu}
-        if is_replay:
+        costs = {}
+        if is_replay:  # first: when the environments step on, row 0 is no longer the one before row 1
             costs["learner"] = learning_from_replay(agent, flags, spaces, learner, stages.rollouts[0], 4 * seconds)
         else:
             costs["learner"] = stages.learning(learner, agent.update, num_threads=1).cpu
+        costs |= {"env": stages.env().cpu, "inference": stages.inference(learner.net).cpu}
     fields = agent.rollout_fields(spaces)
     return {
         **costs,
