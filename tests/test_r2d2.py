@@ -519,12 +519,14 @@ def test_every_environment_explores_at_its_own_rate_and_every_group_spans_the_la
 def test_actions_are_greedy_but_for_the_share_that_epsilon_says():
     flags = small_flags(group_width=4, total_steps=10**6, env="toy_envs:Dict-v0", core="none")
     test = LockStep(flags)
-    not_greedy, count = torch.zeros(2, 4), 0
+    not_greedy, count, drawn = torch.zeros(2, 4), 0, torch.zeros(4)
     for rollout, _ in itertools.islice(test.feed.rollouts(), 400):
-        greedy = rollout["policy_logits"][1:].argmax(-1)
-        not_greedy[int(rollout["group"][0, 0])] += (greedy != rollout["action"][1:]).float().sum(0)
+        greedy, action = rollout["policy_logits"][1:].argmax(-1), rollout["action"][1:]
+        not_greedy[int(rollout["group"][0, 0])] += (greedy != action).float().sum(0)
+        drawn += torch.bincount(action[greedy != action], minlength=4)
         count += flags.unroll_length / 2
     test.close()
+    assert (drawn > 0).all(), "every action is explored"
     p = r2d2.epsilons(flags, 2) * 3 / 4  # one of four random actions is the greedy one
     deviation = (p * (1 - p) / count).sqrt()
     assert ((not_greedy / count - p).abs() < 4 * deviation + 2 / count).all(), (not_greedy / count, p)
@@ -661,11 +663,13 @@ def test_statistics_that_come_one_update_late_as_from_a_gpu_are_in_the_metrics(t
 
 
 def test_a_run_keeps_its_replay_ratio_and_tells_it(tmp_path):
-    result = run(tmp_path, replay_ratio=1.5, total_steps=4000)
-    expected = 1.5 * (result.steps - 200) / (4 * 8)
-    assert result.updates == pytest.approx(expected, rel=0.01, abs=2)
+    result = run(tmp_path, replay_ratio=1.5, total_steps=12_000)
+    assert result.updates * 4 * 8 / (result.steps - 200) == pytest.approx(1.5, rel=0.01)
     log = (tmp_path / "run" / "out.log").read_text()
-    assert "(--replay_ratio 1.5)" in log and "learner    wait" in log and "sample" in log
+    told = re.search(r"replay ratio (\S+) \(--replay_ratio 1.5\): (\S+) updates x 32 transitions for (\S+) steps", log)
+    ratio, updates, steps = (float(number.replace(",", "")) for number in told.groups())
+    assert updates == result.updates and ratio == pytest.approx(32 * updates / steps, abs=5e-4) and ratio != 1.5
+    assert "learner    wait" in log and "sample" in log
 
 
 def test_steps_a_second_are_updates_a_second_times_their_transitions_over_the_replay_ratio(tmp_path, monkeypatch):
@@ -894,15 +898,20 @@ def test_only_games_of_the_return_columns_are_counted_and_the_newest_of_all_are_
     assert len(test.learner.all_returns) == 100 and test.learner.all_returns[-1] != -9
 
 
-def test_a_void_transition_is_no_step():
-    flags = small_flags()
+def test_void_transitions_are_no_steps_and_those_of_evaluating_environments_are_steps_that_are_not_trained():
+    flags = small_flags(eval_columns=1)
     test, void = LockStep(flags), 0
     for rollout, state in itertools.islice(test.feed.rollouts(), 20):
-        before = test.learner.steps
+        before, counted = test.learner.steps, test.limiter.filled + test.limiter.steps
         r2d2.store(flags, test.learner, test.replay, test.limiter, rollout, state)
         final = (rollout["terminated"] | rollout["truncated"]) & ~rollout["done"]
         assert test.learner.steps - before == int((~final[:-1]).sum())
+        assert test.limiter.filled + test.limiter.steps - counted == int((~final[:-1, :3]).sum())
         void += int(final[:-1].sum())
+        group = int(rollout["group"][0, 0])
+        first = (test.replay._next_block[group] - 1) % test.replay.num_blocks * flags.unroll_length
+        stored = test.replay.arrays["policy_logits"][group, first : first + flags.unroll_length]
+        np.testing.assert_array_equal(stored, rollout["policy_logits"][:-1, :3].numpy())
     test.close()
     assert void
 
@@ -930,6 +939,36 @@ def test_the_replay_gets_its_exponents_and_stores_single_images_only_where_rollo
         spaces = r2d2.probe_env(r2d2.create_env, flags)
         replay = r2d2.make_replay(flags, spaces, r2d2.make_learner(flags, spaces), num_groups=2)
         assert replay.stack == stack
+
+
+def test_mode_test_plays_by_its_own_epsilon(tmp_path, monkeypatch):
+    run(tmp_path, total_steps=600)
+    played = []
+    monkeypatch.setattr(r2d2.evaluation, "play", lambda make_envs, net, *rest: played.append(net) or [(1.0, 1)])
+    r2d2.test(small_flags(mode="test", root=str(tmp_path), name="run", epsilon=0.5))
+    assert played[0].flags.epsilon == 0.5
+
+
+def test_a_resumed_run_goes_on_with_the_returns_of_all_environments(tmp_path):
+    run(tmp_path, total_steps=1200)
+    before = weights_of(tmp_path, "run")["all_returns"]
+    run(tmp_path, total_steps=1201)
+    assert before and weights_of(tmp_path, "run")["all_returns"][: len(before)] == before[-100:]
+
+
+def test_the_preset_of_the_papers_has_their_settings():
+    flags = r2d2.Flags(**r2d2.PRESETS["paper"])
+    assert (flags.discount, flags.n_steps, flags.rescale, flags.priority_eta) == (0.997, 5, True, 0.9)
+    assert (flags.batch_width, flags.burn_in, flags.trained, flags.stride) == (64, 40, 80, 40)
+    assert (flags.learning_rate, flags.optimizer_epsilon, flags.grad_clip, flags.target_period) == (
+        1e-4,
+        1e-3,
+        80,
+        2500,
+    )
+    assert (flags.priority_exponent, flags.importance_exponent, flags.replay_ratio) == (0.9, 0.6, 0.75)
+    assert (flags.core, flags.core_size, flags.head_size, flags.hidden_size) == ("lstm", 512, 512, 512)
+    assert (flags.full_action_space, flags.episodic_life, flags.center_images) == ("on", "off", False)
 
 
 def test_the_replay_has_room_for_all_steps_of_a_short_run():

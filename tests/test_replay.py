@@ -149,7 +149,7 @@ def test_the_sum_tree_does_what_a_plain_array_does():
     for _ in range(10_000):
         if random.random() < 0.5:
             ids = random.integers(37, size=random.integers(1, 9))
-            values = np.where(random.random(len(ids)) < 0.3, 0, 10 ** random.uniform(-6, 6, len(ids)))
+            values = np.where(random.random(len(ids)) < 0.3, 0, 10 ** random.uniform(-3, 3, len(ids)))
             tree.set(ids, values)
             naive[ids] = values
         elif naive.sum() > 0:
@@ -157,7 +157,7 @@ def test_the_sum_tree_does_what_a_plain_array_does():
             found, expected = tree.find(targets), np.searchsorted(np.cumsum(naive), targets, side="right")
             assert (naive[found] > 0).all()
             is_close = np.abs(np.cumsum(naive)[np.minimum(expected, 36)] - targets) < 1e-9 * naive.sum()
-            assert ((found == expected) | is_close).all() or naive.max() / naive[naive > 0].min() > 1e9
+            assert ((found == expected) | is_close).all()
         sums = tree.nodes[2::2] + tree.nodes[3::2]
         assert (tree.nodes[1 : tree.capacity] == sums).all() and (tree.leaves[:37] == naive).all()
 
@@ -199,10 +199,10 @@ def test_draws_are_in_proportion_to_the_priorities_to_their_power_and_the_weight
 def test_where_nothing_has_a_priority_all_complete_sequences_are_equally_likely():
     replay = new_replay(num_groups=2, width=3)
     writer = Writer(replay)
-    complete = [*itertools.chain(*(writer.write(group) for group in (0, 0, 0, 0, 1, 1)))]
+    complete = [*itertools.chain(*(writer.write(group) for group in (0, 0, 0, 0, 1, 1, 1)))]
     replay.update(np.array(complete), replay.generation_of(np.array(complete)), np.zeros(len(complete)))
     sample = replay.sample(2000, CPU)
-    assert set(sample.ids) == set(complete) and len(complete) == 6 and (sample.weights == 1).all()
+    assert set(sample.ids) == set(complete) and len(complete) == 9 and (sample.weights == 1).all()
 
 
 def test_every_sequence_is_whole_whatever_is_overwritten_lost_and_begun_anew():
@@ -220,6 +220,17 @@ def test_every_sequence_is_whole_whatever_is_overwritten_lost_and_begun_anew():
             if len(found):
                 check_sequences(replay, found)
         assert most >= 12, "the ring is used"
+
+
+@pytest.mark.parametrize("stride", [4, 8])
+def test_as_many_sequences_as_are_asked_for_can_be_drawn_at_any_time_once_the_rings_are_full(stride):
+    replay = new_replay(num_sequences=24, stride=stride)
+    writer, found = Writer(replay), []
+    for _ in range(3 * replay.num_blocks):
+        for group in (0, 1):
+            writer.write(group)
+            found.append(replay.num_sequences())
+    assert min(found[2 * replay.num_blocks :]) >= 24, found
 
 
 def test_a_lost_group_loses_its_unfinished_sequence_only():
