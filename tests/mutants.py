@@ -1,11 +1,12 @@
-"""Does a test notice when the agent is wrong? `make test-mutants` breaks monobeast.py in one place after the other.
+"""Does a test notice when an agent is wrong? `make test-mutants` breaks monobeast.py in one place after the other, and
+then R2D2: r2d2.py, its replay and its arithmetic.
 
-    python tests/mutants.py                      # all of them, in about three minutes
+    python tests/mutants.py                      # all of them, in about five minutes
     python tests/mutants.py entropy "core state" # those whose names contain one of these
 
-Each mutant is a copy of the agent with one piece of text replaced, and the tests run on it until the first one fails.
+Each mutant is a copy of the agents with one piece of text replaced, and the tests run on it until the first one fails.
 Prints which test that was. The exit status is 1 if a mutant survives, and if a text does not occur exactly once, which
-means that the agent has changed: then change the mutant with it.
+means that its file has changed: then change the mutant with it.
 """
 
 from __future__ import annotations
@@ -28,14 +29,20 @@ import gymnasium  # noqa: E402, F401  what every mutant imports, once
 import torch._dynamo  # noqa: E402, F401
 
 ROOT = Path(__file__).resolve().parent.parent
-AGENT = "monobeast.py"
 TESTS = ["tests/test_update.py", "tests/test_net.py", "tests/test_loss.py"]  # the quickest first
+R2D2_TESTS = ["tests/test_replay.py", "tests/test_r2d2.py"]
+SLOW = "learned or crash or killed or a_second or every_checkpoint or whole_games_films"  # no mutant needs these
 
 
 class Mutant(NamedTuple):
     name: str
     old: str
     new: str
+    file: str = "monobeast.py"
+
+    @property
+    def tests(self) -> list[str]:
+        return TESTS if self.file == "monobeast.py" else R2D2_TESTS
 
 
 MUTANTS = [
@@ -263,28 +270,170 @@ MUTANTS = [
         "weights.publish(learner.net, learner.updates - 1)",
     ),
     Mutant("run never finished", "if training.finished():", "if False:"),
+    # R2D2: the replay
+    *(
+        Mutant(f"replay: {name}", old, new, "beast/feeds/replay.py")
+        for name, old, new in [
+            (
+                "last observations not stored",
+                'kept |= {name: field for name, field in fields.items() if name.startswith("final_obs/")}',
+                "pass",
+            ),
+            (
+                "uniform draws of the first group",
+                "groups, blocks = np.nonzero(self.is_complete)",
+                "groups, blocks = np.nonzero(self.is_complete[:1])",
+            ),
+            (
+                "--replay_sequences without what is overwritten",
+                "* self.stride + self.blocks_of_sequence + 1",
+                "* self.stride",
+            ),
+            (
+                "late priorities taken",
+                "is_late = self.generation_of(ids) != generations",
+                "is_late = np.zeros(len(ids), bool)",
+            ),
+            ("late priorities counted as bad", "(is_bad & ~is_late).sum()", "is_bad.sum()"),
+            ("numbers of groups for those of environments", '("env_number", columns)', '("env_number", groups)'),
+            ("importance weights of the wrong sign", "** -self.importance_exponent", "** self.importance_exponent"),
+            ("sum over the left child", "targets -= np.where(right, left, 0)", "pass"),
+            (
+                "sequences across two lives",
+                "self._life_began[group], self._life[group] = self._next_block[group], life",
+                "self._life[group] = life",
+            ),
+            (
+                "core's state of the next block",
+                "kept[group, block % self.num_blocks]",
+                "kept[group, (block + 1) % self.num_blocks]",
+            ),
+            (
+                "what fills the replay counts for the ratio",
+                "            self.filled += steps\n",
+                "            self.filled += steps\n            self.steps += steps\n",
+            ),
+        ]
+    ),
+    # its arithmetic
+    *(
+        Mutant(f"Q-learning: {name}", old, new, "beast/learn/qlearning.py")
+        for name, old, new in [
+            ("one reward too many", "for _ in range(n):", "for _ in range(n + 1):"),
+            ("void transitions in the targets", "torch.where(mask, stepped, values[:-1])", "stepped"),
+            ("rescaling without its linear part", "+ EPSILON * x", ""),
+            ("priorities of void transitions", "errors.abs().where(mask, 0)", "errors.abs()"),
+        ]
+    ),
+    # the agent
+    *(
+        Mutant(f"r2d2: {name}", old, new, "r2d2.py")
+        for name, old, new in [
+            ("a row left out behind a truncation", "begin = t + 1\n", "begin = t + 2\n"),
+            ("a row twice behind a truncation", "begin = t + 1\n", "begin = t\n"),
+            ("its own target network", "flags, net, learner.target, sample.batch", "flags, net, net, sample.batch"),
+            (
+                "importance weights ignored",
+                "sample.core_state, sample.weights, target_q",
+                "sample.core_state, torch.ones_like(sample.weights), target_q",
+            ),
+            (
+                "generations of now",
+                "replay.update(sample.ids, sample.generations,",
+                "replay.update(sample.ids, replay.generation_of(sample.ids),",
+            ),
+            (
+                "columns that evaluate in the ratio",
+                "limiter.add(int(counts[:, : replay.width].sum()))",
+                "limiter.add(int(counts.sum()))",
+            ),
+            (
+                "steps without the columns that evaluate",
+                "learner.steps += int(counts.sum())",
+                "learner.steps += int(counts[:, : replay.width].sum())",
+            ),
+            ("--epsilon ignored by a test", '"atari_backend", "epsilon")}', '"atari_backend")}'),
+            ("last action never explored", "torch.randint(q.shape[2],", "torch.randint(q.shape[2] - 1,"),
+            (
+                "one coin for a group",
+                "coin = torch.rand(epsilon.shape, generator=generator, device=q.device)",
+                "coin = torch.rand((), generator=generator, device=q.device)",
+            ),
+            (
+                "one draw for a group",
+                "drawn = torch.randint(q.shape[2], epsilon.shape, generator",
+                "drawn = torch.randint(q.shape[2], (1,), generator",
+            ),
+            ("returns not resumed", 'self.all_returns = state["all_returns"]', "pass"),
+            (
+                "last columns stored",
+                "columns(rollout, 0, replay.width)",
+                "columns(rollout, rollout['done'].shape[1] - replay.width, rollout['done'].shape[1])",
+            ),
+            (
+                "states of the last columns stored",
+                "tuple(x[:, : replay.width] for x in core_state)",
+                "tuple(x[:, -replay.width :] for x in core_state)",
+            ),
+            (
+                "ratio of the flags in the metrics",
+                '"stats/replay_ratio": limiter.measured()',
+                '"stats/replay_ratio": flags.replay_ratio',
+            ),
+            ("--grad_clip 0 stops learning", "flags.grad_clip or math.inf)", "flags.grad_clip)"),
+            (
+                "update from an empty replay",
+                "limiter.may_update() and replay.num_sequences() and",
+                "limiter.may_update() and",
+            ),
+            ("replay of a remote run bounded", 'flags.save_replay or flags.feed == "remote"', "flags.save_replay"),
+            ("replay of a saved run bounded", 'flags.save_replay or flags.feed == "remote"', 'flags.feed == "remote"'),
+            ("signed errors", '"losses/td_error": errors.abs().sum()', '"losses/td_error": errors.sum()'),
+            (
+                "returns of the columns that count",
+                "finished_episodes(numpy_rows)]",
+                "finished_episodes({name: x[:, -1:] for name, x in numpy_rows.items()})]",
+            ),
+            (
+                "no double Q-learning",
+                "target_q.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1)",
+                "target_q.amax(-1)",
+            ),
+            (
+                "action of row t",
+                'rows["action"][1:].unsqueeze(-1)).squeeze(-1)  #',
+                'rows["action"][:-1].unsqueeze(-1)).squeeze(-1)  #',
+            ),
+            ("target network never copied", "self.target.load_state_dict(self.net.state_dict())", "pass"),
+            ("bad update not skipped", "step_unless(optimizer, is_bad)", "optimizer.step()"),
+        ]
+    ),
 ]
 
 
 class Run:
-    """The tests on a mutant, or on the agent as it is, in a child process that finds torch already imported."""
+    """The tests on a mutant, or on the files as they are, in a child process that finds torch already imported."""
 
-    def __init__(self, mutant: Mutant | None):
+    def __init__(self, tests: list[str], mutant: Mutant | None = None):
         self.mutant, self.began = mutant, time.monotonic()
         self.place = tempfile.TemporaryDirectory()
         place = Path(self.place.name)
-        shutil.copytree(ROOT / "beast", place / "beast", ignore=shutil.ignore_patterns("__pycache__"))
-        (place / "tests").mkdir()
-        for name in (*TESTS, "pyproject.toml"):
-            shutil.copy(ROOT / name, place / name)
-        source = (ROOT / AGENT).read_text()
-        (place / AGENT).write_text(source.replace(mutant.old, mutant.new) if mutant else source)
+        for folder in ("beast", "benchmarks", "tests"):
+            ignored = shutil.ignore_patterns("__pycache__", "results")
+            shutil.copytree(ROOT / folder, place / folder, ignore=ignored)
+        for name in ("monobeast.py", "polybeast.py", "r2d2.py", "pyproject.toml"):
+            shutil.copy(ROOT / name, place)
+        for library in ROOT.glob("libatari*.so"):
+            (place / library.name).symlink_to(library)
+        if mutant:
+            (place / mutant.file).write_text((ROOT / mutant.file).read_text().replace(mutant.old, mutant.new))
         self.pid = os.fork()
         if self.pid == 0:
             os.chdir(place)
             output = os.open("output", os.O_WRONLY | os.O_CREAT)
             os.dup2(output, 1), os.dup2(output, 2)
-            code = pytest.main(["-x", "-q", "--tb=short", "-p", "no:cacheprovider", *TESTS])
+            chosen = ["-m", "not long and not on_demand", "-k", f"not ({SLOW})"]
+            code = pytest.main(["-x", "-q", "--tb=short", "-p", "no:cacheprovider", *chosen, *tests])
             sys.stdout.flush()
             os._exit(code)
 
@@ -294,27 +443,32 @@ class Run:
         self.place.cleanup()
         failed = re.search(r"^FAILED tests/([\w.]+::\w+)", output, re.MULTILINE)
         if status != 0 and not failed:  # what cannot even be imported says nothing about the tests
-            raise RuntimeError(f"{self.mutant or AGENT}: no test has failed, but pytest:\n{output}")
+            raise RuntimeError(f"{self.mutant or 'no mutant'}: no test has failed, but pytest:\n{output}")
         return failed[1] if failed else "", time.monotonic() - self.began
 
 
 def main() -> None:
     words = sys.argv[1:]
     chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.name for word in words)]
-    source = (ROOT / AGENT).read_text()
-    stale = [f"{m.name} ({source.count(m.old)} times): {m.old}" for m in chosen if source.count(m.old) != 1]
+    found = [(mutant, (ROOT / mutant.file).read_text().count(mutant.old)) for mutant in chosen]
+    stale = [f"{m.file}: {m.name} ({count} times): {m.old}" for m, count in found if count != 1]
     if stale:
-        problem = f"These texts do not occur exactly once in {AGENT}, which has changed; change {__file__} with it:"
+        problem = (
+            f"These texts do not occur exactly once in their files, which have changed; change {__file__} with them:"
+        )
         sys.exit("\n".join([problem, *stale]))
-    as_it_is = Run(None)
-    failed, _ = as_it_is.end(os.waitpid(as_it_is.pid, 0)[1])
-    if failed:
-        sys.exit(f"{failed} fails on {AGENT} as it is: mend that first.")
+    for tests in (TESTS, R2D2_TESTS):
+        if any(mutant.tests == tests for mutant in chosen):
+            as_it_is = Run(tests)
+            failed, _ = as_it_is.end(os.waitpid(as_it_is.pid, 0)[1])
+            if failed:
+                sys.exit(f"{failed} fails without a mutant: mend that first.")
     print("| mutant | killed by | seconds |\n|---|---|---|", flush=True)
     waiting, running, survivors = chosen[::-1], {}, 0
     while waiting or running:
         while waiting and len(running) < len(os.sched_getaffinity(0)):
-            started = Run(waiting.pop())
+            mutant = waiting.pop()
+            started = Run(mutant.tests, mutant)
             running[started.pid] = started
         pid, status = os.wait()
         ended = running.pop(pid)

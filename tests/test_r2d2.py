@@ -24,6 +24,7 @@ import toy_envs  # noqa: F401  registers its environments
 import beast
 import monobeast
 import r2d2
+from beast.envs.groups import finished_episodes
 from beast.envs.rows import EnvSpaces, rollout_fields
 from beast.errors import InputError
 from beast.feeds.actors import LocalActors
@@ -100,7 +101,7 @@ def test_a_stored_sequence_unrolled_again_from_its_stored_state_gives_the_q_valu
     test.close()
     ids = test.sequences()
     batch, core_state = test.replay.gather(ids, CPU)
-    assert test.replay.width == 3, "the environment that evaluates is none to train on"
+    assert set((batch["obs"]["obs"][..., 0] % 100).flatten().tolist()) == {0, 1, 2}, "the last one evaluates"
     assert len(ids) > 50 and batch["done"].any() and batch["truncated"].any() and batch["terminated"].any()
     with torch.no_grad():
         q, best, _ = test.learner.net.eval()(batch, core_state)
@@ -258,7 +259,7 @@ def test_no_gradient_reaches_the_burn_in_and_all_of_it_the_trained_rows():
 def test_the_burn_in_gives_each_net_the_state_before_the_first_trained_row_and_nothing_else():
     flags = small_flags()
     learner, (batch, core_state) = new_learner(flags), random_batch(flags)
-    loss, _, priorities = loss_of(flags, learner, batch, core_state)
+    loss, stats, priorities = loss_of(flags, learner, batch, core_state)
     B = flags.burn_in
     with torch.no_grad():
         before = map_tensors(lambda x: x[:B], batch)
@@ -268,10 +269,13 @@ def test_the_burn_in_gives_each_net_the_state_before_the_first_trained_row_and_n
         mask, discounts = transition_masks(after["done"], after["terminated"], after["truncated"], flags.discount)
         values = rescale_inverse(target_q.gather(-1, q.argmax(-1, keepdim=True))[..., 0])
         targets = rescale(n_step_targets(after["reward"][1:], discounts, mask, values, flags.n_steps))
-        errors = (targets - q[:-1].gather(-1, after["action"][1:, :, None])[..., 0]) * mask
+        chosen = q[:-1].gather(-1, after["action"][1:, :, None])[..., 0]
+        errors = (targets - chosen) * mask
     assert (target_q.argmax(-1) != q.argmax(-1)).any(), "double Q-learning matters"
     torch.testing.assert_close(loss.detach(), 0.5 * errors.square().sum(0).mean())
     torch.testing.assert_close(priorities, sequence_priorities(errors, mask, 0.9))
+    for name, x in (("td_error", errors.abs()), ("q_mean", chosen), ("target_mean", targets)):
+        torch.testing.assert_close(stats[f"losses/{name}"], x[mask].mean())
 
 
 def test_the_loss_is_a_mean_over_sequences_and_linear_in_their_weights():
@@ -530,6 +534,30 @@ def test_actions_are_greedy_but_for_the_share_that_epsilon_says():
     p = r2d2.epsilons(flags, 2) * 3 / 4  # one of four random actions is the greedy one
     deviation = (p * (1 - p) / count).sqrt()
     assert ((not_greedy / count - p).abs() < 4 * deviation + 2 / count).all(), (not_greedy / count, p)
+
+
+def act_by(monkeypatch, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The actions [rows, 4] of environments that all explore at this rate, and the greedy ones of four."""
+    monkeypatch.setattr(r2d2, "epsilons", lambda flags, num_groups: torch.full((num_groups, 4), epsilon))
+    test = LockStep(small_flags(env="toy_envs:Dict-v0", core="none"))
+    rollouts = [rollout for rollout, _ in itertools.islice(test.feed.rollouts(), 150)]
+    actions = torch.cat([rollout["action"][1:].clone() for rollout in rollouts])
+    greedy = torch.cat([rollout["policy_logits"][1:].argmax(-1) for rollout in rollouts])
+    test.close()
+    return actions, greedy
+
+
+def test_random_actions_are_any_of_all_and_others_in_each_environment(monkeypatch):
+    actions, _ = act_by(monkeypatch, 1.0)
+    shares = torch.bincount(actions.flatten(), minlength=4) / actions.numel()
+    assert ((shares - 1 / 4).abs() < 0.04).all(), shares  # 2,400 actions: 4 deviations
+    assert abs((actions[:, 0] == actions[:, 1]).float().mean() - 1 / 4) < 0.08  # 600 rows
+
+
+def test_each_environment_decides_for_itself_whether_to_explore(monkeypatch):
+    actions, greedy = act_by(monkeypatch, 0.5)
+    is_other = actions != greedy  # of two actions one is random, and of four random ones three are others
+    assert abs((is_other[:, 0] & is_other[:, 1]).float().mean() - (3 / 8) ** 2) < 0.06  # one coin for both: 0.28
 
 
 def test_whole_games_are_played_by_epsilon_of_the_test_and_greedily_on_request():
@@ -839,7 +867,7 @@ def test_priorities_go_to_the_sequences_that_were_drawn_not_to_those_that_lie_th
 
 
 def test_an_update_publishes_its_weights_and_gives_its_sequences_their_priorities(monkeypatch):
-    flags, drawn = small_flags(), []
+    flags, drawn, records = small_flags(), [], []
     test = LockStep(flags)
     test.store(40)
 
@@ -850,12 +878,26 @@ def test_an_update_publishes_its_weights_and_gives_its_sequences_their_prioritie
         return {"losses/grad_norm": torch.ones(()), "is_bad": torch.tensor(False)}, torch.full((4,), 7.0)
 
     monkeypatch.setattr(r2d2, "update", update)
-    training = types.SimpleNamespace(flags=flags, device=CPU, record=lambda _: None, finished=lambda: bool(drawn))
+    training = types.SimpleNamespace(flags=flags, device=CPU, record=records.append, finished=lambda: bool(drawn))
     r2d2.learn(training, test.learner, test.feed, test.weights, test.replay, test.limiter)
     test.close()
+    measured = 4 * 8 / test.limiter.steps
+    assert records[0]["stats/replay_ratio"] == measured < 0.9 * flags.replay_ratio
+    assert f"replay ratio {measured:.3f} (--replay_ratio 1)" in test.limiter.describe()
+    assert records[0]["charts/return_all"] == np.mean(test.learner.all_returns)
     np.testing.assert_allclose(test.replay.tree.leaves[drawn[0].ids], 7**flags.priority_exponent)
     with test.weights.newest() as (net, version):
         assert version == 1 and torch.equal(net.value[0].weight, test.learner.net.value[0].weight)
+
+
+def test_learning_waits_for_the_first_whole_sequence_whatever_the_replay_ratio():
+    test = LockStep(small_flags(min_fill=0, replay_ratio=100.0))
+    training = types.SimpleNamespace(
+        flags=test.flags, device=CPU, record=lambda _: None, finished=lambda: test.learner.updates > 0
+    )
+    r2d2.learn(training, test.learner, test.feed, test.weights, test.replay, test.limiter)
+    test.close()
+    assert test.learner.updates == 1 and test.replay.num_sequences()
 
 
 @pytest.mark.parametrize("core", ["none", "lstm", "gru"])
@@ -889,13 +931,16 @@ def test_returns_of_the_log_are_those_of_the_columns_that_explore_least(tmp_path
 
 
 def test_only_games_of_the_return_columns_are_counted_and_the_newest_of_all_are_kept():
-    test = LockStep(small_flags())
+    test, returns = LockStep(small_flags(eval_columns=1)), [-9.0] * 100
     test.feed.return_columns = slice(0, 0)
-    test.learner.all_returns = [-9.0] * 100
-    test.store(20)
+    test.learner.all_returns = returns
+    for rollout, state in itertools.islice(test.feed.rollouts(), 20):
+        rows = {name: x.numpy() for name, x in rollout.items() if not isinstance(x, dict)}
+        returns = returns + [x for x, _ in finished_episodes(rows)]
+        r2d2.store(test.flags, test.learner, test.replay, test.limiter, rollout, state)
     test.close()
     assert test.learner.episodes == 0
-    assert len(test.learner.all_returns) == 100 and test.learner.all_returns[-1] != -9
+    assert test.learner.all_returns == returns[-100:] and returns[-1] != -9
 
 
 def test_void_transitions_are_no_steps_and_those_of_evaluating_environments_are_steps_that_are_not_trained():
@@ -927,6 +972,9 @@ def test_an_update_clips_its_gradient_and_takes_the_learning_rate_of_the_flags(m
     assert stats["losses/grad_norm"] > 0.02 and norm.item() == pytest.approx(0.01, rel=1e-3)
     assert learner.optimizer.param_groups[0]["lr"] == 7e-4
     assert learner.optimizer.defaults["eps"] == flags.optimizer_epsilon
+    r2d2.update(dataclasses.replace(flags, grad_clip=0), learner, sample, target_q)
+    unclipped = torch.stack([p.grad.norm() for p in learner.net.parameters() if p.grad is not None]).norm()
+    torch.testing.assert_close(unclipped, stats["losses/grad_norm"])
 
 
 def test_the_replay_gets_its_exponents_and_stores_single_images_only_where_rollouts_are_as_long_as_a_stack():
@@ -975,3 +1023,13 @@ def test_the_replay_has_room_for_all_steps_of_a_short_run():
     flags = small_flags(total_steps=10_000)
     spaces = r2d2.probe_env(r2d2.create_env, flags)
     assert r2d2.make_replay(flags, spaces, r2d2.make_learner(flags, spaces), num_groups=2).capacity >= 10_000
+
+
+@pytest.mark.parametrize(
+    "changes, is_bounded", [({}, True), ({"feed": "remote"}, False), ({"save_replay": True}, False)]
+)
+def test_the_steps_of_a_run_bound_its_replay_unless_some_groups_or_a_later_start_may_bring_more(changes, is_bounded):
+    flags = small_flags(replay_gb=1e-2, deterministic=False, **changes)
+    spaces = r2d2.probe_env(r2d2.create_env, flags)
+    replay = r2d2.make_replay(flags, spaces, r2d2.make_learner(flags, spaces), num_groups=2)
+    assert replay.num_bytes < 1e-3 * 1e9 if is_bounded else replay.num_bytes > 0.9 * 1e-2 * 1e9

@@ -72,6 +72,22 @@ def check_sequences(replay: SequenceReplay, ids: np.ndarray) -> None:
     np.testing.assert_array_equal(states[0, :, 0].numpy(), first_rows)
     assert (obs == obs[0]).all() and (obs[0, :, 0] == batch["group"][0]).all(), "one group, one life"
     np.testing.assert_array_equal(rewards[0] % 10, ids % replay.width)
+    assert (batch["env_number"] == torch.from_numpy(ids % replay.width)).all()
+
+
+@pytest.mark.parametrize("num_sequences, stride", [(1, 4), (24, 4), (25, 8), (60, 12)])
+def test_a_replay_of_so_many_sequences_has_them_at_any_time_and_one_more_of_each_environment_at_most(
+    num_sequences, stride
+):
+    replay, found = new_replay(num_sequences=num_sequences, stride=stride), []
+    writer = Writer(replay)
+    for count in range(4 * replay.num_blocks):
+        writer.write(0)
+        writer.write(1)
+        if count > 2 * replay.num_blocks:
+            found.append(replay.num_sequences())
+    of_each = -(-num_sequences // 6)  # environments
+    assert 6 * of_each <= min(found) and max(found) <= 6 * (of_each + 1), found
 
 
 def test_what_a_group_left_that_comes_no_more_is_forgotten():
@@ -222,17 +238,6 @@ def test_every_sequence_is_whole_whatever_is_overwritten_lost_and_begun_anew():
         assert most >= 12, "the ring is used"
 
 
-@pytest.mark.parametrize("stride", [4, 8])
-def test_as_many_sequences_as_are_asked_for_can_be_drawn_at_any_time_once_the_rings_are_full(stride):
-    replay = new_replay(num_sequences=24, stride=stride)
-    writer, found = Writer(replay), []
-    for _ in range(3 * replay.num_blocks):
-        for group in (0, 1):
-            writer.write(group)
-            found.append(replay.num_sequences())
-    assert min(found[2 * replay.num_blocks :]) >= 24, found
-
-
 def test_a_lost_group_loses_its_unfinished_sequence_only():
     replay = new_replay()
     writer = Writer(replay)
@@ -257,6 +262,8 @@ def test_priorities_of_sequences_that_were_overwritten_meanwhile_are_dropped_and
     before = replay.tree.nodes.copy()
     replay.update(sample.ids, sample.generations, np.full(4, 1e6))
     assert replay.late_priorities == 4
+    replay.update(sample.ids, sample.generations, np.full(4, np.nan))
+    assert replay.late_priorities == 8 and replay.bad_priorities == 0
     np.testing.assert_array_equal(replay.tree.nodes, before)
     newest = replay.sample(1, CPU)
     replay.update(newest.ids, newest.generations, np.array([np.nan]))
