@@ -100,7 +100,8 @@ class Flags(RunFlags):
     """Memory of the replay in GB, taken at the start; on this machine never more than --total_steps fill. A million
     steps of Atari take 7.35 GB."""
     replay_sequences: int = 0
-    """Sequences that the replay holds at most; 0: as many as fit."""
+    """Sequences that the replay has room for, if --replay_gb suffices: as many of each environment, rounded up, and at
+    times one more. 0: as many as fit."""
     min_fill: int = 20_000
     """Steps in the replay before the first update."""
     replay_ratio: float = 4.0

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -749,6 +750,37 @@ def test_environments_that_crash_cost_their_unfinished_sequences_only(tmp_path, 
     with torch.no_grad():
         q = learner.net.eval()(batch, core_state)[0]
     torch.testing.assert_close(q[:-1], batch["policy_logits"][1:], rtol=1e-5, atol=1e-5)
+
+
+def test_an_actor_that_is_killed_takes_no_whole_sequence_with_it_and_the_run_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    actors, stores, kept = [], [], {}
+    start_actors, store = r2d2.ActorProcesses, r2d2.store
+
+    def start(*arguments):
+        actors.append(start_actors(*arguments))
+        return actors[0]
+
+    def store_and_kill(flags, learner, replay, *rest) -> None:
+        store(flags, learner, replay, *rest)
+        stores.append(replay)
+        if len(stores) == 30:
+            ids = np.flatnonzero(replay.tree.leaves)
+            kept.update(zip(ids, replay.generation_of(ids)))
+            os.kill(actors[0].processes[0].popen.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(r2d2, "ActorProcesses", start)
+    monkeypatch.setattr(r2d2, "store", store_and_kill)
+    room = {"save_replay": True, "replay_gb": 1e-3}  # for all steps and all void transitions
+    result = run(tmp_path, deterministic=False, total_steps=1500, replay_ratio=1e-3, **room)
+    replay = stores[-1]
+    assert result.steps >= 1500 and replay._life == [1, 1]
+    assert "was killed by signal 9 (SIGKILL)" in (tmp_path / "run" / "out.log").read_text()
+    ids = np.flatnonzero(replay.tree.leaves)
+    found = dict(zip(ids, replay.generation_of(ids)))
+    assert len(kept) > 100 and kept.items() <= found.items() and len(found) > len(kept) + 100
+    seeds = replay.gather(ids, CPU)[0]["obs"]["obs"][..., 0]
+    assert (seeds == seeds[0]).all() and len(seeds.unique()) >= 4, "two lives of two groups"
 
 
 def test_a_trained_run_plays_whole_games_films_them_and_is_loaded_by_the_library(tmp_path, run_main):

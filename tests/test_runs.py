@@ -326,6 +326,9 @@ def test_the_limits_of_a_container_count(tmp_path, monkeypatch):
     for limit, least, most in (("max", free / 2, math.inf), ("1000000", 1e6, 1e6)):
         path["/sys/fs/cgroup/memory.max"].write_text(limit + "\n")
         assert least <= memory.available_memory() <= most
+    path["/proc/meminfo"] = tmp_path / "meminfo"
+    path["/proc/meminfo"].write_text("MemTotal:        9000 kB\nMemFree:   7 kB\nMemAvailable:     500 kB\n")
+    assert memory.available_memory() == 500 * 1024, "the kernel's kB has 1024 bytes"
 
 
 def test_a_log_line_goes_to_the_file_with_the_time_and_to_stderr(tmp_path, capsys):
