@@ -81,12 +81,10 @@ def test_a_replay_of_so_many_sequences_has_them_at_any_time_and_one_more_of_each
 ):
     replay, found = new_replay(num_sequences=num_sequences, stride=stride), []
     writer = Writer(replay)
-    for count in range(4 * replay.num_blocks):
-        writer.write(0)
-        writer.write(1)
-        if count > 2 * replay.num_blocks:
-            found.append(replay.num_sequences())
-    of_each = -(-num_sequences // 6)  # environments
+    for group in (0, 1) * (4 * replay.num_blocks):
+        writer.write(group)
+        found.append(replay.num_sequences())
+    of_each, found = -(-num_sequences // 6), found[2 * replay.num_blocks :]
     assert 6 * of_each <= min(found) and max(found) <= 6 * (of_each + 1), found
 
 
@@ -408,6 +406,8 @@ def test_the_replay_ratio_holds_within_a_percent_and_neither_side_waits_for_ever
     limiter = RatioLimiter(ratio, transitions, min_fill=10**6)
     limiter.add(10**6)
     assert limiter.steps == 0 and not limiter.may_update(), "what fills the replay does not count"
+    limiter.add(1)
+    assert "/s" not in limiter.describe(), "without an update there is no speed"
 
 
 def test_last_observations_that_lie_beside_their_rows_are_stored_with_them():

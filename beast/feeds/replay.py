@@ -415,12 +415,16 @@ class RatioLimiter:
         return self.updates * self.transitions_of_update / max(self.steps, 1)
 
     def describe(self) -> str:
-        """What it came to, in two lines."""
-        updates, steps = (count / max(self.seconds, 1e-9) for count in (self.updates, self.steps))
+        """What it came to, in two lines; in one if there was no update."""
         transitions = self.transitions_of_update
-        return (
+        ratio = (
             f"replay ratio {self.measured():.3f} (--replay_ratio {self.ratio:g}): {self.updates:,} updates x "
-            f"{transitions:,} transitions for {self.steps:,} steps, after {self.filled:,} that filled the replay\n"
-            f"{updates:,.2f} updates/s x {transitions:,} transitions / {self.ratio:g} = "
+            f"{transitions:,} transitions for {self.steps:,} steps, after {self.filled:,} that filled the replay"
+        )
+        if not self.updates:
+            return ratio
+        updates, steps = (count / max(self.seconds, 1e-9) for count in (self.updates, self.steps))
+        return (
+            f"{ratio}\n{updates:,.2f} updates/s x {transitions:,} transitions / {self.ratio:g} = "
             f"{updates * transitions / self.ratio:,.0f} steps/s; there were {steps:,.0f}"
         )
