@@ -143,6 +143,29 @@ def test_klax_reads_its_rules_from_the_ram_of_the_cartridge(ram, reward, over, t
     assert console.game_over == over
 
 
+@pytest.mark.parametrize(
+    "game, address, values",
+    [("qbert", 0x88, (1, 2, 3, 4)), ("star_gunner", 0x87, range(20)), ("adventure", 0xB9, (17, 18))],
+)
+def test_lives_and_ends_are_ales_where_a_byte_is_changed_by_hand(game, address, values):
+    """Random play seldom meets an extra life, or the end of a game that is won."""
+    ale, console = load_ale(roms.get_rom_path(game), 1), libatari.Console(rom_bytes(game), game, 1)
+    draw, ends = random.Random(1), 0
+    for _ in range(600):
+        action = draw.choice(GAMES[game]["actions"])
+        if draw.randrange(6) == 0:
+            byte = draw.choice([*values, (int(ale.getRAM()[address - 0x80]) - 1) % 256])
+            ale.setRAM(address - 0x80, byte)
+            console.set_ram(address, byte)
+        assert ale.act(ale_py.Action(action)) == console.act(action)
+        assert compare(ale, console) is None
+        if ale.game_over() or (game == "qbert" and ale.lives() == 1):  # which ends before that byte says so
+            ends += 1
+            ale.reset_game()
+            console.reset_game()
+    assert ends > 3
+
+
 def test_alien_is_exact_where_it_pulls_vsync_from_a_collision_register():
     assert lockstep("alien", 600) == (600, None)
 

@@ -88,6 +88,26 @@ def compare(when: str, *pairs) -> None:
 # ---------------------------------------------------------------------------------- the same as ale-py's vector env
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_game_that_is_over_in_the_frame_of_the_limit_is_terminated_and_not_truncated(mode):
+    settings = {"num_threads": 1, "noop_max": 0, "repeat_action_probability": 0.0, "autoreset_mode": mode}
+
+    def play(kind, **limit) -> tuple[int, bool, bool]:
+        env, steps, ended = kind("breakout", 1, **settings, **limit), 0, False
+        env.reset(seed=1)
+        while not ended:
+            _, _, terminated, truncated, _ = env.step(np.array([1]))  # FIRE: the balls are lost
+            steps, ended = steps + 1, terminated[0] or truncated[0]
+        return steps, bool(terminated[0]), bool(truncated[0])
+
+    steps, ends = play(AtariVectorEnv)[0], set()
+    for limit in range(4 * steps - 4, 4 * steps + 1):  # the game is over in one of the last step's frames
+        found, expected = (play(kind, max_num_frames_per_episode=limit) for kind in (AtariVectorEnv, AleVectorEnv))
+        assert found == expected
+        ends.add(found[1:])
+    assert ends == {(True, False), (False, True)}
+
+
 @pytest.mark.parametrize("game, protocol, mode", [
     ("breakout", "v4", MODES[0]), ("breakout", "v5", MODES[1]), ("pong", "v4", MODES[1]), ("qbert", "v5", MODES[0]),
     ("seaquest", "v4", MODES[0]),

@@ -239,8 +239,8 @@ class Training:
 
     def save(self) -> None:
         """Write checkpoint.pt, and best.pt where the last 100 games are the best yet and no evaluations choose it."""
-        learner = self.learner
-        with contextlib.ExitStack() as then, learner.updating:
+        learner, failure = self.learner, None
+        with learner.updating:
             self._gather(learner.settle())
             learner.seconds = self.seconds()
             mean = float(np.mean(learner.returns)) if len(learner.returns) == learner.returns.maxlen else -math.inf
@@ -248,10 +248,15 @@ class Training:
             if is_best:
                 learner.best = mean
             state = self._state()
-            then.callback(checkpoint.save, self.run.checkpoint_path, state)
-            if is_best and not self._evaluations:
-                then.callback(checkpoint.save, self.run.best_path, state)  # before the file that says how good it is
-            self.save_beside()  # if it fails, the checkpoint is written all the same
+            try:
+                self.save_beside()
+            except Exception as error:  # the checkpoint is written all the same
+                failure = error
+        if is_best and not self._evaluations:
+            checkpoint.save(self.run.best_path, state)  # before the file that says how good it is
+        checkpoint.save(self.run.checkpoint_path, state)
+        if failure:
+            raise failure
 
     def _state(self) -> dict:
         """What a checkpoint holds. Call it while `updating`."""

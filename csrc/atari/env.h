@@ -344,7 +344,7 @@ class Protocol {
       ++state.frames;
       const int lives_now = beast::atari::lives(state.vcs);
       result.terminated = game_over(state.vcs) || (settings_.episodic_life && lives_now < state.lives);
-      result.truncated = state.frames >= settings_.max_frames;
+      result.truncated = !result.terminated && state.frames >= settings_.max_frames;
       state.lives = lives_now;
       if (result.terminated || result.truncated || state.vcs.error) break;
       if (is_seen) has_frame[place] = true;

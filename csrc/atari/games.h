@@ -238,7 +238,8 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
   switch (rules) {
     case kNoRules: return;
     case kAdventure:
-      over = at(0xE0) == 2;
+      score = at(0xB9) == 0x12;  // the chalice is home
+      over = at(0xE0) == 2 || score;
       break;
     case kAirRaid:
       score = bcd3(0xA8, 0xA9, 0xAA);
@@ -587,8 +588,8 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       break;
     case kQbert: {
       score = bcd3(0xD9, 0xDA, 0xDB);
-      const int shown = static_cast<int8_t>(at(0x88)) + 2;
-      if (shown == tally.lives - 1) lives = shown;
+      // An extra life raises the byte and not the count, so that a death after it has to be seen as a change.
+      if (at(0x88) == static_cast<uint8_t>(tally.previous - 1)) --lives;
       over = at(0x88) == 0xFE || (at(0x88) == 2 && tally.previous == 0xFF);
       tally.previous = at(0x88);
       break;
@@ -641,9 +642,10 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
     case kStarGunner:
       for (int i = 0x86; i >= 0x83; --i) score = score * 10 + digit_or_blank(at(i));
       score *= 100;
-      lives = at(0x87) < 5 ? at(0x87) : 5;
-      tally.started |= lives == 5;
-      over = lives == 0 && tally.started;
+      tally.started |= at(0x87) == 5;
+      lives = tally.started ? at(0x87) & 15 : 5;
+      tally.previous |= at(0x87);
+      over = at(0x87) == 0 && tally.previous;
       break;
     case kSuperman:
       over = at(0x80) == 0xAC && at(0x81) == 0xF2 && at(0x9F) & 0x40;  // it has been won
