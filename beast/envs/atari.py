@@ -1,4 +1,4 @@
-"""Atari games on our own emulator, in the shape of `ale_py.vector_env.AtariVectorEnv`, and equal to it where compared."""
+"""Atari games on our own emulator, in the shape of `ale_py.vector_env.AtariVectorEnv`, equal to it where compared."""
 
 from __future__ import annotations
 
