@@ -942,7 +942,7 @@ def test_r2d2_trains_with_servers_that_dial_in_one_of_which_is_killed(tmp_path, 
             first.process.kill()
             assert learner.wait(PATIENCE) == 0, output()
     assert f"waiting for env servers on {unix}: polybeast_env.py --learner {unix}" in output()
-    assert "2 groups of 1 environments, replay of" in output() and "(--replay_ratio 2)" in output(), output()
+    assert "2 groups of 1 environments, replay of" in output() and "(--replay_ratio 4)" in output(), output()
     assert "Traceback" not in output(), output()
 
 
