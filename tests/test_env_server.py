@@ -34,6 +34,14 @@ from beast.feeds.memory import nest_observations
 # ---------------------------------------------------------------------------------------------- messages
 
 
+def step_until_it_hangs(server: ServerProcess, stream: Stream) -> None:
+    """The step of an environment of server_toys.py that says so and never returns."""
+    stream.row()
+    stream.act(np.zeros(1, np.int64))
+    stream.send(array_message(np.zeros(1, np.int64)))
+    wait_until(lambda: "hanging" in server.errors())
+
+
 def test_messages_are_those_of_the_proto_file(tmp_path):
     try:
         subprocess.run(
@@ -828,10 +836,7 @@ def test_a_hanging_environment_does_not_hold_up_the_end(tmp_path):
         ServerProcess(tmp_path, "server_toys:Hangs-v0", "--group_width", "1") as server,
         Stream(server.address) as stream,
     ):
-        stream.row()
-        stream.act(np.zeros(1, np.int64))
-        stream.send(array_message(np.zeros(1, np.int64)))
-        wait_until(lambda: "hanging" in server.errors())
+        step_until_it_hangs(server, stream)
         server.process.terminate()
         assert server.exit_code() == 0
         assert not server.socket.exists()
@@ -905,10 +910,7 @@ def test_a_kept_server_starts_again_when_an_environment_hangs_whose_learner_has_
     with ServerProcess(tmp_path, "server_toys:Hangs-v0", *flags) as server:
         (first,) = psutil.Process(server.process.pid).children()
         with Stream(server.address) as stream:
-            stream.row()
-            stream.act(np.zeros(1, np.int64))
-            stream.send(array_message(np.zeros(1, np.int64)))
-            wait_until(lambda: "hanging" in server.errors())
+            step_until_it_hangs(server, stream)
         wait_until(lambda: not first.is_running())
         assert "its environment hangs: this env server ends" in server.errors()
         assert server.process.stdout.readline().startswith("serving ")
@@ -923,10 +925,7 @@ def test_a_kept_server_starts_again_when_an_environment_keeps_the_gil(tmp_path):
     flags = ["--group_width", "1", "--keep", "--gil_timeout", "3"]
     with ServerProcess(tmp_path, "server_toys:KeepsGil-v0", *flags) as server:
         with Stream(server.address) as stream:
-            stream.row()
-            stream.act(np.zeros(1, np.int64))
-            stream.send(array_message(np.zeros(1, np.int64)))
-            wait_until(lambda: "hanging" in server.errors())
+            step_until_it_hangs(server, stream)
             wait_until(lambda: "kept Python's GIL for longer than --gil_timeout" in server.errors(), seconds=30)
         assert server.process.stdout.readline().startswith("serving ")
         with Stream(server.address) as stream:
@@ -937,10 +936,7 @@ def test_a_kept_server_is_told_to_end_while_an_environment_keeps_the_gil(tmp_pat
     with ServerProcess(tmp_path, "server_toys:KeepsGil-v0", "--group_width", "1", "--keep") as server:
         (kept,) = psutil.Process(server.process.pid).children()
         with Stream(server.address) as stream:
-            stream.row()
-            stream.act(np.zeros(1, np.int64))
-            stream.send(array_message(np.zeros(1, np.int64)))
-            wait_until(lambda: "hanging" in server.errors())
+            step_until_it_hangs(server, stream)
         server.process.terminate()
         assert server.process.wait(60) == 0 and not kept.is_running()
 
@@ -948,10 +944,7 @@ def test_a_kept_server_is_told_to_end_while_an_environment_keeps_the_gil(tmp_pat
 def test_a_step_may_take_longer_than_gil_timeout_if_it_keeps_no_gil(tmp_path):
     with ServerProcess(tmp_path, "server_toys:Hangs-v0", "--group_width", "1", "--gil_timeout", "1") as server:
         with Stream(server.address) as stream:
-            stream.row()
-            stream.act(np.zeros(1, np.int64))
-            stream.send(array_message(np.zeros(1, np.int64)))
-            wait_until(lambda: "hanging" in server.errors())
+            step_until_it_hangs(server, stream)
             time.sleep(2.5)
             assert server.process.poll() is None
 
