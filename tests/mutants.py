@@ -270,144 +270,140 @@ MUTANTS = [
         "weights.publish(learner.net, learner.updates - 1)",
     ),
     Mutant("run never finished", "if training.finished():", "if False:"),
-    # R2D2: the replay
-    *(
-        Mutant(f"replay: {name}", old, new, "beast/feeds/replay.py")
-        for name, old, new in [
-            (
-                "last observations not stored",
-                'kept |= {name: field for name, field in fields.items() if name.startswith("final_obs/")}',
-                "pass",
-            ),
-            (
-                "uniform draws of the first group",
-                "groups, blocks = np.nonzero(self.is_complete)",
-                "groups, blocks = np.nonzero(self.is_complete[:1])",
-            ),
-            (
-                "--replay_sequences without what is overwritten",
-                "* self.stride + self.blocks_of_sequence + 1",
-                "* self.stride",
-            ),
-            (
-                "late priorities taken",
-                "is_late = self.generation_of(ids) != generations",
-                "is_late = np.zeros(len(ids), bool)",
-            ),
-            ("late priorities counted as bad", "(is_bad & ~is_late).sum()", "is_bad.sum()"),
-            ("numbers of groups for those of environments", '("env_number", columns)', '("env_number", groups)'),
-            ("importance weights of the wrong sign", "** -self.importance_exponent", "** self.importance_exponent"),
-            ("sum over the left child", "targets -= np.where(right, left, 0)", "pass"),
-            (
-                "sequences across two lives",
-                "self._life_began[group], self._life[group] = self._next_block[group], life",
-                "self._life[group] = life",
-            ),
-            (
-                "core's state of the next block",
-                "kept[group, block % self.num_blocks]",
-                "kept[group, (block + 1) % self.num_blocks]",
-            ),
-            (
-                "what fills the replay counts for the ratio",
-                "            self.filled += steps\n",
-                "            self.filled += steps\n            self.steps += steps\n",
-            ),
-        ]
-    ),
-    # its arithmetic
-    *(
-        Mutant(f"Q-learning: {name}", old, new, "beast/learn/qlearning.py")
-        for name, old, new in [
-            ("one reward too many", "for _ in range(n):", "for _ in range(n + 1):"),
-            ("void transitions in the targets", "torch.where(mask, stepped, values[:-1])", "stepped"),
-            ("rescaling without its linear part", "+ EPSILON * x", ""),
-            ("priorities of void transitions", "errors.abs().where(mask, 0)", "errors.abs()"),
-        ]
-    ),
-    # the agent
-    *(
-        Mutant(f"r2d2: {name}", old, new, "r2d2.py")
-        for name, old, new in [
-            ("a row left out behind a truncation", "begin = t + 1\n", "begin = t + 2\n"),
-            ("a row twice behind a truncation", "begin = t + 1\n", "begin = t\n"),
-            ("its own target network", "flags, net, learner.target, sample.batch", "flags, net, net, sample.batch"),
-            (
-                "importance weights ignored",
-                "sample.core_state, sample.weights, target_q",
-                "sample.core_state, torch.ones_like(sample.weights), target_q",
-            ),
-            (
-                "generations of now",
-                "replay.update(sample.ids, sample.generations,",
-                "replay.update(sample.ids, replay.generation_of(sample.ids),",
-            ),
-            (
-                "columns that evaluate in the ratio",
-                "limiter.add(int(counts[:, : replay.width].sum()))",
-                "limiter.add(int(counts.sum()))",
-            ),
-            (
-                "steps without the columns that evaluate",
-                "learner.steps += int(counts.sum())",
-                "learner.steps += int(counts[:, : replay.width].sum())",
-            ),
-            ("--epsilon ignored by a test", '"atari_backend", "epsilon")}', '"atari_backend")}'),
-            ("last action never explored", "torch.randint(q.shape[2],", "torch.randint(q.shape[2] - 1,"),
-            (
-                "one coin for a group",
-                "coin = torch.rand(epsilon.shape, generator=generator, device=q.device)",
-                "coin = torch.rand((), generator=generator, device=q.device)",
-            ),
-            (
-                "one draw for a group",
-                "drawn = torch.randint(q.shape[2], epsilon.shape, generator",
-                "drawn = torch.randint(q.shape[2], (1,), generator",
-            ),
-            ("returns not resumed", 'self.all_returns = state["all_returns"]', "pass"),
-            (
-                "last columns stored",
-                "columns(rollout, 0, replay.width)",
-                "columns(rollout, rollout['done'].shape[1] - replay.width, rollout['done'].shape[1])",
-            ),
-            (
-                "states of the last columns stored",
-                "tuple(x[:, : replay.width] for x in core_state)",
-                "tuple(x[:, -replay.width :] for x in core_state)",
-            ),
-            (
-                "ratio of the flags in the metrics",
-                '"stats/replay_ratio": limiter.measured()',
-                '"stats/replay_ratio": flags.replay_ratio',
-            ),
-            ("--grad_clip 0 stops learning", "flags.grad_clip or math.inf)", "flags.grad_clip)"),
-            (
-                "update from an empty replay",
-                "limiter.may_update() and replay.num_sequences() and",
-                "limiter.may_update() and",
-            ),
-            ("replay of a remote run bounded", 'flags.save_replay or flags.feed == "remote"', "flags.save_replay"),
-            ("replay of a saved run bounded", 'flags.save_replay or flags.feed == "remote"', 'flags.feed == "remote"'),
-            ("signed errors", '"losses/td_error": errors.abs().sum()', '"losses/td_error": errors.sum()'),
-            (
-                "returns of the columns that count",
-                "finished_episodes(numpy_rows)]",
-                "finished_episodes({name: x[:, -1:] for name, x in numpy_rows.items()})]",
-            ),
-            (
-                "no double Q-learning",
-                "target_q.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1)",
-                "target_q.amax(-1)",
-            ),
-            (
-                "action of row t",
-                'rows["action"][1:].unsqueeze(-1)).squeeze(-1)  #',
-                'rows["action"][:-1].unsqueeze(-1)).squeeze(-1)  #',
-            ),
-            ("target network never copied", "self.target.load_state_dict(self.net.state_dict())", "pass"),
-            ("bad update not skipped", "step_unless(optimizer, is_bad)", "optimizer.step()"),
-        ]
-    ),
+]
+# R2D2: the replay, its arithmetic, the agent. Name, old and new text.
+R2D2_MUTANTS = {
+    "beast/feeds/replay.py": [
+        (
+            "last observations not stored",
+            'kept |= {name: field for name, field in fields.items() if name.startswith("final_obs/")}',
+            "pass",
+        ),
+        (
+            "uniform draws of the first group",
+            "groups, blocks = np.nonzero(self.is_complete)",
+            "groups, blocks = np.nonzero(self.is_complete[:1])",
+        ),
+        (
+            "--replay_sequences without what is overwritten",
+            "* self.stride + self.blocks_of_sequence + 1",
+            "* self.stride",
+        ),
+        (
+            "late priorities taken",
+            "is_late = self.generation_of(ids) != generations",
+            "is_late = np.zeros(len(ids), bool)",
+        ),
+        ("late priorities counted as bad", "(is_bad & ~is_late).sum()", "is_bad.sum()"),
+        ("numbers of groups for those of environments", '("env_number", columns)', '("env_number", groups)'),
+        ("importance weights of the wrong sign", "** -self.importance_exponent", "** self.importance_exponent"),
+        ("sum over the left child", "targets -= np.where(right, left, 0)", "pass"),
+        (
+            "sequences across two lives",
+            "self._life_began[group], self._life[group] = self._next_block[group], life",
+            "self._life[group] = life",
+        ),
+        (
+            "core's state of the next block",
+            "kept[group, block % self.num_blocks]",
+            "kept[group, (block + 1) % self.num_blocks]",
+        ),
+        (
+            "what fills the replay counts for the ratio",
+            "            self.filled += steps\n",
+            "            self.filled += steps\n            self.steps += steps\n",
+        ),
+    ],
+    "beast/learn/qlearning.py": [
+        ("one reward too many", "for _ in range(n):", "for _ in range(n + 1):"),
+        ("void transitions in the targets", "torch.where(mask, stepped, values[:-1])", "stepped"),
+        ("rescaling without its linear part", "+ EPSILON * x", ""),
+        ("priorities of void transitions", "errors.abs().where(mask, 0)", "errors.abs()"),
+    ],
+    "r2d2.py": [
+        ("a row left out behind a truncation", "begin = t + 1\n", "begin = t + 2\n"),
+        ("a row twice behind a truncation", "begin = t + 1\n", "begin = t\n"),
+        ("its own target network", "flags, net, learner.target, sample.batch", "flags, net, net, sample.batch"),
+        (
+            "importance weights ignored",
+            "sample.core_state, sample.weights, target_q",
+            "sample.core_state, torch.ones_like(sample.weights), target_q",
+        ),
+        (
+            "generations of now",
+            "replay.update(sample.ids, sample.generations,",
+            "replay.update(sample.ids, replay.generation_of(sample.ids),",
+        ),
+        (
+            "columns that evaluate in the ratio",
+            "limiter.add(int(counts[:, : replay.width].sum()))",
+            "limiter.add(int(counts.sum()))",
+        ),
+        (
+            "steps without the columns that evaluate",
+            "learner.steps += int(counts.sum())",
+            "learner.steps += int(counts[:, : replay.width].sum())",
+        ),
+        ("--epsilon ignored by a test", '"atari_backend", "epsilon")}', '"atari_backend")}'),
+        ("last action never explored", "torch.randint(q.shape[2],", "torch.randint(q.shape[2] - 1,"),
+        (
+            "one coin for a group",
+            "coin = torch.rand(epsilon.shape, generator=generator, device=q.device)",
+            "coin = torch.rand((), generator=generator, device=q.device)",
+        ),
+        (
+            "one draw for a group",
+            "drawn = torch.randint(q.shape[2], epsilon.shape, generator",
+            "drawn = torch.randint(q.shape[2], (1,), generator",
+        ),
+        ("returns not resumed", 'self.all_returns = state["all_returns"]', "pass"),
+        (
+            "last columns stored",
+            "columns(rollout, 0, replay.width)",
+            "columns(rollout, rollout['done'].shape[1] - replay.width, rollout['done'].shape[1])",
+        ),
+        (
+            "states of the last columns stored",
+            "tuple(x[:, : replay.width] for x in core_state)",
+            "tuple(x[:, -replay.width :] for x in core_state)",
+        ),
+        (
+            "ratio of the flags in the metrics",
+            '"stats/replay_ratio": limiter.measured()',
+            '"stats/replay_ratio": flags.replay_ratio',
+        ),
+        ("--grad_clip 0 stops learning", "flags.grad_clip or math.inf)", "flags.grad_clip)"),
+        (
+            "update from an empty replay",
+            "limiter.may_update() and replay.num_sequences() and",
+            "limiter.may_update() and",
+        ),
+        ("replay of a remote run bounded", 'flags.save_replay or flags.feed == "remote"', "flags.save_replay"),
+        ("replay of a saved run bounded", 'flags.save_replay or flags.feed == "remote"', 'flags.feed == "remote"'),
+        ("signed errors", '"losses/td_error": errors.abs().sum()', '"losses/td_error": errors.sum()'),
+        (
+            "returns of the columns that count",
+            "finished_episodes(numpy_rows)]",
+            "finished_episodes({name: x[:, -1:] for name, x in numpy_rows.items()})]",
+        ),
+        (
+            "no double Q-learning",
+            "target_q.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1)",
+            "target_q.amax(-1)",
+        ),
+        (
+            "action of row t",
+            'rows["action"][1:].unsqueeze(-1)).squeeze(-1)  #',
+            'rows["action"][:-1].unsqueeze(-1)).squeeze(-1)  #',
+        ),
+        ("target network never copied", "self.target.load_state_dict(self.net.state_dict())", "pass"),
+        ("bad update not skipped", "step_unless(optimizer, is_bad)", "optimizer.step()"),
+    ],
+}
+MUTANTS += [
+    Mutant(f"{Path(file).stem}: {name}", old, new, file)
+    for file, mutants in R2D2_MUTANTS.items()
+    for name, old, new in mutants
 ]
 
 
