@@ -49,17 +49,20 @@ struct EnvState {
   int32_t frames;     // of this episode since its start frames ended
   int32_t lives;      // after the newest frame
   int32_t oldest;     // place in the stack of its oldest image
+  int32_t action;        // of the step that made the newest image
+  int32_t start_frames;  // of the start that made it; negative: a step did
   uint8_t has_ended;  // NEXT_STEP: the next step begins a new episode
   uint8_t was_reset;  // there is an episode
 };
 static_assert(std::is_trivially_copyable<EnvState>::value, "states are copied as bytes");
 
-// One environment's memory.
+// One environment's memory. Few steps need the newest image before it was scaled: those draw it again from `before`,
+// which has a fifth of its size.
 struct Env {
   EnvState* state;
-  uint8_t* image;  // [rows, 160(, 3)]: the newest image before it is scaled
-  uint8_t* film;   // [rows, 160, 3]: the same in color, where it is kept
-  uint8_t* stack;  // [stack, height, width(, 3)], a ring
+  EnvState* before;  // the step or the start that made the newest image
+  uint8_t* film;     // [rows, 160, 3]: that image in color, where it is kept
+  uint8_t* stack;    // [stack, height, width(, 3)], a ring
 };
 
 // Draws into two screens in turn, as ALE does: a frame that ends early leaves rows of the one before the last. Some
@@ -103,6 +106,8 @@ class Protocol {
   // What one thread needs while it steps.
   struct Scratch {
     std::vector<uint8_t> frames[2];  // as the core renders them: [0] a step's last frame but one, [1] its last
+    std::vector<uint8_t> image;      // [rows, 160(, 3)]: what an environment shows, before it is scaled
+    EnvState before;                 // this step
     Resizer::Scratch resize;
   };
 
@@ -130,10 +135,10 @@ class Protocol {
     load(rom_, loaded_.vcs, loaded_.generators, 0, NoOutput{});
     loaded_draws_ = count_draws(loaded_.generators);
     first_ = loaded_;
-    first_image_.resize(image_bytes());
     first_film_.resize(film_bytes());
     Scratch scratch = make_scratch();
-    start_game_seeing_all({&first_, first_image_.data(), first_film_.data(), nullptr}, 0, scratch);
+    start_game_seeing_all(first_, 0, first_film_.data(), scratch);
+    first_image_ = scratch.image;
     first_draws_ = count_draws(first_.generators) - loaded_draws_;
   }
 
@@ -148,6 +153,7 @@ class Protocol {
   Scratch make_scratch() const {
     Scratch scratch;
     for (std::vector<uint8_t>& frame : scratch.frames) frame.resize(num_pixels_);
+    scratch.image.resize(image_bytes());
     scratch.resize = resize_.scratch();
     return scratch;
   }
@@ -178,21 +184,24 @@ class Protocol {
   StepResult step(const Env& env, int action, uint8_t* final_observation, Scratch& scratch) const {
     EnvState& state = *env.state;
     if (state.has_ended) return reset(env, scratch);  // NEXT_STEP: the action is void
-    const EnvState before = state;
-    const int lives_before = state.lives, meaning = settings_.actions[action];
-    StepResult result;
-    bool has_frame[2] = {};
-    if (!play(state, meaning, false, scratch, result, has_frame) && settings_.frame_skip > 2) {
-      state = before, result = StepResult{}, has_frame[0] = has_frame[1] = false;
-      play(state, meaning, true, scratch, result, has_frame);
-    }
+    scratch.before = state;
+    const int meaning = settings_.actions[action];
+    bool has_frame[2];
+    StepResult result = play_step(state, meaning, scratch, has_frame);
     const bool has_ended = result.terminated || result.truncated;
-    if (settings_.life_loss_info && state.lives < lives_before) result.terminated = true;
+    if (settings_.life_loss_info && state.lives < scratch.before.lives) result.terminated = true;
     if (settings_.clip_rewards) result.reward = (result.reward > 0) - (result.reward < 0);
-    // A frame that ends the episode is never seen: the image is then what was there before.
-    if (has_frame[1]) put(env, scratch.frames[1].data(), false);
-    if (has_frame[0]) put(env, scratch.frames[0].data(), true);
-    push(env, scratch);
+    // A frame that ends the episode is never seen. What is there then is the newest image, and where that frame would
+    // have been the last one of a step, its maximum with the frame before.
+    if (has_frame[1]) {
+      put_frames(has_frame, env.film, scratch);
+    } else if (has_frame[0]) {
+      draw_again(env, scratch);
+      put(scratch.frames[0], true, env.film, scratch.image);
+    }
+    has_frame[0] || has_frame[1] ? push(env, scratch) : push_again(env);
+    *env.before = scratch.before;
+    state.action = meaning, state.start_frames = -1;
     tell(state, result);
     if (final_observation && (has_ended || result.terminated)) observe(env, final_observation);
     if (has_ended) {
@@ -243,12 +252,12 @@ class Protocol {
     for (int k = 0; k < draws; ++k) generator.draw();
   }
 
-  // Resets the game, plays the start frames and leaves what the last of them shows as the newest image. `is_first`: it
-  // is the reset behind a load, which is known already.
+  // Resets the game, plays the start frames and leaves what the last of them shows in scratch.image. `is_first`: it is
+  // the reset behind a load, which is known already.
   void start_game(const Env& env, bool is_first, Scratch& scratch) const {
     EnvState& state = *env.state;
-    const int start_frames = draw_start_frames(state);
-    const EnvState before = state;
+    const int start_frames = state.start_frames = draw_start_frames(state);
+    *env.before = state;
     if (is_first) {
       state.vcs = first_.vcs;
       state.generators.system = first_.generators.system;
@@ -260,27 +269,27 @@ class Protocol {
       for (int k = 0; k < start_frames - 1; ++k) frame(state, start_action(k), NoOutput{});
       // The whole of the last frame tells all. Few games' last frame ends early: then the others have to be drawn, too.
       if (see_frame(state, start_action(start_frames - 1), scratch.frames[1].data())) {
-        put(env, scratch.frames[1].data(), false);
+        put(scratch.frames[1], false, env.film, scratch.image);
       } else {
-        state = before;
-        start_game_seeing_all(env, start_frames, scratch);
+        state = *env.before;
+        start_game_seeing_all(state, start_frames, env.film, scratch);
       }
     } else if (is_first) {
-      std::memcpy(env.image, first_image_.data(), image_bytes());
+      std::memcpy(scratch.image.data(), first_image_.data(), image_bytes());
       std::memcpy(env.film, first_film_.data(), film_bytes());
     } else {
-      start_game_seeing_all(env, 0, scratch);
+      start_game_seeing_all(state, 0, env.film, scratch);
     }
   }
 
-  void start_game_seeing_all(const Env& env, int start_frames, Scratch& scratch) const {
+  void start_game_seeing_all(EnvState& state, int start_frames, uint8_t* film, Scratch& scratch) const {
     int current = 0;
     const AlternatingOutput output = {
         {scratch.frames[0].data(), scratch.frames[1].data()}, rows(), !in_color_, &current};
     for (std::vector<uint8_t>& pixels : scratch.frames) std::fill(pixels.begin(), pixels.end(), 0);
-    reset_game(rom_, env.state->vcs, env.state->generators, output, sticky());
-    for (int k = 0; k < start_frames; ++k) frame(*env.state, start_action(k), output);
-    put(env, scratch.frames[current].data(), false);
+    reset_game(rom_, state.vcs, state.generators, output, sticky());
+    for (int k = 0; k < start_frames; ++k) frame(state, start_action(k), output);
+    put(scratch.frames[current], false, film, scratch.image);
   }
 
   int start_action(int start_frame) const { return start_frame == 0 && fires() ? kFire : kNoop; }
@@ -322,12 +331,40 @@ class Protocol {
     return act(rom_, state.vcs, state.generators, action, sticky(), output);
   }
 
+  // Plays a step of an environment that was as `scratch.before`; `has_frame` tells which of the scratch's frames are
+  // seen.
+  StepResult play_step(EnvState& state, int action, Scratch& scratch, bool (&has_frame)[2]) const {
+    StepResult result;
+    if (!play(state, action, false, scratch, result, has_frame) && settings_.frame_skip > 2) {
+      state = scratch.before;
+      play(state, action, true, scratch, result, has_frame);
+    }
+    return result;
+  }
+
+  // Draws what an environment shows into scratch.image once more, and leaves scratch.frames[0] and `before` as they are.
+  void draw_again(const Env& env, Scratch& scratch) const {
+    const std::vector<uint8_t> last_but_one = scratch.frames[0];
+    const EnvState before = scratch.before;
+    EnvState state = scratch.before = *env.before;
+    if (env.state->start_frames >= 0) {
+      start_game_seeing_all(state, env.state->start_frames, nullptr, scratch);
+    } else {
+      bool has_frame[2];
+      play_step(state, env.state->action, scratch, has_frame);
+      put_frames(has_frame, nullptr, scratch);
+    }
+    scratch.frames[0] = last_but_one;
+    scratch.before = before;
+  }
+
   // Plays the frames of a step and draws those that are seen; `has_frame` tells which of the scratch's are. Returns
   // false if one of them ended early. ALE then shows rows of the frame before the last; `sees_all` draws all frames to
   // have them. Rows that an earlier step has drawn are black.
   bool play(EnvState& state, int action, bool sees_all, Scratch& scratch, StepResult& result,
             bool (&has_frame)[2]) const {
     bool is_whole = true;
+    result = StepResult{}, has_frame[0] = has_frame[1] = false;
     for (int k = 0; k < settings_.frame_skip; ++k) {
       const int from_end = settings_.frame_skip - 1 - k, place = from_end % 2 == 0;
       const bool is_seen = from_end == 0 || (from_end == 1 && settings_.max_pool);
@@ -375,21 +412,18 @@ class Protocol {
     return is_whole;
   }
 
-  // Makes a frame the newest image, or takes the maximum of both.
-  void put(const Env& env, const uint8_t* frame, bool is_maximum) const {
-    uint8_t* const image = env.image;  // bytes may alias everything: only with a local pointer are the loops vectorized
+  // Makes a frame the image, or takes the maximum of both; the same with the image in color, if there is a `film`.
+  void put(std::vector<uint8_t>& frame, bool is_maximum, uint8_t* film, std::vector<uint8_t>& to) const {
     if (!in_color_) {
-      if (is_maximum) {
-        take_maximum(image, frame, num_pixels_);
-      } else {
-        std::memcpy(image, frame, num_pixels_);
-      }
+      is_maximum ? take_maximum(to.data(), frame.data(), num_pixels_) : to.swap(frame);
       return;
     }
+    uint8_t* const image = to.data();
+    if (!settings_.keeps_film) film = nullptr;
     for (int i = 0; i < num_pixels_; ++i) {
       const uint8_t* rgb = palette_.rgb[frame[i]];
       for (int c = 0; c < 3; ++c) {
-        if (settings_.keeps_film) env.film[3 * i + c] = is_maximum ? std::max(env.film[3 * i + c], rgb[c]) : rgb[c];
+        if (film) film[3 * i + c] = is_maximum ? std::max(film[3 * i + c], rgb[c]) : rgb[c];
         if (channels_ == 3) image[3 * i + c] = is_maximum ? std::max(image[3 * i + c], rgb[c]) : rgb[c];
       }
       if (channels_ == 1) {
@@ -398,6 +432,11 @@ class Protocol {
       }
     }
   }
+  // What a step shows whose last frame is seen.
+  void put_frames(const bool (&has_frame)[2], uint8_t* film, Scratch& scratch) const {
+    put(scratch.frames[1], false, film, scratch.image);
+    if (has_frame[0]) put(scratch.frames[0], true, film, scratch.image);
+  }
 
   static void take_maximum(uint8_t* __restrict image, const uint8_t* __restrict other, int size) {
     for (int i = 0; i < size; ++i) image[i] = image[i] > other[i] ? image[i] : other[i];
@@ -405,8 +444,14 @@ class Protocol {
 
   // Scales the image into the place of the oldest one in the stack.
   void push(const Env& env, Scratch& scratch) const {
-    resize_(env.image, env.stack + env.state->oldest * plane_bytes(), scratch.resize);
+    resize_(scratch.image.data(), env.stack + env.state->oldest * plane_bytes(), scratch.resize);
     env.state->oldest = (env.state->oldest + 1) % settings_.stack;
+  }
+  // Puts the newest image of the stack there.
+  void push_again(const Env& env) const {
+    const int oldest = env.state->oldest, newest = (oldest + settings_.stack - 1) % settings_.stack;
+    std::memmove(env.stack + oldest * plane_bytes(), env.stack + newest * plane_bytes(), plane_bytes());
+    env.state->oldest = (oldest + 1) % settings_.stack;
   }
 
   void tell(EnvState& state, StepResult& result) const {

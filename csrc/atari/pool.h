@@ -32,11 +32,11 @@ class Pool {
  public:
   Pool(const Rom& rom, const EnvSettings& settings, const Palette& palette, int num_envs, int num_threads)
       : rom_(rom), protocol_(rom_, settings, palette), team_(num_threads) {
-    states_.resize(num_envs);
-    images_.resize(num_envs * protocol_.image_bytes());
+    states_.resize(num_envs), before_.resize(num_envs);
     films_.resize(num_envs * protocol_.film_bytes());
     stacks_.resize(num_envs * protocol_.stack_bytes());
     std::memset(states_.data(), 0, num_envs * sizeof(EnvState));
+    std::memset(before_.data(), 0, num_envs * sizeof(EnvState));
     for (int member = 0; member < num_threads; ++member) scratch_.push_back(protocol_.make_scratch());
   }
 
@@ -44,7 +44,7 @@ class Pool {
   int num_envs() const { return static_cast<int>(states_.size()); }
   int num_threads() const { return team_.size(); }
   bool has_threads() const { return team_.has_threads(); }
-  size_t bytes_per_env() const { return sizeof(EnvState) + protocol_.image_bytes() + protocol_.film_bytes(); }
+  size_t bytes_per_env() const { return 2 * sizeof(EnvState) + protocol_.film_bytes() + protocol_.stack_bytes(); }
   bool was_reset(int id) const { return states_[id].was_reset; }
 
   // The job that run() or start() does; it may change between wait() and the next start().
@@ -62,10 +62,7 @@ class Pool {
   StepResult told(int id) { return protocol_.told(states_[id]); }
 
   // Bytes of an environment, which restore() of a pool of the same game and settings takes, in any process.
-  size_t clone_bytes() const {
-    return sizeof(Header) + sizeof(EnvState) + protocol_.image_bytes() + protocol_.film_bytes() +
-           protocol_.stack_bytes();
-  }
+  size_t clone_bytes() const { return sizeof(Header) + bytes_per_env(); }
 
   void clone(int id, uint8_t* bytes) {
     const Env from = env(id);
@@ -75,7 +72,7 @@ class Pool {
       at += size;
     };
     append(from.state, sizeof(EnvState));
-    append(from.image, protocol_.image_bytes());
+    append(from.before, sizeof(EnvState));
     append(from.film, protocol_.film_bytes());
     append(from.stack, protocol_.stack_bytes());
     const Header header = header_of(bytes);
@@ -98,9 +95,9 @@ class Pool {
       throw std::invalid_argument(
           "this state is of another game or of other settings: restore it where both are the same");
     }
-    EnvState state;
-    std::memcpy(&state, bytes + sizeof(Header), sizeof(state));
-    if (found.checksum != expected.checksum || !is_possible(state)) {
+    EnvState states[2];
+    std::memcpy(states, bytes + sizeof(Header), sizeof(states));
+    if (found.checksum != expected.checksum || !is_possible(states[0]) || !is_possible(states[1])) {
       throw std::invalid_argument("this state is damaged, or of an environment that was never reset");
     }
   }
@@ -115,7 +112,7 @@ class Pool {
       at += part_size;
     };
     take(to.state, sizeof(EnvState));
-    take(to.image, protocol_.image_bytes());
+    take(to.before, sizeof(EnvState));
     take(to.film, protocol_.film_bytes());
     take(to.stack, protocol_.stack_bytes());
   }
@@ -126,7 +123,7 @@ class Pool {
   };
 
   Env env(int id) {
-    return {&states_[id], images_.data() + id * protocol_.image_bytes(), films_.data() + id * protocol_.film_bytes(),
+    return {&states_[id], &before_[id], films_.data() + id * protocol_.film_bytes(),
             stacks_.data() + id * protocol_.stack_bytes()};
   }
 
@@ -157,19 +154,21 @@ class Pool {
 
   bool is_possible(const EnvState& state) const {
     return state.oldest >= 0 && state.oldest < protocol_.settings().stack && state.frames >= 0 &&
-           state.frames <= kMostFrames && state.has_ended <= 1 && state.was_reset == 1 && state.noop_draws < 1u << 24 && is_valid(state.vcs) &&
+           state.frames <= kMostFrames && state.has_ended <= 1 && state.was_reset == 1 &&
+           state.noop_draws < 1u << 24 && state.action >= 0 && state.action < kNumActions && state.start_frames >= -1 &&
+           state.start_frames <= std::max(1, protocol_.settings().noop_max) && is_valid(state.vcs) &&
            is_valid(state.generators);
   }
 
   Header header_of(const uint8_t* bytes) const {
     const uint8_t* payload = bytes + sizeof(Header);
-    return {0x3330'6574'6174'7341, protocol_.fingerprint(), hash(payload, clone_bytes() - sizeof(Header))};
+    return {0x3430'6574'6174'7341, protocol_.fingerprint(), hash(payload, clone_bytes() - sizeof(Header))};
   }
 
   const Rom rom_;
   const Protocol protocol_;
-  std::vector<EnvState> states_;
-  std::vector<uint8_t> images_, films_, stacks_;
+  std::vector<EnvState> states_, before_;
+  std::vector<uint8_t> films_, stacks_;
   std::vector<Protocol::Scratch> scratch_;
   Job job_;
   Team team_;  // the last member: its threads end first

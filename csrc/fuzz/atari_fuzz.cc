@@ -77,10 +77,10 @@ void play_in_environment(const Rom& rom, uint8_t player) {
   settings.episodic_life = player & 8;
   settings.max_frames = 20;
   const Protocol protocol(rom, settings, Palette{});
-  const auto state = std::make_unique<EnvState>();
-  std::vector<uint8_t> image(protocol.image_bytes()), film(protocol.film_bytes()), stack(protocol.stack_bytes());
+  const auto state = std::make_unique<EnvState>(), before = std::make_unique<EnvState>();
+  std::vector<uint8_t> film(protocol.film_bytes()), stack(protocol.stack_bytes());
   std::vector<uint8_t> observation(protocol.stack_bytes()), final_observation(protocol.stack_bytes());
-  const Env env{state.get(), image.data(), film.data(), stack.data()};
+  const Env env{state.get(), before.get(), film.data(), stack.data()};
   Protocol::Scratch scratch = protocol.make_scratch();
   protocol.reset(env, player, scratch);
   for (int step = 0; step < 6; ++step) {
