@@ -7,7 +7,8 @@
 - Growth: Pong with more and more environments, what it takes to make, seed and reset them, and resident memory.
 
 A frame is an emulated one, four to a step. Rates are per second of wall time and per second of CPU time: other
-processes slow the first, hardly the second.
+processes slow the first, hardly the second. A ratio is the median of the ratios of single repetitions: two kinds that
+were measured one after the other had the machine in the same state.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ class Options:
     """Numbers of threads; empty: 1 and every core."""
     growth: tuple[int, ...] = (16, 64, 256, 1024, 4096)
     """Numbers of environments of the table of growth."""
-    seconds: float = 1.5
-    """Measured seconds of each combination."""
-    repeats: int = 3
+    seconds: float = 0.5
+    """Measured seconds of each combination in each repetition."""
+    repeats: int = 7
     """Repetitions, one kind after the other in each; the tables show medians."""
     out: str = os.path.join(ROOT, "benchmarks", "results")
     """Directory for the JSON and Markdown files."""
@@ -204,62 +205,72 @@ def grown(game: str, num_envs: int, threads: int, seconds: float) -> dict:
 
 
 def report(result: dict, options: Options) -> list[str]:
-    def median(name: str, key: str = "per_second") -> float:
-        return statistics.median(run[key] for run in result["runs"][name])
-
-    lines = [
-        "# Atari: thousands of frames a second (in brackets: per CPU second)",
-        "",
-        f"{result['hardware']}, commit {result['commit'][:10]}, `{result['command']}`. Medians of {options.repeats} "
-        f"repetitions of {options.seconds:g} s, all kinds in turn. EnvPool "
-        f"{result['envpool'] or 'is not installed and not measured'}. In brackets: thousands of frames per second of "
-        "CPU time.",
-        "",
-    ]
+    def rates(name: str, key: str) -> list[float]:
+        return [run[key] for run in result["runs"][name]]
 
     def cell(name: str) -> str:
-        return f"{median(name) / 1e3:.1f} ({median(name, 'per_cpu_second') / 1e3:.1f})"
+        wall, cpu = (statistics.median(rates(name, key)) for key in ("per_second", "per_cpu_second"))
+        return f"{wall / 1e3:.1f} ({cpu / 1e3:.1f})"
 
     def ratio(name: str, other: str) -> str:
-        return f"{median(name, 'per_cpu_second') / median(other, 'per_cpu_second'):.2f}"
+        wall, cpu = (
+            statistics.median(ours / theirs for ours, theirs in zip(rates(name, key), rates(other, key)))
+            for key in ("per_second", "per_cpu_second")
+        )
+        return f"{wall:.2f} ({cpu:.2f})"
+
+    def table(head: list[str], rows: list[list[str]]) -> list[str]:
+        return [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]] + [""]
 
     kinds = ["ours", "ale-py", *(["EnvPool"] if result["envpool"] else [])]
-    head = [f"{kind}, {number} thread{'s' * (number > 1)}" for number in result["threads"] for kind in kinds]
-    lines += [
-        f"## {options.num_envs} environments, thousands of frames a second",
+    threads = [f"{number} thread{'s' * (number > 1)}" for number in result["threads"]]
+
+    def names(game: str, number: int) -> list[str]:
+        return [f"{game} env {kind} threads={number}" for kind in kinds]
+
+    def raw(game: str) -> list[str]:
+        return [f"{game} raw {kind}" for kind in ("ours no image", "ours gray", "ale-py")]
+
+    return [
+        "# Atari: times as many frames a second as others (in brackets: per CPU second)",
         "",
-        f"| game | {' | '.join([*head, *(f'ours / {kind}, 1 thread, per CPU second' for kind in kinds[1:])])} |",
-        "|" + "---|" * (len(head) + len(kinds)),
-    ]
-    for game in options.games:
-        names = [f"{game} env {kind} threads={number}" for number in result["threads"] for kind in kinds]
-        ratios = [ratio(names[0], name) for name in names[1 : len(kinds)]]
-        lines.append(f"| {game} | {' | '.join([*map(cell, names), *ratios])} |")
-    lines += [
+        f"{result['hardware']}, commit {result['commit'][:10]}, `{result['command']}`. {options.num_envs} "
+        f"environments. Medians of {options.repeats} repetitions of {options.seconds:g} s, all kinds in turn; a ratio "
+        "is the median of those of single repetitions. EnvPool "
+        f"{result['envpool'] or 'is not installed and not measured'}. In brackets: by seconds of CPU time.",
         "",
+        *table(
+            ["game", *(f"ours / {kind}, {number}" for number in threads for kind in kinds[1:])],
+            [
+                [game, *(ratio(names(game, n)[0], other) for n in result["threads"] for other in names(game, n)[1:])]
+                for game in options.games
+            ],
+        ),
+        "## Thousands of frames a second",
+        "",
+        *table(
+            ["game", *(f"{kind}, {number}" for number in threads for kind in kinds)],
+            [[game, *(cell(name) for n in result["threads"] for name in names(game, n))] for game in options.games],
+        ),
         "## One console, thousands of frames a second",
         "",
-        "| game | ours, no image | ours, gray | ale-py | ours, gray / ale-py, per CPU second |",
-        "|---|---|---|---|---|",
-    ]
-    for game in options.games:
-        names = [f"{game} raw {kind}" for kind in ("ours no image", "ours gray", "ale-py")]
-        lines.append(f"| {game} | {' | '.join(map(cell, names))} | {ratio(names[1], names[2])} |")
-    lines += [
+        *table(
+            ["game", "ours, no image", "ours, gray", "ale-py", "ours, gray / ale-py"],
+            [[game, *map(cell, raw(game)), ratio(*raw(game)[1:])] for game in options.games],
+        ),
+        f"## Growth: {options.games[0]}, {max(result['threads'])} threads",
         "",
-        f"## Growth: {options.games[0]}, {result['growth'][0]['threads'] if result['growth'] else 0} threads",
-        "",
-        "| environments | frames/s, thousands | CPU seconds to make, seed and reset | state and image, KB "
-        "| resident with the stack of images, KB |",
-        "|---|---|---|---|---|",
-    ]
-    for row in result["growth"]:
-        lines.append(
-            f"| {row['num_envs']:,} | {row['per_second'] / 1e3:.1f} ({row['per_cpu_second'] / 1e3:.1f}) | "
-            f"{row['cpu_seconds_to_start']:.2f} | {row['state_bytes'] / 1024:.1f} "
-            f"| {row['resident_bytes'] / 1024:.1f} |"
-        )
-    return lines
+        *table(
+            ["environments", "frames/s, thousands", "CPU seconds to make, seed and reset",
+             "an environment's memory beside its observations, KB", "the same, resident, KB"],
+            [
+                [f"{row['num_envs']:,}", f"{row['per_second'] / 1e3:.1f} ({row['per_cpu_second'] / 1e3:.1f})",
+                 f"{row['cpu_seconds_to_start']:.2f}",
+                 f"{row['state_bytes'] / 1024:.1f}", f"{row['resident_bytes'] / 1024:.1f}"]
+                for row in result["growth"]
+            ],
+        ),
+    ][:-1]  # fmt: skip
 
 
 if __name__ == "__main__":

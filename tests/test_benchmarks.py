@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -159,13 +160,17 @@ def test_the_transport_report_takes_ratios_within_a_repetition_and_tells_what_fa
 @pytest.mark.long
 def test_the_atari_benchmark_measures_every_kind_and_writes_its_files(tmp_path):
     pytest.importorskip("libatari")
-    sizes = "--seconds 0.1 --repeats 1 --num_envs 2 --games pong qbert --threads 1 2 --growth 2 4".split()
+    sizes = "--seconds 0.1 --repeats 3 --num_envs 2 --games pong qbert --threads 1 2 --growth 2 4".split()
     run("atari.py", *sizes, "--out", str(tmp_path))
     result = json.loads((tmp_path / "atari-speed.json").read_text())
     kinds = 3 + (3 if result["envpool"] else 2) * 2
     assert len(result["runs"]) == 2 * kinds and [row["num_envs"] for row in result["growth"]] == [2, 4]
     assert all(one["per_second"] > 0 for measured in result["runs"].values() for one in measured)
-    assert "| qbert | " in (tmp_path / "atari-speed.md").read_text()
+    report = (tmp_path / "atari-speed.md").read_text()
+    assert f"| qbert |{' x.xx (x.xx) |' * ((kinds - 3) // 2 - 1) * 2}" in re.sub(r"\d+\.\d\d", "x.xx", report)
+    ours, theirs = (result["runs"][f"qbert env {kind} threads=1"] for kind in ("ours", "ale-py"))
+    ratios = sorted(a["per_second"] / b["per_second"] for a, b in zip(ours, theirs))
+    assert f"| qbert | {ratios[1]:.2f} (" in report
 
 
 def test_a_soak_tells_growth_from_noise():

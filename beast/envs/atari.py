@@ -187,7 +187,7 @@ class AtariVectorEnv(VectorEnv):
 
     @property
     def bytes_per_env(self) -> int:
-        """Memory of one environment beside its stack of images."""
+        """Memory of one environment beside the observations that it writes."""
         return self._pool.bytes_per_env
 
     def observe_into(self, array: np.ndarray | None) -> None:
