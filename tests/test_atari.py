@@ -218,6 +218,9 @@ def test_wrong_roms_games_and_actions_are_refused():
         libatari.Console(bytes(2049), "pong", 1)
     with pytest.raises(ValueError, match="no game"):
         libatari.Console(bytes(2048), "pongg", 1)
+    for sticky in (float("nan"), -0.5, 1e300):
+        with pytest.raises(ValueError, match="it must lie between 0 and 1"):
+            libatari.Console(rom_bytes("pong"), "pong", 1, sticky)
     console = libatari.Console(rom_bytes("pong"), "pong", 1)
     with pytest.raises(IndexError, match="action 18"):
         console.act(18)
@@ -253,6 +256,60 @@ def run_both(rom, tmp_path, frames):
 def test_a_generated_program_equals_ale(seed, tmp_path):
     for number in range(5 * seed, 5 * seed + 5):
         assert run_both(programs.random_program(number), tmp_path, 12) is None, f"program {number}"
+
+
+@pytest.mark.on_demand
+@pytest.mark.parametrize("seed", range(300))
+def test_a_generated_program_equals_ale_for_60_frames(seed, tmp_path):
+    assert run_both(programs.random_program(1000 + seed), tmp_path, 60) is None
+
+
+CARTRIDGES = [("boxing", 0, False), ("beam_rider", 2, False), ("elevator_action", 2, True), ("solaris", 4, False)]
+
+
+def run_instructions(game: str, banks: int, has_ram: bool, rounds: int, tmp_path) -> None:
+    """Each opcode `rounds` times, with random operands, registers and RAM, in a cartridge of the game's type."""
+    path, rom = tmp_path / f"{game}.bin", programs.instruction_program(banks, has_ram)
+    path.write_bytes(rom)
+    draw, ale, loads = random.Random(banks), None, 0
+    for n in range(256 * rounds):
+        opcode = n % 256
+        if opcode in programs.JAMS | {0x40, 0x60}:  # RTI and RTS go anywhere
+            continue
+        if ale is None:
+            ale, console, loads = load_ale(path, 1), libatari.Console(rom, game, 1), loads + 1
+        code, registers = programs.random_instruction(draw, opcode)
+        bytes_of = {0x80 + i: draw.randrange(256) for i in range(0x80)} if n % 16 == 0 else {}
+        bytes_of |= {0xB8: programs.BACK & 0xFF, 0xB9: programs.BACK >> 8, 0xBA: 0}  # for JMP (), and the count
+        bytes_of |= {programs.INSTRUCTION + i: byte for i, byte in enumerate(code)}
+        bytes_of |= {programs.REGISTERS_BEFORE + i: byte for i, byte in enumerate(registers)}
+        for address, byte in bytes_of.items():
+            ale.setRAM(address - 0x80, byte)
+            console.set_ram(address, byte)
+        ale.act(ale_py.Action.NOOP)
+        console.act(0)
+        difference = compare(ale, console, rules=False)
+        is_changed = any(console.ram()[0x20 + i] != byte for i, byte in enumerate(code))
+        if console.error or (difference and is_changed):  # it has changed the jump behind it, and went anywhere
+            ale = None
+            continue
+        what = f"{bytes(code[: programs.LENGTHS[opcode]]).hex(' ')} with {bytes(registers).hex(' ')}"
+        assert difference is None, f"instruction {n}, {what}: {difference}"
+        if ale.game_over() or console.ram()[0xBA - 0x80] != 1:
+            ale = None
+    assert loads < 256 * rounds / 20
+
+
+@pytest.mark.parametrize("game, banks, has_ram", CARTRIDGES)
+def test_every_instruction_does_what_it_does_in_ale(game, banks, has_ram, tmp_path):
+    """2 KB, F8, F8 with RAM, and F6: operands and hotspots in all of the address space."""
+    run_instructions(game, banks, has_ram, 10, tmp_path)
+
+
+@pytest.mark.on_demand
+@pytest.mark.parametrize("game, banks, has_ram", CARTRIDGES)
+def test_every_instruction_does_what_it_does_in_ale_many_times(game, banks, has_ram, tmp_path):
+    run_instructions(game, banks, has_ram, 200, tmp_path)
 
 
 def test_loops_that_wait_end_when_those_of_ale_do(tmp_path):
@@ -364,6 +421,31 @@ def test_a_reflection_that_waits_for_the_next_line_comes_with_a_second_write_of_
     assert run_both(rom, tmp_path, 4) is None
     row = libatari.Console(rom, "boxing", 1).screen()[0]
     assert (row[156:] == 0x1E).all() and (row[76:84] != 0x1E).any()
+
+
+def test_a_reflection_that_waits_below_the_window_waits_for_the_next_frame(tmp_path):
+    for lines in range(236, 246):
+        assert run_both(programs.late_mirror_program(lines), tmp_path, 5) is None, f"{lines} lines"
+
+
+def test_a_reset_clears_the_screens_as_that_of_ale_does(tmp_path):
+    """The program's frames are short while A0 is not 0: what they do not reach is of an older frame, or black."""
+    program = programs.short_frame_program()
+    path = tmp_path / "boxing.bin"
+    path.write_bytes(program)
+    ale, console = load_ale(path, 1), libatari.Console(program, "boxing", 1)
+    for a0, expects_old_rows in [(0, True), (1, True), (1, False)]:
+        ale.setRAM(0x20, a0)
+        console.set_ram(0xA0, a0)
+        if expects_old_rows:
+            for _ in range(4):
+                ale.act(ale_py.Action.NOOP)
+                console.act(0)
+        else:
+            ale.reset_game()
+            console.reset_game()
+        assert compare(ale, console, rules=False) is None
+        assert console.screen()[100].any() == expects_old_rows
 
 
 @pytest.mark.parametrize("first", [0x63, 0x66])

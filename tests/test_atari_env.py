@@ -487,9 +487,12 @@ def test_damaged_states_and_those_of_other_games_and_settings_are_refused_and_ch
             env.restore_state([strange], [0])
     with pytest.raises(InputError, match="1 states for 2 environments"):
         env.restore_state(before[:1])
-    for ids in ([0, 2], [0, -1], [0, 2**40], [0.0, 1.0]):
+    for ids in ([0, 2], [0, -1], [0, 2**40], [0.0, 1.0], ["0", "1"], [[0, 1]], 0):
         with pytest.raises(InputError, match="ids are"):
             env.restore_state(before[::-1], ids)
+        with pytest.raises(InputError, match="ids are"):
+            env.clone_state(ids)
+    assert env.clone_state([]) == []
     assert env.clone_state() == before
     env.close()
 
@@ -514,6 +517,23 @@ def test_films_show_in_color_what_ale_py_shows():
     ours.close(), theirs.close(), gray.close()
 
 
+def test_a_film_without_a_seed_shows_the_game_that_is_played():
+    settings = {"noops": 30, "atari_backend": "ale", "render_mode": "rgb_array"}
+    env = envs.make("BreakoutNoFrameskip-v4", 2, **settings)
+    found = set()
+    for _ in range(3):
+        observations, _ = env.reset()
+        for t in range(40):
+            observations = env.step(np.array([t % 4, 1]))[0]
+        gray = (env.render() @ np.array([0.299, 0.587, 0.114])).round().astype(np.uint8)
+        for image, observation in zip(gray, observations):
+            different = np.abs(libatari.resize(image, 84, 84).astype(int) - observation[-1]) > 3
+            assert not different.any(), "the paddle and the ball are where the agent sees them"
+        found.add(observations.tobytes())
+    assert len(found) == 3, "games differ"
+    env.close()
+
+
 # ------------------------------------------------------------------------------------------------------- mistakes
 
 
@@ -534,6 +554,8 @@ def test_films_show_in_color_what_ale_py_shows():
     ({"num_envs": 5, "batch_size": 2}, "batch_size 2 does not divide num_envs 5"),
     ({"img_height": 300}, "only scales down, to at most 210 and 160"),
     ({"continuous": True}, "continuous is not supported"),
+    ({"grayscale": "no"}, "grayscale is 'no': give True or False"),
+    ({"maxpool": None}, "maxpool is None: give True or False"),
     ({"autoreset_mode": AutoresetMode.DISABLED}, "it is AutoresetMode.NEXT_STEP or SAME_STEP"),
     ({"render_mode": "human"}, "render_mode is 'human': it is None or 'rgb_array'"),
 ], ids=str)  # fmt: skip

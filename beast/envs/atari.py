@@ -129,6 +129,14 @@ class AtariVectorEnv(VectorEnv):
                 raise InputError(f"{name} is {value!r}: give {'a' if kind is numbers.Real else 'a whole'} number")
             if not lowest <= value <= highest:
                 raise InputError(f"{name} is {value}: it must lie between {lowest} and {highest}")
+        switches = {
+            "full_action_space": full_action_space, "continuous": continuous, "grayscale": grayscale,
+            "maxpool": maxpool, "episodic_life": episodic_life, "life_loss_info": life_loss_info,
+            "reward_clipping": reward_clipping, "use_fire_reset": use_fire_reset,
+        }  # fmt: skip
+        for name, value in switches.items():
+            if not isinstance(value, (bool, np.bool_)):
+                raise InputError(f"{name} is {value!r}: give True or False")
         if batch_size and num_envs % batch_size:
             raise Unsupported(f"batch_size {batch_size} does not divide num_envs {num_envs}: ale-py can do that")
         if not (1 <= img_height <= rows and 1 <= img_width <= 160):
@@ -267,7 +275,7 @@ class AtariVectorEnv(VectorEnv):
 
     def clone_state(self, ids: Sequence[int] | None = None) -> list[bytes]:
         """The states of environments (all of them by default), generators and stacks included."""
-        return [self._pool.clone(int(index)) for index in (self._all_ids if ids is None else ids)]
+        return [self._pool.clone(int(index)) for index in self._checked_ids(ids)]
 
     def restore_state(
         self, states: Sequence[bytes], ids: Sequence[int] | None = None
@@ -282,12 +290,9 @@ class AtariVectorEnv(VectorEnv):
             raise InputError(
                 f"restore_state() needs batch_size == num_envs: they are {self.batch_size}, {self.num_envs}"
             )
-        which = self._all_ids if ids is None else np.asarray(ids)
+        which = self._checked_ids(ids)
         if len(states) != len(which):
             raise InputError(f"{len(states)} states for {len(which)} environments: give one for each")
-        if not np.issubdtype(which.dtype, np.integer) or (which < 0).any() or (which >= self.num_envs).any():
-            raise InputError(f"ids are {which}: give numbers of environments, from 0 to {self.num_envs - 1}")
-        which = which.astype(np.int32)
         try:
             for state in states:
                 self._pool.check_state(state)
@@ -303,6 +308,18 @@ class AtariVectorEnv(VectorEnv):
 
     def close_extras(self, **kwargs) -> None:
         self._pool.wait()
+
+    def _checked_ids(self, ids) -> np.ndarray:
+        if ids is None:
+            return self._all_ids
+        array = np.asarray(ids)
+        if array.size == 0:
+            array = array.astype(np.int32)
+        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+            raise InputError(f"ids are {ids!r}: give a list of environments' numbers")
+        if (array < 0).any() or (array >= self.num_envs).any():
+            raise InputError(f"ids are {ids!r}: give numbers of environments, from 0 to {self.num_envs - 1}")
+        return array.astype(np.int32)
 
     def _checked_seeds(self, seed, width: int) -> np.ndarray | None:
         if seed is None:

@@ -127,8 +127,12 @@ class FilmedAtari(VectorWrapper):
     def __init__(self, env: VectorEnv, twin: VectorEnv):
         super().__init__(env)
         self._twin = twin
+        self._was_seeded = False
 
     def reset(self, *, seed=None, options=None):
+        if seed is None and not self._was_seeded:  # each would draw one of its own
+            seed = int(np.random.default_rng().integers(2**30))
+        self._was_seeded = True
         self._frames = self._twin.reset(seed=seed, options=options)[0]
         return self.env.reset(seed=seed, options=options)
 

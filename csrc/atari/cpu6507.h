@@ -558,11 +558,11 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
   READ_IMM(0xAB, 2, FLAGS(a = x = (a | 0xEE) & m))
   READ_IMM(0xCB, 2, const Word both = a & x; carry = both >= m; FLAGS(x = (both - m) & 0xFF))
   READ_ANY(0xBB, 4, ABY_READ, FLAGS(a = x = sp = static_cast<uint8_t>(m & sp)))
-  OPCODE(0x93, 6, IZY; WRITE(address, a& x&(high + 1)))
-  OPCODE(0x9F, 5, ABY; WRITE(address, a& x&(high + 1)))
-  OPCODE(0x9E, 5, ABY; WRITE(address, x&(high + 1)))
-  OPCODE(0x9C, 5, ABX; WRITE(address, y&(high + 1)))
-  OPCODE(0x9B, 5, NOT_USUAL; ABY; sp = static_cast<uint8_t>(a & x); WRITE(address, sp&(high + 1)))
+  OPCODE(0x93, 6, IZY; WRITE(address, a& x&((address >> 8) + 1)))
+  OPCODE(0x9F, 5, ABY; WRITE(address, a& x&((address >> 8) + 1)))
+  OPCODE(0x9E, 5, ABY; WRITE(address, x&((address >> 8) + 1)))
+  OPCODE(0x9C, 5, ABX; WRITE(address, y&((address >> 8) + 1)))
+  OPCODE(0x9B, 5, NOT_USUAL; ABY; sp = static_cast<uint8_t>(a & x); WRITE(address, sp&((address >> 8) + 1)))
   OPCODE(
       0x6B, 2, m = a & FETCH(); high = m >> 1 | carry << 7; FLAGS(high);  // ARR
       if (decimal) {

@@ -34,10 +34,14 @@ struct AlternatingOutput {
 // One console, for tests and tools.
 class Console {
  public:
-  Console(const std::string& rom, const std::string& game, uint32_t seed, double sticky) : sticky_(sticky_draws(sticky)) {
+  Console(const std::string& rom, const std::string& game, uint32_t seed, double sticky) {
     if (!make_rom(rom_, reinterpret_cast<const uint8_t*>(rom.data()), static_cast<int>(rom.size()), game.c_str())) {
       throw std::invalid_argument("no game \"" + game + "\" with a ROM of " + std::to_string(rom.size()) + " bytes");
     }
+    if (!(sticky >= 0 && sticky <= 1)) {
+      throw std::invalid_argument("sticky is " + std::to_string(sticky) + ": it must lie between 0 and 1");
+    }
+    sticky_ = sticky_draws(sticky);
     load(rom_, state_.vcs, state_.generators, seed, AlternatingOutput{&state_.screens}, sticky_);
   }
 
@@ -63,7 +67,10 @@ class Console {
     return total;
   }
 
-  void reset_game() { atari::reset_game(rom_, state_.vcs, state_.generators, AlternatingOutput{&state_.screens}, sticky_); }
+  void reset_game() {
+    state_.screens = Screens{};
+    atari::reset_game(rom_, state_.vcs, state_.generators, AlternatingOutput{&state_.screens}, sticky_);
+  }
 
   py::array_t<uint8_t> ram() const { return py::array_t<uint8_t>(128, state_.vcs.ram); }
   py::array_t<uint8_t> screen() const {
@@ -102,7 +109,7 @@ class Console {
 
   Rom rom_;
   State state_{};
-  uint64_t sticky_;
+  uint64_t sticky_ = 0;
 };
 
 py::list games() {

@@ -385,8 +385,12 @@ HD inline void start_line(Tia& tia, const TiaSettings& settings) {
     }
   }
   if (tia.mirrored != (tia.control & 1)) {
-    tia.mirrored = tia.control & 1;
-    place_playfield(tia);
+    if (row + 1 < settings.height) {
+      tia.mirrored = tia.control & 1;
+      place_playfield(tia);
+    } else {
+      tia.line_work = 1;  // it waits for the next frame's second row
+    }
   }
   if (tia.shaking && row + 1 < settings.height) {
     constexpr int kToTheLeft[4] = {18, 33, 0, 17};  // pixels, by the step that begins

@@ -382,7 +382,8 @@ inline void reset_game(const Rom& rom, Vcs& vcs, Generators& generators) {
   reset_game(rom, vcs, generators, NoOutput{});
 }
 
-// Loads the ROM and resets the game, as ALE's loadROM does with `random_seed` = seed. The reset's frames are drawn, too.
+// Loads the ROM and resets the game, as ALE's loadROM does with `random_seed` = seed. The reset's frames are drawn, too,
+// those before it are not: ALE clears its screens at a reset.
 template <class Output>
 HD void load(const Rom& rom, Vcs& vcs, Generators& generators, uint32_t seed, const Output& output, uint64_t sticky = 0) {
   memset(static_cast<void*>(&vcs), 0, sizeof vcs);
@@ -394,7 +395,7 @@ HD void load(const Rom& rom, Vcs& vcs, Generators& generators, uint32_t seed, co
   reset_system(rom, vcs, generators);
   for (int i = 0; i < 60; ++i) {
     set_inputs(rom, vcs, 0, kNoSwitch);
-    run_frame(rom, vcs, output.canvas(begins_frame(vcs)), kMostLines);
+    run_frame(rom, vcs, NoOutput{}.canvas(begins_frame(vcs)), kMostLines);
   }
   reset_system(rom, vcs, generators);
   reset_game(rom, vcs, generators, output, sticky);

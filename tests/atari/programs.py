@@ -98,6 +98,70 @@ def random_program(seed: int) -> bytes:
     return program.build()
 
 
+# The bytes of an instruction, by its opcode; and the opcodes that stop the processor.
+LENGTHS = [2] * 256
+for column in range(0, 0x100, 0x20):
+    for opcode in (0x08, 0x0A, 0x18, 0x1A):
+        LENGTHS[column + opcode] = 1
+    for opcode in (0x0C, 0x0D, 0x0E, 0x0F, 0x19, 0x1B, 0x1C, 0x1D, 0x1E, 0x1F):
+        LENGTHS[column + opcode] = 3
+LENGTHS[0x00], LENGTHS[0x20], LENGTHS[0x40], LENGTHS[0x60] = 1, 3, 1, 1
+JAMS = {0x02, 0x12, 0x22, 0x32, 0x42, 0x52, 0x62, 0x72, 0x92, 0xB2, 0xD2, 0xF2}
+INSTRUCTION, REGISTERS_BEFORE, BACK = 0xA0, 0xA8, ORIGIN + 0x98
+
+
+def instruction_program(banks: int = 0, has_ram: bool = False) -> bytes:
+    """Runs the instruction at A0 in every frame, with SP, P, A, X, Y from A8 to AC; stores all of them, its cycles and
+    two bytes of the cartridge at B0 to B7; counts at BA. It has to end with a jump to BACK, where BRK goes, too.
+
+    `banks`: how many of 4 KB a cartridge has; each holds the program, and other bytes below it. 0: 2 KB. `has_ram`: so
+    that ALE takes it for a cartridge with RAM, by the 256 equal bytes where that would be.
+    """
+    program = Program().start()
+    for i, byte in enumerate((0x4C, BACK & 0xFF, BACK >> 8)):
+        program.store(INSTRUCTION + i, byte)
+    for i, byte in enumerate((0xFF, 0, 0, 0, 0)):
+        program.store(REGISTERS_BEFORE + i, byte)
+    frame = program.here
+    program.new_frame().store(VBLANK, 0).add(0xA6, 0xA8, 0x9A).add(0xA9, 0xF0, 0x8D, TIM1T & 0xFF, TIM1T >> 8)
+    program.add(0xA5, 0xA9, 0x48, 0xA5, 0xAA, 0xA6, 0xAB, 0xA4, 0xAC, 0x28).jump(INSTRUCTION)  # …; PLP
+    assert program.here <= BACK
+    program.add(*[0xEA] * (BACK - program.here))
+    program.add(0x08, 0x85, 0xB0, 0x86, 0xB1, 0x84, 0xB2, 0x68, 0x85, 0xB3, 0xBA, 0x86, 0xB4, 0xD8, 0xAD, 0x84, 0x02)
+    program.add(0x85, 0xB5, 0xAD, 0x00, 0xF4, 0x85, 0xB6, 0xAD, 0x80, 0xF0, 0x85, 0xB7, 0xE6, 0xBA)
+    program.add(0xA2, 0xFF, 0x9A)
+    half = program.store(VBLANK, 2).lines(10).jump(frame).build()
+    half = half[:-2] + bytes([BACK & 0xFF, BACK >> 8])
+    draw = random.Random(banks)
+    low = lambda: draw.randbytes(1) * 256 + draw.randbytes(1792) if has_ram else draw.randbytes(2048)  # noqa: E731
+    return b"".join(low() + half for _ in range(banks)) or half
+
+
+def random_instruction(draw: random.Random, opcode: int) -> tuple[list[int], list[int]]:
+    """An instruction with the jump behind it, and SP, P, A, X, Y before it."""
+    code = [opcode]
+    if LENGTHS[opcode] == 2:
+        is_branch = opcode & 0x1F == 0x10
+        code.append(
+            draw.choice([0, 3]) if is_branch else draw.choice([draw.randrange(256), draw.randrange(0x80, 0x100)])
+        )
+    elif LENGTHS[opcode] == 3:
+        segment = draw.choice([0xF, 0x1, 0x3, 0xD]) << 12
+        address = draw.choice([
+            draw.randrange(0x80, 0x100), draw.randrange(0x180, 0x200), draw.randrange(0x280, 0x2A0),
+            draw.randrange(0x40), ORIGIN + draw.randrange(0x800), segment + draw.randrange(0xFE0, 0x1000),
+            segment + draw.randrange(0x100), draw.randrange(0x10000),
+        ])  # fmt: skip
+        address = {0x4C: BACK, 0x20: BACK, 0x6C: draw.choice([0xB8, 0x1B8])}.get(opcode, address)
+        code += [address & 0xFF, address >> 8]
+    code += [0x4C, BACK & 0xFF, BACK >> 8] * (2 if len(code) == 2 else 1)  # a branch of 3 goes to the second
+    stack = draw.randrange(0xC8, 0x100) if draw.random() < 0.8 else draw.randrange(0x7C)
+    registers = [stack, *(draw.randrange(256) for _ in range(4))]
+    if draw.random() < 0.7:
+        registers[1] &= ~0x08  # binary
+    return code, registers
+
+
 def waiting_program(seed: int) -> bytes:
     """A frame of loops that wait for X, Y or the timer, entered anywhere; the picture shows when each of them ended."""
     draw = random.Random(seed)
@@ -173,6 +237,22 @@ def mirror_program(column: int) -> bytes:
     frame = program.here
     program.new_frame().store(VBLANK, 0).store(CTRLPF, 0).lines(20).add(0xA9, 1).wait(column - 5).add(0x85, CTRLPF)
     return program.add(0x85, WSYNC, 0x85, CTRLPF).lines(200).jump(frame).build()
+
+
+def late_mirror_program(lines: int) -> bytes:
+    """Turns the playfield's reflection on late in this line, and off late in the fifth line below it."""
+    program = Program().start().store(COLUBK, 0x38).store(COLUPF, 0x1E).store(PF0, 0xF0)
+    frame = program.here
+    program.new_frame().store(VBLANK, 0).lines(lines).wait(46).store(CTRLPF, 1).add(0x85, WSYNC)
+    return program.lines(4).wait(46).store(CTRLPF, 0).add(0x85, WSYNC).lines(6).jump(frame).build()
+
+
+def short_frame_program() -> bytes:
+    """A colored frame of 240 lines, or of 40 while A0 is not 0."""
+    program = Program().start()
+    frame = program.here
+    program.new_frame().store(VBLANK, 0).store(COLUBK, 0x38).lines(40).add(0xA5, 0xA0, 0xD0, 7)  # LDA A0; BNE
+    return program.lines(200).jump(frame).build()
 
 
 def timer_code_program(first: int) -> bytes:
