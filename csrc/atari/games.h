@@ -203,8 +203,8 @@ struct Tally {
   int32_t score;
   int32_t reward;
   int32_t points;  // tennis: the score within a game
-  uint8_t lives;
-  uint8_t shown_lives;  // none once the game is over, but in Adventure
+  int16_t lives;
+  int16_t shown_lives;  // none once the game is over, but in Adventure
   uint8_t over;
   uint8_t started;
   uint8_t previous;  // the byte whose last value a rule looks at
@@ -367,7 +367,9 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       break;
     case kDarkchambers:
       score = bcd2(0xCF, 0xCC) * 10;
-      over = (at(0xCA) & 0x1F) == 0 || at(0xD5) < 3;
+      over = (at(0xCA) & 0x1F) == 0;
+      if (at(0xD5) < tally.previous || score < tally.score) over = true, score = tally.score;
+      tally.previous = at(0xD5);
       break;
     case kDefender:
       for (int i = 5; i >= 0; --i) score = score * 10 + digit_or_blank(at(0x9C + i));
@@ -396,7 +398,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
     case kElevatorAction:
       score = bcd3(0x87, 0x88, 0x89);
       lives = at(0x83);
-      over = lives == 0;
+      over = lives == 0 && at(0x81) != 0;
       break;
     case kEnduro:
       if (at(0xAD) != 0) score = 200 + 300 * (at(0xAD) - 1) - bcd2(0xAC, 0xAB);
@@ -445,7 +447,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       break;
     case kGravitar:
       score = bcd3(0x87, 0x88, 0x89);
-      lives = at(0x84) + 1;
+      lives = at(0x81) == 0 ? 6 : at(0x84) + 1;
       over = at(0x81) == 1;
       break;
     case kHangman:
@@ -734,7 +736,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       over = (at(0x8D) & 15) == 0 && at(0xF4) == 0xF8;
       break;
     case kWordZapper:
-      score = -static_cast<int8_t>(at(0xDC));
+      score = at(0xCF) == 0 ? tally.score : -static_cast<int8_t>(at(0xDC));
       over = at(0xCF) != 0 && (at(0xDC) == 0xFF || at(0xDE) == 0);
       break;
     case kYarsRevenge:
@@ -751,6 +753,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
   int reward = score - tally.score;
   if (rules == kAsteroids && reward < 0) reward += 100000;      // the score has wrapped
   if (rules == kSpaceInvaders && reward < 0) reward += 10000;   // likewise
+  if (rules == kGalaxian && reward < 0) reward += 1000000;
   if ((rules == kCentipede || rules == kCrazyClimber) && reward < 0) reward = 0;
   if (rules == kJourneyEscape && reward == 50000) reward = 0;
   if (rules == kFreeway) reward = reward < 0 ? 0 : reward > 1 ? 1 : reward;
@@ -772,7 +775,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
   }
   tally.score = score;
   tally.reward = reward;
-  tally.lives = static_cast<uint8_t>(lives);
+  tally.lives = static_cast<int16_t>(lives);
   tally.shown_lives = over && rules != kAdventure ? 0 : tally.lives;
   tally.over = over;
 }
