@@ -197,7 +197,7 @@ def play_with_changed_bytes(game: str, frames: int, seed: int, addresses=range(0
 
 
 @pytest.mark.parametrize("game, addresses", [
-    ("darkchambers", [0xCC, 0xD5]), ("elevator_action", [0x81, 0x83]), ("galaxian", [0xAC, 0xB9]),
+    ("darkchambers", [0xCC, 0xD5]), ("elevator_action", [0x81, 0x83]), ("et", [0xE5]), ("galaxian", [0xAC, 0xB9]),
     ("gravitar", [0x81, 0x84]), ("word_zapper", [0xCF, 0xDC]),
 ])  # fmt: skip
 def test_rewards_lives_and_ends_are_ales_where_bytes_are_changed_by_hand(game, addresses):

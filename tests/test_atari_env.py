@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import re
-import resource
 import subprocess
 import sys
 import threading
@@ -409,12 +408,11 @@ def test_an_environment_takes_at_most_40_kb_beside_its_observations(game):
     assert float(done.stdout) <= 40 * 1024 + 200, "resident bytes; what the process needs for 1,024 of them is 200 each"
 
 
-def test_512_environments_are_made_seeded_and_reset_in_few_cpu_seconds():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+def test_512_environments_are_made_seeded_and_reset_in_2_seconds():
+    before = time.process_time()
     env = AtariVectorEnv("pong", 512, num_threads=2)
     env.reset(seed=1)
-    spent = resource.getrusage(resource.RUSAGE_SELF).ru_utime - before
-    assert spent < 10, "ale-py takes 260"
+    assert time.process_time() - before < 2, "of CPU time; ale-py takes 260"
     env.close()
 
 
@@ -690,6 +688,11 @@ def test_a_training_on_either_emulator_has_the_same_episodes_and_ends_with_the_s
         size = {"group_width": 8, "batch_width": 8, "total_steps": 3000}
         monobeast.train(small_flags(env="BreakoutNoFrameskip-v4", atari_backend=backend, **size, **place))
         states[backend] = checkpoint.load(tmp_path / backend / "checkpoint.pt")
+        emulator = {"beast": "Beast's", "ale": "ale-py's"}[backend]
+        assert (
+            f"{backend}: BreakoutNoFrameskip-v4 on {emulator} emulator, "
+            in (tmp_path / backend / "out.log").read_text()
+        )
     assert states["beast"]["config"]["atari_backend"] == "beast" and states["ale"]["config"]["atari_backend"] == "ale"
     assert len(states["beast"]["returns"]) > 4
     for name in ("returns", "lengths"):

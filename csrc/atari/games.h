@@ -410,7 +410,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       break;
     case kEt:
       score = bcd3(0xDF, 0xE0, 0xE1);
-      lives = at(0xE5) + 1;
+      lives = static_cast<int8_t>(at(0xE5)) + 1;
       over = at(0xE5) == 0xFF && at(0x80) == 8;
       break;
     case kFishingDerby:
