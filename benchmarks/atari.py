@@ -7,8 +7,8 @@
 - Growth: Pong with more and more environments, what it takes to make, seed and reset them, and resident memory.
 
 A frame is an emulated one, four to a step. Rates are per second of wall time and per second of CPU time: other
-processes slow the first, hardly the second. A ratio is the median of the ratios of single repetitions: two kinds that
-were measured one after the other had the machine in the same state.
+processes slow the first, hardly the second. A ratio is the median of the ratios of single repetitions: kinds
+that were measured within seconds of each other had the machine in much the same state.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def grown(game: str, num_envs: int, threads: int, seconds: float) -> dict:
         return num_envs * FRAME_SKIP
 
     measured = rate(step, seconds)
-    memory = {"state_bytes": env.bytes_per_env, "resident_bytes": (resident() - before) / num_envs}
+    memory = {"bytes_per_env": env.bytes_per_env, "resident_bytes": (resident() - before) / num_envs}
     return {"num_envs": num_envs, "threads": threads, **started, **measured, **memory}
 
 
@@ -220,7 +220,7 @@ def report(result: dict, options: Options) -> list[str]:
         return f"{wall:.2f} ({cpu:.2f})"
 
     def table(head: list[str], rows: list[list[str]]) -> list[str]:
-        return [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]] + [""]
+        return [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]]
 
     kinds = ["ours", "ale-py", *(["EnvPool"] if result["envpool"] else [])]
     threads = [f"{number} thread{'s' * (number > 1)}" for number in result["threads"]]
@@ -237,7 +237,7 @@ def report(result: dict, options: Options) -> list[str]:
         f"{result['hardware']}, commit {result['commit'][:10]}, `{result['command']}`. {options.num_envs} "
         f"environments. Medians of {options.repeats} repetitions of {options.seconds:g} s, all kinds in turn; a ratio "
         "is the median of those of single repetitions. EnvPool "
-        f"{result['envpool'] or 'is not installed and not measured'}. In brackets: by seconds of CPU time.",
+        f"{result['envpool'] or 'is not installed and not measured'}.",
         "",
         *table(
             ["game", *(f"ours / {kind}, {number}" for number in threads for kind in kinds[1:])],
@@ -246,31 +246,43 @@ def report(result: dict, options: Options) -> list[str]:
                 for game in options.games
             ],
         ),
+        "",
         "## Thousands of frames a second",
         "",
         *table(
             ["game", *(f"{kind}, {number}" for number in threads for kind in kinds)],
             [[game, *(cell(name) for n in result["threads"] for name in names(game, n))] for game in options.games],
         ),
+        "",
         "## One console, thousands of frames a second",
         "",
         *table(
             ["game", "ours, no image", "ours, gray", "ale-py", "ours, gray / ale-py"],
             [[game, *map(cell, raw(game)), ratio(*raw(game)[1:])] for game in options.games],
         ),
+        "",
         f"## Growth: {options.games[0]}, {max(result['threads'])} threads",
         "",
         *table(
-            ["environments", "frames/s, thousands", "CPU seconds to make, seed and reset",
-             "an environment's memory beside its observations, KB", "the same, resident, KB"],
             [
-                [f"{row['num_envs']:,}", f"{row['per_second'] / 1e3:.1f} ({row['per_cpu_second'] / 1e3:.1f})",
-                 f"{row['cpu_seconds_to_start']:.2f}",
-                 f"{row['state_bytes'] / 1024:.1f}", f"{row['resident_bytes'] / 1024:.1f}"]
+                "environments",
+                "frames/s, thousands",
+                "CPU seconds to make, seed and reset",
+                "an environment's memory beside its observations, KB",
+                "the same, resident, KB",
+            ],
+            [
+                [
+                    f"{row['num_envs']:,}",
+                    f"{row['per_second'] / 1e3:.1f} ({row['per_cpu_second'] / 1e3:.1f})",
+                    f"{row['cpu_seconds_to_start']:.2f}",
+                    f"{row['bytes_per_env'] / 1024:.1f}",
+                    f"{row['resident_bytes'] / 1024:.1f}",
+                ]
                 for row in result["growth"]
             ],
         ),
-    ][:-1]  # fmt: skip
+    ]
 
 
 if __name__ == "__main__":

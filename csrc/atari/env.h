@@ -46,21 +46,21 @@ struct EnvState {
   Generators generators;
   uint32_t noop_seed;  // the generator of no-ops is MT19937(noop_seed) after noop_draws draws, one per episode
   uint32_t noop_draws;
-  int32_t frames;     // of this episode since its start frames ended
-  int32_t lives;      // after the newest frame
-  int32_t oldest;     // place in the stack of its oldest image
-  int32_t action;        // of the step that made the newest image
-  int32_t start_frames;  // of the start that made it; negative: a step did
-  uint8_t has_ended;  // NEXT_STEP: the next step begins a new episode
-  uint8_t was_reset;  // there is an episode
+  int32_t frames;        // of this episode since its start frames ended
+  int32_t lives;         // after the newest frame
+  int32_t oldest;        // place in the stack of its oldest image
+  int32_t start_frames;  // -1: a step made the newest image; else a start with so many frames did
+  int32_t action;        // of that step
+  uint8_t has_ended;     // NEXT_STEP: the next step begins a new episode
+  uint8_t was_reset;     // there is an episode
 };
 static_assert(std::is_trivially_copyable<EnvState>::value, "states are copied as bytes");
 
-// One environment's memory. Few steps need the newest image before it was scaled: those draw it again from `before`,
-// which has a fifth of its size.
+// One environment's memory. Few steps need the newest image at full size. Those draw it again from `before`, which has
+// a sixth of its size or less.
 struct Env {
   EnvState* state;
-  EnvState* before;  // the step or the start that made the newest image
+  EnvState* before;  // as it was before the step or the start that made the newest image
   uint8_t* film;     // [rows, 160, 3]: that image in color, where it is kept
   uint8_t* stack;    // [stack, height, width(, 3)], a ring
 };
@@ -107,7 +107,7 @@ class Protocol {
   struct Scratch {
     std::vector<uint8_t> frames[2];  // as the core renders them: [0] a step's last frame but one, [1] its last
     std::vector<uint8_t> image;      // [rows, 160(, 3)]: what an environment shows, before it is scaled
-    EnvState before;                 // this step
+    EnvState before{};               // the environment before this step
     Resizer::Scratch resize;
   };
 
@@ -191,15 +191,18 @@ class Protocol {
     const bool has_ended = result.terminated || result.truncated;
     if (settings_.life_loss_info && state.lives < scratch.before.lives) result.terminated = true;
     if (settings_.clip_rewards) result.reward = (result.reward > 0) - (result.reward < 0);
-    // A frame that ends the episode is never seen. What is there then is the newest image, and where that frame would
-    // have been the last one of a step, its maximum with the frame before.
+    // The frame that ends an episode is never shown. If it was the step's last, the image is the maximum of the last but
+    // one and the image before; if it came earlier, that image stays.
     if (has_frame[1]) {
-      put_frames(has_frame, env.film, scratch);
+      show_frames(has_frame, env.film, scratch);
+      push(env, scratch);
     } else if (has_frame[0]) {
       draw_again(env, scratch);
-      put(scratch.frames[0], true, env.film, scratch.image);
+      show(scratch.frames[0], true, env.film, scratch.image);
+      push(env, scratch);
+    } else {
+      push_newest(env);
     }
-    has_frame[0] || has_frame[1] ? push(env, scratch) : push_again(env);
     *env.before = scratch.before;
     state.action = meaning, state.start_frames = -1;
     tell(state, result);
@@ -269,7 +272,7 @@ class Protocol {
       for (int k = 0; k < start_frames - 1; ++k) frame(state, start_action(k), NoOutput{});
       // The whole of the last frame tells all. Few games' last frame ends early: then the others have to be drawn, too.
       if (see_frame(state, start_action(start_frames - 1), scratch.frames[1].data())) {
-        put(scratch.frames[1], false, env.film, scratch.image);
+        show(scratch.frames[1], false, env.film, scratch.image);
       } else {
         state = *env.before;
         start_game_seeing_all(state, start_frames, env.film, scratch);
@@ -289,7 +292,7 @@ class Protocol {
     for (std::vector<uint8_t>& pixels : scratch.frames) std::fill(pixels.begin(), pixels.end(), 0);
     reset_game(rom_, state.vcs, state.generators, output, sticky());
     for (int k = 0; k < start_frames; ++k) frame(state, start_action(k), output);
-    put(scratch.frames[current], false, film, scratch.image);
+    show(scratch.frames[current], false, film, scratch.image);
   }
 
   int start_action(int start_frame) const { return start_frame == 0 && fires() ? kFire : kNoop; }
@@ -342,20 +345,18 @@ class Protocol {
     return result;
   }
 
-  // Draws what an environment shows into scratch.image once more, and leaves scratch.frames[0] and `before` as they are.
+  // Draws the newest image once more, into scratch.image.
   void draw_again(const Env& env, Scratch& scratch) const {
-    const std::vector<uint8_t> last_but_one = scratch.frames[0];
-    const EnvState before = scratch.before;
-    EnvState state = scratch.before = *env.before;
+    Scratch again = make_scratch();
+    EnvState state = again.before = *env.before;
     if (env.state->start_frames >= 0) {
-      start_game_seeing_all(state, env.state->start_frames, nullptr, scratch);
+      start_game_seeing_all(state, env.state->start_frames, nullptr, again);
     } else {
       bool has_frame[2];
-      play_step(state, env.state->action, scratch, has_frame);
-      put_frames(has_frame, nullptr, scratch);
+      play_step(state, env.state->action, again, has_frame);
+      show_frames(has_frame, nullptr, again);
     }
-    scratch.frames[0] = last_but_one;
-    scratch.before = before;
+    scratch.image.swap(again.image);
   }
 
   // Plays the frames of a step and draws those that are seen; `has_frame` tells which of the scratch's are. Returns
@@ -412,13 +413,14 @@ class Protocol {
     return is_whole;
   }
 
-  // Makes a frame the image, or takes the maximum of both; the same with the image in color, if there is a `film`.
-  void put(std::vector<uint8_t>& frame, bool is_maximum, uint8_t* film, std::vector<uint8_t>& to) const {
+  // Makes a frame the image, or takes the maximum of both; the same with the image in color, if there is a `film`. Where
+  // the core renders gray levels the two may be swapped: `frame` then holds what was the image.
+  void show(std::vector<uint8_t>& frame, bool is_maximum, uint8_t* film, std::vector<uint8_t>& shown) const {
     if (!in_color_) {
-      is_maximum ? take_maximum(to.data(), frame.data(), num_pixels_) : to.swap(frame);
+      is_maximum ? take_maximum(shown.data(), frame.data(), num_pixels_) : shown.swap(frame);
       return;
     }
-    uint8_t* const image = to.data();
+    uint8_t* const image = shown.data();
     if (!settings_.keeps_film) film = nullptr;
     for (int i = 0; i < num_pixels_; ++i) {
       const uint8_t* rgb = palette_.rgb[frame[i]];
@@ -432,10 +434,11 @@ class Protocol {
       }
     }
   }
+
   // What a step shows whose last frame is seen.
-  void put_frames(const bool (&has_frame)[2], uint8_t* film, Scratch& scratch) const {
-    put(scratch.frames[1], false, film, scratch.image);
-    if (has_frame[0]) put(scratch.frames[0], true, film, scratch.image);
+  void show_frames(const bool (&has_frame)[2], uint8_t* film, Scratch& scratch) const {
+    show(scratch.frames[1], false, film, scratch.image);
+    if (has_frame[0]) show(scratch.frames[0], true, film, scratch.image);
   }
 
   static void take_maximum(uint8_t* __restrict image, const uint8_t* __restrict other, int size) {
@@ -447,8 +450,9 @@ class Protocol {
     resize_(scratch.image.data(), env.stack + env.state->oldest * plane_bytes(), scratch.resize);
     env.state->oldest = (env.state->oldest + 1) % settings_.stack;
   }
-  // Puts the newest image of the stack there.
-  void push_again(const Env& env) const {
+
+  // Repeats the stack's newest image in the place of its oldest.
+  void push_newest(const Env& env) const {
     const int oldest = env.state->oldest, newest = (oldest + settings_.stack - 1) % settings_.stack;
     std::memmove(env.stack + oldest * plane_bytes(), env.stack + newest * plane_bytes(), plane_bytes());
     env.state->oldest = (oldest + 1) % settings_.stack;

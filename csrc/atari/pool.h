@@ -1,6 +1,7 @@
 // Many environments of one game, stepped by a fixed team of threads straight into the caller's memory.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
