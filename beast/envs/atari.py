@@ -467,7 +467,7 @@ def read_palette(is_pal: bool = False) -> np.ndarray:
 
 
 # Equal to ale-py's vector env over 500 random steps in each protocol, which an on-demand test of
-# tests/test_atari_env.py plays. Miniature Golf's rewards and Othello's ends are not ALE's.
+# tests/test_atari_env.py plays.
 EXACT_GAMES = frozenset(
     """
     adventure air_raid alien amidar assault asterix asteroids atlantis atlantis2 backgammon bank_heist
@@ -475,10 +475,10 @@ EXACT_GAMES = frozenset(
     chopper_command crazy_climber crossbow darkchambers defender demon_attack donkey_kong double_dunk earthworld
     elevator_action enduro entombed et fishing_derby flag_capture freeway frogger frostbite galaxian gopher
     gravitar hangman haunted_house hero human_cannonball ice_hockey jamesbond journey_escape kaboom kangaroo
-    keystone_kapers king_kong klax koolaid krull kung_fu_master laser_gates lost_luggage mario_bros
-    montezuma_revenge mr_do ms_pacman name_this_game pacman phoenix pitfall pong pooyan
+    keystone_kapers king_kong klax koolaid krull kung_fu_master laser_gates lost_luggage mario_bros miniature_golf
+    montezuma_revenge mr_do ms_pacman name_this_game othello pacman phoenix pitfall pong pooyan
     private_eye qbert riverraid road_runner robotank seaquest sir_lancelot skiing solaris space_invaders
-    space_war star_gunner superman surround tennis time_pilot trondead turmoil tutankham up_n_down venture
+    space_war star_gunner superman surround tennis tetris time_pilot trondead turmoil tutankham up_n_down venture
     video_cube video_pinball wizard_of_wor word_zapper yars_revenge zaxxon
     """.split()
 )

@@ -164,7 +164,7 @@ constexpr Game kGames[] = {
     {"superman", "a9531c763077464307086ec9a1fd057d", kSuperman, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 1},
     {"surround", "4d7517ae69f95cfbc053be01312b7dba", kSurround, kCart2K, 34, 210, kSwappedPorts, 0x0003D, 12, {2, 0xF9, 0x01, 0}, {0, 0}, 1},
     {"tennis", "42cdd6a9e42a3639e190722b8ea3fc51", kTennis, kCart2K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
-    {"tetris", "b0e1ee07fbc73493eac5651a52f90f00", kTetris, kCart2K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 0},
+    {"tetris", "b0e1ee07fbc73493eac5651a52f90f00", kTetris, kCart2K, 34, 210, 0, 0x0003B, 8, {}, {0, 0}, 0},
     {"tic_tac_toe_3d", "0db4f4150fecf77e4ce72ca4d04c052f", kTicTacToe3d, kCart2K, 34, 210, 0, 0x003FF, 12, {}, {0, 0}, 1},
     {"time_pilot", "fc2104dd2dadf9a6176c1c1c8f87ced9", kTimePilot, kCartF8, 34, 210, 0, 0x03C3F, 8, {}, {0, 0}, 5},
     {"trondead", "fb27afe896e7c928089307b32e5642ee", kTrondead, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 5},
@@ -202,12 +202,13 @@ inline const Game* find_game(const char* name) {
 struct Tally {
   int32_t score;
   int32_t reward;
-  int32_t points;  // tennis: the score within a game
+  int32_t points;  // Tennis: the score within a game; Miniature Golf: the strokes of a hole
   int16_t lives;
   int16_t shown_lives;  // none once the game is over, but in Adventure
   uint8_t over;
   uint8_t started;
-  uint8_t previous;  // the byte whose last value a rule looks at
+  uint8_t previous;  // the byte whose last value a rule looks at; Othello: for how many frames the board has rested
+  uint8_t par, strokes;  // Miniature Golf: the last hole's, and the strokes of all holes, in BCD
 };
 
 HD inline Tally start_tally(const Game& game) {
@@ -328,10 +329,12 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       score = bcd2(0xA6, 0xA1);
       over = at(0xA4) > 0x10;
       break;
-    case kBoxing:
-      score = (at(0x92) == 0xC0 ? 100 : bcd(at(0x92))) - (at(0x93) == 0xC0 ? 100 : bcd(at(0x93)));
-      over = at(0x92) == 0xC0 || at(0x93) == 0xC0 || ((at(0x90) & 0xF0) == 0 && at(0x91) == 0);
+    case kBoxing: {
+      const int own = at(0x92) == 0xC0 ? 100 : bcd(at(0x92)), other = at(0x93) == 0xC0 ? 100 : bcd(at(0x93));
+      score = own - other;
+      over = own == 100 || other == 100 || ((at(0x90) & 0xF0) == 0 && at(0x91) == 0);
       break;
+    }
     case kBreakout:
       score = (at(0xCC) & 15) * 100 + bcd(at(0xCD));
       lives = at(0xB9);
@@ -410,7 +413,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       break;
     case kEt:
       score = bcd3(0xDF, 0xE0, 0xE1);
-      lives = static_cast<int8_t>(at(0xE5)) + 1;
+      lives = static_cast<int8_t>(at(0xE5) + 1);
       over = at(0xE5) == 0xFF && at(0x80) == 8;
       break;
     case kFishingDerby:
@@ -502,10 +505,16 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       lives = at(0xEE);
       over = lives == 0;
       break;
-    case kKlax:
+    case kKlax: {
       score = bcd3(0xB6, 0xB5, 0xB4);
-      over = at(0x9D) == 0x99 || (at(0xE9) != 0 && at(0xE9) == at(0xEE));
+      bool is_full = at(0xA8) == 4;
+      for (int cell = 0xB3; cell <= 0xCB; ++cell) {
+        const uint8_t tile = at(cell);
+        is_full &= tile != 0 && tile != 2 && tile != 6 && tile != 10 && tile != 14;
+      }
+      over = at(0x9D) == 0x99 || (at(0xE9) != 0 && at(0xE9) == at(0xEE)) || is_full;
       break;
+    }
     case kKoolaid:
       score = bcd2(0x80, 0x81) * 100;
       over = at(0xD1) == 0x80;
@@ -535,6 +544,19 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       over = lives == 0;
       break;
     case kMiniatureGolf:
+      score = tally.score;
+      if (at(0xAF) != tally.previous && tally.points) {  // the next hole
+        score += bcd(tally.par) - tally.points;
+        tally.points = 0;
+      }
+      tally.previous = at(0xAF);
+      if (at(0x88)) {
+        tally.par = at(0x88);
+      } else {  // the ball is in the hole
+        const int strokes = bcd(at(0x87)) - bcd(tally.strokes);
+        tally.points += strokes < 0 ? bcd(at(0x87)) : strokes;
+        tally.strokes = at(0x87);
+      }
       over = at(0xAF) == 0;
       break;
     case kMontezumaRevenge:
@@ -559,6 +581,8 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       break;
     case kOthello:
       score = bcd(at(0xCE)) - bcd(at(0xD0));
+      tally.previous = at(0xC0) ? 0 : tally.previous + 1;
+      over = tally.previous > 50;
       break;
     case kPacman:
       score = bcd3(0xD0, 0xCE, 0xCC);
@@ -591,7 +615,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
     case kQbert: {
       score = bcd3(0xD9, 0xDA, 0xDB);
       // An extra life raises the byte and not the count, so that a death after it has to be seen as a change.
-      if (at(0x88) == static_cast<uint8_t>(tally.previous - 1)) --lives;
+      if (static_cast<int8_t>(at(0x88)) == static_cast<int8_t>(tally.previous) - 1) --lives;
       over = at(0x88) == 0xFE || (at(0x88) == 2 && tally.previous == 0xFF);
       tally.previous = at(0x88);
       break;
@@ -655,23 +679,26 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       break;
     case kSurround:
       score = bcd(at(0xF7)) - bcd(at(0xF6));
-      over = at(0xF6) == 0x10 || at(0xF7) == 0x10;
+      over = bcd(at(0xF6)) == 10 || bcd(at(0xF7)) == 10;
       break;
     case kTennis: {
-      const int own = at(0xC7), other = at(0xC8), most = own > other ? own : other;
-      const int apart = own > other ? own - other : other - own;
+      const int own = at(0xC7), other = at(0xC8);
       score = own - other;
-      over = (most >= 6 && apart >= 2) || most == 7;
+      over = own == 7 || other == 7 || (own >= 6 && score >= 2) || (other >= 6 && score <= -2);
       break;
     }
     case kTetris:
       score = bcd2(0xF2, 0xF1);
       over = at(0xF3) & 0x80;
       break;
-    case kTicTacToe3d:
-      over = at(0xFE) == 0x10 && at(0xFF) == 0xF3;  // a return address on the stack
-      if (over) score = at(0xE1) == 8 ? 1 : -1;
+    case kTicTacToe3d: {
+      const bool is_decided = at(0xFE) == 0x10 && at(0xFF) == 0xF3;  // a return address on the stack
+      if (is_decided) score = at(0xE1) == 8 ? 1 : -1;
+      bool is_full = true;
+      for (int cell = 0x9A; cell <= 0xD9; ++cell) is_full &= at(cell) != 0;
+      over = is_decided || is_full;
       break;
+    }
     case kTimePilot:
       score = bcd2(0x8F, 0x8D) * 100;
       if ((at(0x80) & 15) == 2) lives = (at(0x8B) & 7) + 1;
@@ -731,7 +758,8 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       over = at(0xAF) & 1;
       break;
     case kWizardOfWor:
-      score = bcd(at(0x88) & 0x7F) * 10000 + bcd(at(0x86)) * 100;
+      score = bcd2(0x88, 0x86) * 100;
+      if (score >= 800000) score -= 800000;
       if ((at(0xD7) & 1) == 0) lives = at(0x8D) & 15;
       over = (at(0x8D) & 15) == 0 && at(0xF4) == 0xF8;
       break;
@@ -754,18 +782,20 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
   if (rules == kAsteroids && reward < 0) reward += 100000;      // the score has wrapped
   if (rules == kSpaceInvaders && reward < 0) reward += 10000;   // likewise
   if (rules == kGalaxian && reward < 0) reward += 1000000;
-  if ((rules == kCentipede || rules == kCrazyClimber) && reward < 0) reward = 0;
+  if ((rules == kCentipede || rules == kCrazyClimber || rules == kTetris) && reward < 0) reward = 0;
   if (rules == kJourneyEscape && reward == 50000) reward = 0;
   if (rules == kFreeway) reward = reward < 0 ? 0 : reward > 1 ? 1 : reward;
   if (rules == kIceHockey && reward > 1) reward = 1;
   if ((rules == kAtlantis || rules == kAtlantis2 || rules == kQbert) && over) reward = 0;
-  if (rules == kCasino && at(0xD4) != 3 && at(0xD3) & 0x80) reward = 0;
+  const bool keeps_reward = (rules == kCasino && at(0xD4) != 3 && at(0xD3) & 0x80) ||  // as ALE does: the last frame's
+                            (rules == kWordZapper && at(0xCF) == 0);
+  if (keeps_reward) reward = tally.reward;
   if (rules == kVideoCube) {
     if (at(0xDB) == 0 && tally.previous == 0xFF) reward = -1, over = true;  // the time is over
     tally.previous = at(0xDB);
   }
   if (rules == kHauntedHouse) {
-    reward -= at(0x82) != tally.previous;
+    reward -= bcd(at(0x82)) != bcd(tally.previous);
     tally.previous = at(0x82);
   }
   if (rules == kTennis) {

@@ -127,6 +127,11 @@ py::list games() {
       if (game.actions >> i & 1) actions.append(i);
     }
     row["actions"] = actions;
+    const ModeScript& script = game.script;
+    py::dict mode;  // the bytes of RAM that a reset waits for
+    if (script.frames) mode[py::int_(script.address)] = script.value;
+    if (script.other_address) mode[py::int_(script.other_address)] = script.other_value;
+    row["mode"] = mode;
     all.append(row);
   }
   return all;

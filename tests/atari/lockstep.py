@@ -11,8 +11,11 @@ import libatari
 import numpy as np
 from ale_py import roms
 
+from atari import programs
+
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 GAMES = {game["name"]: game for game in libatari.games()}
+CARTS = ["2K", "4K", "F8", "F8SC", "F6", "F6SC", "E0", "FE"]
 
 
 def rom_bytes(game: str) -> bytes:
@@ -89,3 +92,87 @@ def lockstep(game: str, frames: int, seed: int = 1, sticky: float = 0.0, hold: i
             if difference:
                 return frame, Difference(frame, f"after the reset: {difference}")
     return frames, None
+
+
+class Rules:
+    """The rules of a game in both emulators, beside RAM that the test writes: a still program runs under its name."""
+
+    def __init__(self, game: str, ram: bytes, directory: Path):
+        mode = GAMES[game]["mode"]
+        ram = bytes(mode.get(address, byte) for address, byte in enumerate(ram, 0x80))
+        rom = programs.still_program(len(rom_bytes(game)), ram, CARTS[GAMES[game]["cart"]].endswith("SC"))
+        path = directory / f"{game}.bin"  # ale-py goes by the name
+        path.write_bytes(rom)
+        self.frames = 2 if game == "klax" else 1  # the program copies RAM in the frame that follows a call
+        self.ale, self.console = load_ale(path, 1), libatari.Console(rom, game, 1)
+        self.ram = list(ram)
+
+    def write(self, address: int, byte: int) -> None:
+        self.ram[address - 0x80] = byte
+        self.ale.setRAM(address - 0x80, byte)
+        self.console.set_ram(address, byte)
+
+    def write_all(self, ram) -> None:
+        for address, byte in enumerate(ram, 0x80):
+            self.write(address, byte)
+
+    def step(self) -> tuple[tuple, tuple]:
+        """(reward, lives, whether the game is over) of ours, and of ale-py."""
+        rewards = [(self.console.act(0), self.ale.act(ale_py.Action.NOOP)) for _ in range(self.frames)]
+        ours, right = map(sum, zip(*rewards))
+        return (ours, self.console.lives, self.console.game_over), (right, self.ale.lives(), self.ale.game_over())
+
+    def reset(self) -> None:
+        self.ale.reset_game()
+        self.console.reset_game()
+        self.write_all(self.ram)
+
+
+def rams_of_play(game: str, seed: int, frames: int = 3000) -> list[bytes]:
+    """RAM from random play, the last two of every game among them. The first is one frame after the reset."""
+    console, draw, action = libatari.Console(rom_bytes(game), game, seed), random.Random(seed), 0
+    seen: list[bytes] = []
+    for frame in range(frames):
+        before = console.ram().tobytes()
+        console.act(action)
+        if frame % 300 == 0 or console.game_over:
+            seen += [before, console.ram().tobytes()][frame == 0 :]
+        if console.game_over:
+            console.reset_game()
+        if draw.randrange(8) == 0:
+            action = draw.choice(GAMES[game]["actions"])
+    return seen
+
+
+TELLING = [0, 1, 2, 3, 4, 5, 8, 9, 10, 16, 0x20, 0x40, 0x7F, 0x80, 0x90, 0x99, 0xA0, 0xAA, 0xC0, 0xF0, 0xFE, 0xFF]
+
+
+def compare_rules(game: str, states: int, seed: int, directory: Path) -> str | None:
+    """Compare rewards, lives and ends in RAM from play, in RAM at random, and after changes of a few bytes of these."""
+    seen, draw = rams_of_play(game, seed), random.Random(seed)
+    rules = Rules(game, seen[0], directory)
+    for state in range(states):
+        kind, ram, changes = draw.randrange(40), rules.ram, []
+        if kind == 0:
+            rules.write_all(draw.choice(seen))
+        elif kind == 1:
+            rules.write_all([draw.choice([draw.randrange(256), draw.choice(TELLING)]) for _ in range(128)])
+        elif kind == 2:
+            rules.write_all([draw.choice(TELLING)] * 128)
+        else:
+            for _ in range(draw.choice([0, 1, 1, 1, 2, 3, 6, 12])):
+                i = draw.randrange(128)
+                near = draw.choice([ram[i] + 1, ram[i] - 1, ram[i] ^ 1 << draw.randrange(8)]) % 256
+                digits = draw.randrange(10) << 4 | draw.randrange(10)
+                others = [draw.choice(TELLING), draw.choice(seen)[i], draw.choice(ram)]
+                byte = draw.choice([draw.randrange(256), near, near, digits, *others])
+                changes.append(f"{i + 0x80:02X}: {ram[i]:02X} to {byte:02X}")
+                rules.write(i + 0x80, byte)
+        ours, right = rules.step()
+        if ours != right:
+            return f"state {state}: {ours}, not {right}, after {', '.join(changes) or f'new RAM of kind {kind}'}"
+        if ours[2]:
+            if draw.randrange(2):
+                rules.ram = list(draw.choice(seen))
+            rules.reset()
+    return None

@@ -273,9 +273,20 @@ def shaking_program(register: int, lines: int) -> bytes:
     return program.jump(frame).build()
 
 
-def cart_ram_program() -> bytes:
-    """16 KB: copies the console's RAM to that of an F6SC cartridge in every frame."""
-    program = Program().start().add(0xA2, 0x7F, 0x95, 0x80, 0xCA, 0x10, 0xFB)  # clears RAM
+def still_program(size: int, ram: bytes, has_ram: bool = False) -> bytes:
+    """A cartridge of `size` bytes that writes `ram` into RAM at the start and nothing afterwards.
+
+    `has_ram`: a cartridge with RAM, into which it copies the console's in every frame. Every KB holds the program, so
+    that it starts in all types of cartridge.
+    """
+    program = Program().start()
+    for address, byte in enumerate(ram, 0x80):
+        program.store(address, byte)
     frame = program.here
-    program.new_frame().add(0xA2, 0x7F, 0xB5, 0x80, 0x9D, 0x00, 0xF0, 0xCA, 0x10, 0xF8)  # LDX #; LDA 80,X; STA F000,X
-    return 4 * (bytes(2048) + program.lines(200).jump(frame).build())
+    program.new_frame()
+    if has_ram:
+        program.add(0xA2, 0x7F, 0xB5, 0x80, 0x9D, 0x00, 0xF0, 0xCA, 0x10, 0xF8)  # LDX #; LDA 80,X; STA F000,X
+    program.lines(200).jump(frame)
+    kilobyte = program.code.ljust(1024 - 6, b"\xea") + 3 * bytes([ORIGIN & 0xFF, ORIGIN >> 8])
+    bank = bytes(2048) + 2 * kilobyte if has_ram else kilobyte
+    return bytes(bank * (size // len(bank)))
