@@ -13,7 +13,7 @@ ale_py = pytest.importorskip("ale_py")
 
 from ale_py import roms  # noqa: E402
 from atari import programs  # noqa: E402
-from atari.lockstep import GAMES, Rules, compare, compare_rules, load_ale, lockstep, rom_bytes  # noqa: E402
+from atari.lockstep import GAMES, Rules, compare, compare_rules, load_ale, lockstep, rams_of_play, rom_bytes  # noqa: E402
 
 from beast.envs.atari import EXACT_GAMES  # noqa: E402
 from benchmarks.atari_exact import exact_games  # noqa: E402
@@ -117,25 +117,41 @@ def test_a_game_counts_and_ends_as_that_of_ale_does(game, ram, reward, over):
     assert compare(ale, console) is None
 
 
+KLAX_WELL = dict.fromkeys(range(0xB3, 0xCC), 1) | {0xA8: 4}
+GOLF_HOLE = [{0x88: 4, 0x87: 0}, {0x87: 0x12, 0x88: 0}]
+
+
 @pytest.mark.parametrize(
-    "ram, reward, over",
+    "game, writes, reward, over",
     [
-        ({}, 0, False),
-        ({0xB4: 0x21, 0xB5: 0x43, 0xB6: 0x65}, 654321, False),
-        ({0x9D: 0x99}, 0, True),
-        ({0x9D: 0x98}, 0, False),
-        ({0xE9: 3, 0xEE: 3}, 0, True),
-        ({0xE9: 3, 0xEE: 2}, 0, False),
-        (dict.fromkeys(range(0xB7, 0xCC), 1) | {0xB3: 1, 0xB4: 1, 0xB5: 1, 0xB6: 1, 0xA8: 4}, 10101, True),
-        (dict.fromkeys(range(0xB7, 0xCC), 1) | {0xB3: 14, 0xB4: 1, 0xB5: 1, 0xB6: 1, 0xA8: 4}, 10101, False),
+        ("adventure", [{0xB9: 0x12}], 1, True),
+        ("journey_escape", [{0x90: 0}, {0x90: 5}], 0, False),  # 50,000 points at once
+        ("klax", [{}], 0, False),
+        ("klax", [{0xB4: 0x21, 0xB5: 0x43, 0xB6: 0x65}], 654321, False),
+        ("klax", [{0x9D: 0x99}], 0, True),
+        ("klax", [{0x9D: 0x98}], 0, False),
+        ("klax", [{0xE9: 3, 0xEE: 3}], 0, True),
+        ("klax", [{0xE9: 3, 0xEE: 2}], 0, False),
+        ("klax", [KLAX_WELL], 10101, True),
+        *[("klax", [KLAX_WELL | {cell: 14}], 10101, False) for cell in (0xB3, 0xCB)],
+        ("miniature_golf", [*GOLF_HOLE, {0xAF: 2}], -8, False),
+        ("miniature_golf", [*GOLF_HOLE, {0xAF: 2}, {0x87: 0x15}, {0xAF: 3}], 1, False),
+        ("miniature_golf", [*GOLF_HOLE, {0xAF: 2}, {0x87: 3}, {0xAF: 0}], 1, True),
+        ("othello", [{0xC0: 1}, *[{0xC0: 0}] * 50], 0, False),
+        ("othello", [{0xC0: 1}, *[{0xC0: 0}] * 51], 0, True),
+        ("video_cube", [{0xDB: 0xFF}, {0xDB: 0}], -1, True),
+        ("video_cube", [{0xDB: 0xFE}, {0xDB: 0}], 0, False),
     ],
 )
-def test_klax_reads_its_rules_from_the_ram_of_the_cartridge(ram, reward, over, tmp_path):
-    rules = Rules("klax", bytes(128), tmp_path)
-    for address, value in ram.items():
-        rules.write(address, value)
-    ours, right = rules.step()
-    assert ours == right and (ours[0], ours[2]) == (reward, over)
+def test_rules_that_chance_seldom_meets_are_ales(game, writes, reward, over, tmp_path):
+    """Klax's are in the RAM of the cartridge."""
+    rules = Rules(game, bytes(128) if game == "klax" else rams_of_play(game, 1, 1)[0], tmp_path)
+    for ram in writes:
+        for address, value in ram.items():
+            rules.write(address, value)
+        ours, right = rules.step()
+        assert ours == right
+    assert (ours[0], ours[2]) == (reward, over)
 
 
 # Double Dunk's reset walks a menu, which no other program has.
