@@ -253,3 +253,23 @@ def test_the_cost_of_the_replay_is_measured_beside_an_update():
     assert 0 < storing < update
     assert float(numbers["drawing : update"].rstrip(" %")) == pytest.approx(100 * drawing / update, abs=0.5)
     assert 7.0 < float(numbers["GB a million steps"]) < 7.6
+
+
+def test_a_step_that_is_another_one_on_the_other_emulator_is_told():
+    pytest.importorskip("libatari")
+    from beast import envs
+
+    def make_both(*games):
+        made = [envs.make(f"{game}NoFrameskip-v4", 2, atari_backend=b) for game, b in zip(games, ("ale", "beast"))]
+        return load("atari_policy.py").BothEmulators(*made)
+
+    both = make_both("Breakout", "Breakout")
+    both.reset(seed=1)
+    for _ in range(30):
+        both.step(np.ones(2, int))
+    both.ours.step(np.ones(2, int))
+    with pytest.raises(RuntimeError, match="observations differ after 62 steps, first at"):
+        both.step(np.zeros(2, int))
+    both.close()
+    with pytest.raises(RuntimeError, match="observations differ after 0 steps"):
+        make_both("Breakout", "Pong").reset(seed=1)
