@@ -24,7 +24,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 RESULTS = ROOT / "benchmarks" / "results" / "atari-exact.csv"
-CARTS = ["2K", "4K", "F8", "F8SC", "F6", "F6SC", "E0", "FE"]
 COLUMNS = ["game", "cart", "rules", "seeds", "frames", "equal", "first difference", "commit"]
 
 
@@ -89,7 +88,7 @@ def main():
     parser.add_argument("--one", help=argparse.SUPPRESS)
     flags = parser.parse_args()
 
-    from atari.lockstep import GAMES, lockstep
+    from atari.lockstep import CARTS, GAMES, lockstep
 
     if flags.one:
         equal, difference = lockstep(flags.one, flags.frames, flags.seeds[0], flags.sticky)

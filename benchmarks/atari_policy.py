@@ -3,17 +3,18 @@
     python benchmarks/atari_policy.py runs/atari-beamrider-seed1 --episodes 20
 
 Random play sees little of a game; a trained agent shows what comes later. Observations, rewards, ends and infos of both
-vector environments are compared. The first difference ends the program. A row of
-results/atari-policy.csv tells what was equal.
+vector environments are compared, and the first difference ends the program. A row of results/atari-policy.csv is the
+record of a comparison without one.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -24,12 +25,12 @@ from gymnasium.vector import VectorWrapper
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 RESULTS = ROOT / "benchmarks" / "results" / "atari-policy.csv"
-COLUMNS = ["game", "trained for steps", "seed", "games", "mean return", "highest return", "longest game in steps"]
-COLUMNS += ["steps compared", "commit"]
+COLUMNS = ["env", "trained for steps", "seed", "games", "mean return", "highest return", "longest game in steps"]
+COLUMNS += ["steps compared", "ale-py", "commit"]
 
 
 class BothEmulators(VectorWrapper):
-    """ale-py's environments, which raise RuntimeError at the first step that is another one on Beast's emulator."""
+    """ale-py's environments, which raise RuntimeError at the first step that differs on Beast's emulator."""
 
     def __init__(self, theirs, ours):
         super().__init__(theirs)
@@ -39,7 +40,7 @@ class BothEmulators(VectorWrapper):
         return self.compare(super().reset(**options), self.ours.reset(**options))
 
     def step(self, actions):
-        self.steps += self.num_envs
+        self.steps += 1
         return self.compare(super().step(actions), self.ours.step(actions))
 
     def close(self, **options):
@@ -49,11 +50,16 @@ class BothEmulators(VectorWrapper):
     def compare(self, expected, found):
         names = ("observations", "rewards", "terminations", "truncations")
         pairs = dict(zip(names, zip(expected[:-1], found[:-1])))
-        pairs |= {name: (value, found[-1].get(name)) for name, value in expected[-1].items()}
+        if expected[-1].keys() != found[-1].keys():
+            raise RuntimeError(f"step {self.steps}: infos of {set(found[-1])}, not {set(expected[-1])}")
+        pairs |= {name: (value, found[-1][name]) for name, value in expected[-1].items()}
         for name, (right, ours) in pairs.items():
-            if not np.array_equal(right, ours):
-                where = np.argwhere(np.asarray(right) != np.asarray(ours))[:1].tolist()
-                raise RuntimeError(f"{name} differ after {self.steps} steps, first at {where}")
+            if (right.dtype, right.shape) != (ours.dtype, ours.shape):
+                what = f"{ours.dtype} of shape {ours.shape}, not {right.dtype} of shape {right.shape}"
+                raise RuntimeError(f"step {self.steps}: {name} are {what}")
+            if (right != ours).any():
+                where = np.argwhere(right != ours)[0].tolist()
+                raise RuntimeError(f"step {self.steps}: {name} differ, first at {where}")
         return expected
 
 
@@ -64,42 +70,48 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    checkpoint = arguments.run / "checkpoint.pt"
+    if not checkpoint.exists():
+        parser.error(f"{checkpoint} does not exist: give the directory of a run of monobeast.py")
 
     import monobeast
+    from beast.errors import exit_with_message
 
     made = []
 
     def create_both(flags, num_envs, **overrides):
-        both = [
-            monobeast.create_env(replace(flags, atari_backend=name), num_envs, **overrides) for name in ("ale", "beast")
-        ]
-        made.append(BothEmulators(*both))
+        theirs, ours = (
+            monobeast.create_env(replace(flags, atari_backend=backend), num_envs, **overrides)
+            for backend in ("ale", "beast")
+        )
+        made.append(BothEmulators(theirs, ours))
         return made[-1]
 
-    flags = monobeast.Flags(checkpoint=str(arguments.run / "checkpoint.pt"), mode="test", episodes=arguments.episodes)
-    result = monobeast.test(replace(flags, seed=arguments.seed), create_both)
-    steps = sum(both.steps for both in made)
+    with exit_with_message(), tempfile.TemporaryDirectory() as directory:
+        copy = shutil.copy(checkpoint, directory)  # a test leaves its result beside the checkpoint
+        flags = monobeast.Flags(checkpoint=copy, mode="test", episodes=arguments.episodes, seed=arguments.seed)
+        result = monobeast.test(flags, create_both)
+    both = made[-1]  # those before were probed only
     git = ["git", "describe", "--always", "--dirty"]
     row = {
-        "game": result["env"],
+        "env": result["env"],
         "trained for steps": result["steps"],
         "seed": arguments.seed,
         "games": len(result["returns"]),
         "mean return": f"{result['mean']:.1f}",
         "highest return": f"{max(result['returns']):g}",
         "longest game in steps": max(result["lengths_in_steps"]),
-        "steps compared": steps,
+        "steps compared": both.steps * both.num_envs,
+        "ale-py": metadata.version("ale-py"),
         "commit": subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip(),
     }
     is_new = not arguments.out.exists()
     with arguments.out.open("a", newline="") as file:
         table = csv.DictWriter(file, COLUMNS)
         if is_new:
-            file.write(f"# python benchmarks/atari_policy.py RUN --episodes {arguments.episodes}; ale-py ")
-            file.write(f"{metadata.version('ale-py')}; {os.cpu_count()} cores\n")
             table.writeheader()
         table.writerow(row)
-    print(f"{steps:,} steps of {row['games']} games were equal on both emulators")
+    print(f"all {row['steps compared']:,} steps were equal on both emulators")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ README_TASKS = {
     "recipe-halfcheetah": "HalfCheetah, `--preset continuous`",
 }
 # CSVs that are not of one learning run: the samples of a soak, a search, a list of games.
-NO_RUNS = ("soak-*.csv", "*-search.csv", "atari-exact.csv")
+NO_RUNS = ("soak-*.csv", "*-search.csv", "atari-exact.csv", "atari-policy.csv")
 PUBLISHED = ROOT / "benchmarks" / "peers" / "atari-published.csv"
 
 

@@ -207,9 +207,12 @@ struct Tally {
   int16_t shown_lives;  // none once the game is over, but in Adventure
   uint8_t over;
   uint8_t started;
-  uint8_t previous;  // the byte whose last value a rule looks at; Othello: for how many frames the board has rested
-  uint8_t par, strokes;  // Miniature Golf: the last hole's, and the strokes of all holes, in BCD
+  uint8_t previous;      // the byte whose last value a rule looks at
+  uint8_t rested;        // Othello: for how many frames nobody has been to move, kMostRested at most
+  uint8_t par, strokes;  // Miniature Golf, in BCD: the hole's par, and the strokes of all holes
 };
+constexpr int kMostRested = 51;
+constexpr int kMostPoints = 1 << 20;
 
 HD inline Tally start_tally(const Game& game) {
   Tally tally{};
@@ -347,7 +350,11 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       break;
     case kCasino:
       score = bcd2(0x8C, 0x95);
-      over = at(0xD4) != 3 && (score == 0 || (at(0x9E) != 0 && at(0xD3) & 0x80));
+      if (at(0xD4) == 3) {  // the fourth of its games
+        over = at(0x9E) == 0xAA;
+      } else {
+        over = score == 0 || (at(0x9E) != 0 && at(0xD3) & 0x80);
+      }
       break;
     case kCentipede:
       score = bcd3(0xF4, 0xF5, 0xF6);
@@ -544,9 +551,9 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       over = lives == 0;
       break;
     case kMiniatureGolf:
-      score = tally.score;
+      tally.score = 0;
       if (at(0xAF) != tally.previous && tally.points) {  // the next hole
-        score += bcd(tally.par) - tally.points;
+        score = bcd(tally.par) - tally.points;
         tally.points = 0;
       }
       tally.previous = at(0xAF);
@@ -555,6 +562,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       } else {  // the ball is in the hole
         const int strokes = bcd(at(0x87)) - bcd(tally.strokes);
         tally.points += strokes < 0 ? bcd(at(0x87)) : strokes;
+        if (tally.points > kMostPoints) tally.points = kMostPoints;
         tally.strokes = at(0x87);
       }
       over = at(0xAF) == 0;
@@ -581,8 +589,8 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       break;
     case kOthello:
       score = bcd(at(0xCE)) - bcd(at(0xD0));
-      tally.previous = at(0xC0) ? 0 : tally.previous + 1;
-      over = tally.previous > 50;
+      tally.rested = at(0xC0) ? 0 : tally.rested < kMostRested ? tally.rested + 1 : kMostRested;
+      over = tally.rested == kMostRested;
       break;
     case kPacman:
       score = bcd3(0xD0, 0xCE, 0xCC);
@@ -787,9 +795,10 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
   if (rules == kFreeway) reward = reward < 0 ? 0 : reward > 1 ? 1 : reward;
   if (rules == kIceHockey && reward > 1) reward = 1;
   if ((rules == kAtlantis || rules == kAtlantis2 || rules == kQbert) && over) reward = 0;
-  const bool keeps_reward = (rules == kCasino && at(0xD4) != 3 && at(0xD3) & 0x80) ||  // as ALE does: the last frame's
-                            (rules == kWordZapper && at(0xCF) == 0);
-  if (keeps_reward) reward = tally.reward;
+  // ALE repeats the last frame's reward here.
+  const bool repeats_reward =
+      (rules == kCasino && at(0xD4) != 3 && at(0xD3) & 0x80) || (rules == kWordZapper && at(0xCF) == 0);
+  if (repeats_reward) reward = tally.reward;
   if (rules == kVideoCube) {
     if (at(0xDB) == 0 && tally.previous == 0xFF) reward = -1, over = true;  // the time is over
     tally.previous = at(0xDB);

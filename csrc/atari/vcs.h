@@ -429,7 +429,8 @@ HD inline bool is_valid(const Vcs& vcs) {
                within(tia.discharged_cycle, -(1 << 28), kMostCycles) &&
                within(vcs.riot.set_cycle, -(1 << 29), kMostCycles) && within(vcs.riot.late, 0, 1 << 30) &&
                vcs.riot.shift <= 10 && within(vcs.paddle, kPaddleLeast, kPaddleMostOfAll) &&
-               within(vcs.tally.score, -(1 << 28), 1 << 28) && within(vcs.tally.reward, -(1 << 30), 1 << 30) && within(vcs.tally.points, -255, 1 << 28) &&
+               within(vcs.tally.score, -(1 << 28), 1 << 28) && within(vcs.tally.reward, -(1 << 30), 1 << 30) &&
+               within(vcs.tally.points, -255, kMostPoints) && vcs.tally.rested <= kMostRested &&
                vcs.last_action < kNumActions && vcs.error <= kEndlessReset;
   valid = valid && tia.drawn == tia.pixel && tia.changed == 0 && tia.frame_over == 0;
   for (const uint8_t position : tia.position) valid = valid && position < kWidth;

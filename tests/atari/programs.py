@@ -1,6 +1,6 @@
-"""Programs of 2 KB for the console, as bytes: what games do, at random, and single rules of the machine.
+"""Programs for the console, as bytes: what games do, at random, and single rules of the machine.
 
-They leave RAM 90-93 alone, where Boxing, under whose name they run, keeps the time and the score.
+Those of 2 KB leave RAM 90-93 alone, where Boxing, under whose name they run, keeps the time and the score.
 """
 
 from __future__ import annotations
@@ -273,11 +273,11 @@ def shaking_program(register: int, lines: int) -> bytes:
     return program.jump(frame).build()
 
 
-def still_program(size: int, ram: bytes, has_ram: bool = False) -> bytes:
+def still_program(size: int, ram: bytes, has_ram: bool = False, counter: int = 0) -> bytes:
     """A cartridge of `size` bytes that writes `ram` into RAM at the start and nothing afterwards.
 
-    `has_ram`: a cartridge with RAM, into which it copies the console's in every frame. Every KB holds the program, so
-    that it starts in all types of cartridge.
+    Every KB holds the program, so that it starts in all types of cartridge. `has_ram`: as in `instruction_program`; it
+    copies the console's RAM there in every frame. `counter`: an address that it counts the frames at, or 0.
     """
     program = Program().start()
     for address, byte in enumerate(ram, 0x80):
@@ -286,7 +286,10 @@ def still_program(size: int, ram: bytes, has_ram: bool = False) -> bytes:
     program.new_frame()
     if has_ram:
         program.add(0xA2, 0x7F, 0xB5, 0x80, 0x9D, 0x00, 0xF0, 0xCA, 0x10, 0xF8)  # LDX #; LDA 80,X; STA F000,X
+    if counter:
+        program.add(0xE6, counter)  # INC
     program.lines(200).jump(frame)
-    kilobyte = program.code.ljust(1024 - 6, b"\xea") + 3 * bytes([ORIGIN & 0xFF, ORIGIN >> 8])
+    assert len(program.code) <= 1024 - 6
+    kilobyte = bytes(program.code.ljust(1024 - 6, b"\xea")) + 3 * bytes([ORIGIN & 0xFF, ORIGIN >> 8])
     bank = bytes(2048) + 2 * kilobyte if has_ram else kilobyte
-    return bytes(bank * (size // len(bank)))
+    return bank * (size // len(bank))
