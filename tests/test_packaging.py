@@ -1,6 +1,8 @@
 """What `pip install .` and `make` install."""
 
 import importlib.metadata
+import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -21,6 +23,31 @@ def test_an_installation_has_the_agents_and_all_of_beast_but_no_module_with_a_co
     modules = {path.relative_to(ROOT) for path in (ROOT / "beast").rglob("*.py")}
     assert installed == modules | {Path(f"{name}.py") for name in ("monobeast", "r2d2", "polybeast", "polybeast_env")}
     assert (tmp_path / "installed" / "beast" / "py.typed").exists()
+
+
+@pytest.mark.long
+def test_where_grpc_is_missing_the_emulator_is_built_without_it(tmp_path):
+    pytest.importorskip("pybind11", reason="setup.py needs pybind11: make libbeast")
+    programs = {name: shutil.which(name) for name in ("g++", "gcc", "c++", "cc", "as", "ld")}
+    if not all(programs.values()):
+        pytest.skip("there is no C++ compiler")
+    tools = tmp_path / "tools"  # neither protoc nor what finds gRPC
+    tools.mkdir()
+    for name, path in programs.items():
+        (tools / name).symlink_to(path)
+    build = ["build_ext", "--build-temp", str(tmp_path / "temp"), "--build-lib", str(tmp_path / "lib")]
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", *build], cwd=ROOT, env={**os.environ, "PATH": str(tools)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "there is no protoc" in done.stderr and "libatari is built" in done.stderr
+    built = [path.name.partition(".")[0] for path in (tmp_path / "lib").iterdir()]
+    assert built == ["libatari"]
+    play = "import libatari, sys; print(libatari.__file__, len(libatari.games()))"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "lib")}
+    told = subprocess.run([sys.executable, "-c", play], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert told.stdout.startswith(str(tmp_path / "lib")), told.stderr
 
 
 def test_make_installs_what_constraints_txt_names_and_nothing_else():
