@@ -552,7 +552,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       break;
     case kMiniatureGolf:
       tally.score = 0;
-      if (at(0xAF) != tally.previous && tally.points) {  // the next hole
+      if (bcd(at(0xAF)) != bcd(tally.previous) && tally.points) {  // the next hole
         score = bcd(tally.par) - tally.points;
         tally.points = 0;
       }
