@@ -286,13 +286,13 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       over = lives == 0xFF;
       break;
     case kBackgammon: {
-      // Points, bars and homes; one side's checkers count up, the other's down.
-      int up = 0, down = 0;
+      // Points, bars and homes; one side's checkers count up, the other's down, in 8 bits as in ALE.
+      uint8_t up = 0, down = 0;
       for (int place = 0x80; place <= 0x9B; ++place) {
-        const int checkers = static_cast<int8_t>(at(place));
-        (checkers > 0 ? up : down) += checkers;
+        uint8_t& side = static_cast<int8_t>(at(place)) > 0 ? up : down;
+        side = static_cast<uint8_t>(side + at(place));
       }
-      const bool is_whole = up == 15 && down == -15;
+      const bool is_whole = up == 15 && down == 0xF1;
       if (is_whole) score = at(0x80) == 0xF1 ? 1 : at(0x8E) == 15 ? -1 : 0;
       over = score != 0;
       break;
