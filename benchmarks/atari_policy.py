@@ -25,8 +25,6 @@ from gymnasium.vector import VectorWrapper
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 RESULTS = ROOT / "benchmarks" / "results" / "atari-policy.csv"
-COLUMNS = ["env", "trained for steps", "seed", "games", "mean return", "highest return", "longest game in steps"]
-COLUMNS += ["steps compared", "ale-py", "commit"]
 
 
 class BothEmulators(VectorWrapper):
@@ -107,7 +105,7 @@ def main():
     }
     is_new = not arguments.out.exists()
     with arguments.out.open("a", newline="") as file:
-        table = csv.DictWriter(file, COLUMNS)
+        table = csv.DictWriter(file, row)
         if is_new:
             table.writeheader()
         table.writerow(row)

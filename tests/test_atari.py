@@ -129,6 +129,8 @@ GOLF_HOLE = [{0x88: 4, 0x87: 0}, {0x87: 0x12, 0x88: 0}]
         ("casino", [{0xD4: 3, 0x9E: 0xAA}], 0, True),
         ("casino", [{0xD4: 3, 0x9E: 0xA9}], 0, False),
         ("casino", [{0xD3: 0, 0xD4: 0, 0x9E: 1, 0x8C: 0x10, 0x95: 0}, {0x8C: 0x12}, {0xD3: 0xFF}], 200, True),
+        ("et", [{0xE5: 0x7F}], 0, False),  # -128 lives
+        ("haunted_house", [{0x82: 0x10}, {0x82: 0x0A}], 0, False),  # the same number
         ("journey_escape", [{0x90: 0}, {0x90: 5}], 0, False),  # 50,000 points at once
         ("klax", [{}], 0, False),
         ("klax", [{0xB4: 0x21, 0xB5: 0x43, 0xB6: 0x65}], 654321, False),
@@ -137,14 +139,18 @@ GOLF_HOLE = [{0x88: 4, 0x87: 0}, {0x87: 0x12, 0x88: 0}]
         ("klax", [{0xE9: 3, 0xEE: 3}], 0, True),
         ("klax", [{0xE9: 3, 0xEE: 2}], 0, False),
         ("klax", [KLAX_WELL], 10101, True),
-        *[("klax", [KLAX_WELL | {cell: 14}], 10101, False) for cell in (0xB3, 0xCB)],
+        *[("klax", [KLAX_WELL | {0xB3: tile}], 10101, False) for tile in (0, 2, 6, 10, 14)],
+        ("klax", [KLAX_WELL | {0xCB: 14}], 10101, False),
         ("miniature_golf", [*GOLF_HOLE, {0xAF: 2}], -8, False),
         ("miniature_golf", [*GOLF_HOLE, {0xAF: 2}, {0x87: 0x15}, {0xAF: 3}], 1, False),
         ("miniature_golf", [*GOLF_HOLE, {0xAF: 2}, {0x87: 3}, {0xAF: 0}], 1, True),
+        ("miniature_golf", [{0xAF: 0x20}, *GOLF_HOLE, {0xAF: 0x1A}], 0, False),  # the same number
         ("othello", [{0xC0: 1}, *[{0xC0: 0}] * 50], 0, False),
         ("othello", [{0xC0: 1}, *[{0xC0: 0}] * 51], 0, True),
+        ("qbert", [{0x88: 0x80}, {0x88: 0x7F}], 0, False),  # no death: the byte has a sign
         ("riverraid", [{0xC0: 0x59}, {0xC0: 0x58}], 0, True),
         ("riverraid", [{0xC0: 0x5A}, {0xC0: 0x58}], 0, False),
+        ("tennis", [{0xC7: 8, 0xC8: 7}], 1, True),
         ("video_cube", [{0xDB: 0xFF}, {0xDB: 0}], -1, True),
         ("video_cube", [{0xDB: 0xFE}, {0xDB: 0}], 0, False),
         ("word_zapper", [{0xCF: 4, 0xDC: 0}, {0xDC: 0x85}, {0xCF: 0}], 123, False),

@@ -141,7 +141,7 @@ def rams_of_play(game: str, seed: int, frames: int = 3000) -> list[bytes]:
         before = console.ram().tobytes()
         console.act(action)
         if frame % 300 == 0 or console.game_over:
-            seen += [before, console.ram().tobytes()][frame == 0 :]
+            seen += [console.ram().tobytes()] if frame == 0 else [before, console.ram().tobytes()]
         if console.game_over:
             console.reset_game()
         if draw.randrange(8) == 0:
