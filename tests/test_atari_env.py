@@ -19,6 +19,7 @@ from gymnasium.vector import AutoresetMode
 libatari = pytest.importorskip("libatari", reason="the emulator is not built: make libatari")
 
 import ale_py  # noqa: E402
+import cv2  # noqa: E402
 from ale_py.vector_env import AtariVectorEnv as AleVectorEnv  # noqa: E402
 from lock_step import small_flags  # noqa: E402
 
@@ -196,8 +197,6 @@ def test_screens_of_other_heights_are_scaled_as_ale_py_scales_them(game):
     "height, width", [(84, 84), (210, 84), (84, 160), (96, 96), (105, 80), (70, 80), (1, 1), (209, 159)]
 )
 def test_random_images_are_scaled_as_opencv_scales_them(height, width):
-    """cv2 where it is installed; else ale-py's own images, which the tests above compare."""
-    cv2 = pytest.importorskip("cv2")
     rng = np.random.default_rng(0)
     for shape in ((210, 160), (214, 160), (250, 160), (210, 160, 3)):
         if height > shape[0]:
