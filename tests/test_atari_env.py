@@ -277,13 +277,15 @@ def test_observations_are_written_into_the_array_that_was_given():
     np.testing.assert_array_equal(interleaved, plain.step(np.array([0, 0]))[0])
     into.observe_into(None)
     assert not np.shares_memory(into.step(np.array([0, 0]))[0], interleaved)
-    for wrong in (np.zeros((2, 4, 84, 83), np.uint8), np.zeros((2, 4, 84, 84), np.int8)):
-        into.observe_into(wrong)
-        with pytest.raises(InputError, match=r"observe_into\(\) was given .* give uint8 of \(2, 4, 84, 84\)"):
-            into.step(np.array([0, 0]))
-    into.observe_into(np.zeros((2, 4, 84, 168), np.uint8)[..., ::2])
-    with pytest.raises(ValueError, match="in one piece"):
-        into.step(np.array([0, 0]))
+    plain.step(np.array([0, 0])), into.send(np.array([0, 0]))
+    for wrong in (np.zeros((2, 4, 84, 83), np.uint8), np.zeros((2, 4, 84, 84), np.int8), [0]):
+        with pytest.raises(InputError, match=r"was given .*: give a uint8 array of shape \(2, 4, 84, 84\)"):
+            into.observe_into(wrong)
+    read_only = np.frombuffer(bytes(2 * 4 * 84 * 84), np.uint8).reshape(2, 4, 84, 84)
+    for wrong in (np.zeros((2, 4, 84, 168), np.uint8)[..., ::2], read_only):
+        with pytest.raises(InputError, match="in one piece"):
+            into.observe_into(wrong)
+    np.testing.assert_array_equal(into.recv()[0], plain.step(np.array([0, 0]))[0])
     plain.close(), into.close()
 
 
@@ -568,6 +570,8 @@ def test_a_film_without_a_seed_shows_the_game_that_is_played():
     ({"repeat_action_probability": float("nan")}, "repeat_action_probability is nan"),
     ({"num_envs": 2.0}, "num_envs is 2.0: give a whole number"),
     ({"frameskip": 4.0}, "frameskip is 4.0: give a whole number"),
+    ({"frameskip": True}, "frameskip is True: give a whole number"),
+    ({"repeat_action_probability": True}, "repeat_action_probability is True: give a number"),
     ({"img_height": 84.0}, "img_height is 84.0: give a whole number"),
     ({"img_width": 0}, "img_width is 0"),
     ({"repeat_action_probability": "often"}, "repeat_action_probability is 'often': give a number"),
@@ -600,7 +604,8 @@ def test_wrong_actions_seeds_and_masks_are_refused_and_nothing_moves():
             env.step(np.array(actions))
     for seed, message in [
         (-1, "seeds -1 to 0"), (2**31 - 1, "seeds"), ([1], r"shape \(1,\): give one number, or 2"),
-        (1.7, "seed is 1.7: give whole numbers"), (2**70, "give whole numbers from 0"), ("a", "seed is 'a'"),
+        (1.7, "seed is 1.7: give whole numbers"), (2**70, "give whole numbers from 0"),
+        (2**64 - 1, "seeds 18446744073709551615 to"), ("a", "seed is 'a'"),
     ]:  # fmt: skip
         with pytest.raises(InputError, match=message):
             env.reset(seed=seed)
@@ -682,6 +687,10 @@ def test_the_backend_is_chosen_by_the_flag_and_said(monkeypatch):
     assert env.metadata["atari_backend"] == "ale", "images that are larger than the screen"
     with pytest.raises(InputError, match="atari_backend beast: img_height 256 .*--atari_backend auto takes ale-py"):
         envs.make("ALE/Breakout-v5", 1, resize=256, atari_backend="beast")
+    for backend in ("ale", "beast"):
+        for name, value in (("episodic_life", "no"), ("render_mode", "human"), ("batch_size", 2)):
+            with pytest.raises(InputError, match=f"{name} is {value!r}"):
+                envs.make("BreakoutNoFrameskip-v4", 4, atari_backend=backend, **{name: value})
     with pytest.raises(InputError, match="atari_backend is 'stella'"):
         envs.make("ALE/Breakout-v5", 1, atari_backend="stella")
     with pytest.raises(InputError, match="atari_backend is for Atari ids"):
@@ -690,6 +699,22 @@ def test_the_backend_is_chosen_by_the_flag_and_said(monkeypatch):
     assert envs.make("ALE/Breakout-v5", 1, atari_backend="auto").metadata["atari_backend"] == "ale"
     with pytest.raises(InputError, match="--atari_backend beast: breakout is not on the list of games"):
         envs.make("ALE/Breakout-v5", 1, atari_backend="beast")
+
+
+def test_a_step_before_the_reset_is_refused_where_lives_are_episodes():
+    env = envs.make("BreakoutNoFrameskip-v4", 2, atari_backend="beast")
+    with pytest.raises(InputError, match=r"call reset\(\) first"):
+        env.step(np.array([0, 0]))
+    env.close()
+
+
+def test_a_directory_for_temporary_files_that_is_missing_is_named(monkeypatch):
+    def refuse():
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(atari.tempfile, "TemporaryDirectory", refuse)
+    with pytest.raises(InputError, match="No usable temporary directory found.*: set TMPDIR"):
+        atari.read_palette.__wrapped__()
 
 
 def test_another_rom_of_the_same_name_runs_on_ale_py(monkeypatch):

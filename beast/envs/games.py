@@ -24,7 +24,7 @@ MINATAR_MODULES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders
 MINATAR_GAMES = {module.title().replace("_", ""): module for module in MINATAR_MODULES}  # name in ids -> module
 
 
-ATARI_NAMES = {  # our names -> those of AtariVectorEnv
+ALE_ARGUMENTS = {  # choices of beast.envs.make -> arguments of AtariVectorEnv
     "frame_stack": ["stack_num"],
     "frame_skip": ["frameskip"],
     "resize": ["img_height", "img_width"],
@@ -37,7 +37,8 @@ ATARI_NAMES = {  # our names -> those of AtariVectorEnv
 
 def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool | None, chosen, kwargs) -> VectorEnv:
     """See `beast.envs.make`; `match` is that of ATARI_ID, `chosen` has the choices that are made, by our names. Raises
-    KeyError for an unknown game."""
+    KeyError for an unknown game, InputError for an argument that cannot be, MissingFile where the ROM cannot be read.
+    """
     game = atari_games()[match["deepmind"] or match["machado"]]
     if match["deepmind"]:
         protocol = {"repeat_action_probability": 0.0, "noop_max": 30, "use_fire_reset": True}
@@ -49,7 +50,7 @@ def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool 
         "frameskip": ATARI_FRAMES_PER_STEP,
         "reward_clipping": False,  # the library would clip them by default
         **protocol,
-        **{name: value for ours, value in chosen.items() for name in ATARI_NAMES.get(ours, [])},
+        **{name: value for ours, value in chosen.items() for name in ALE_ARGUMENTS.get(ours, [])},
         **kwargs,
     }
     backend = chosen.get("atari_backend", "auto")
@@ -58,6 +59,14 @@ def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool 
     # The library's own `episodic_life` resets the whole game at every lost life (0.12.1), so that no life but the first
     # is ever played: `LifeEpisodes` does it instead.
     episodic_life = settings.pop("episodic_life", episodic_life)
+    if not isinstance(episodic_life, (bool, type(None))):
+        raise InputError(f"episodic_life is {episodic_life!r}: give true or false")
+    if settings.get("render_mode") not in (None, "rgb_array"):
+        raise InputError(f"render_mode is {settings['render_mode']!r}: it is None or 'rgb_array'")
+    if settings.get("batch_size", 0) not in (0, num_envs):
+        raise InputError(
+            f"batch_size is {settings['batch_size']!r}: the environments of a group step together, so leave it out"
+        )
     if settings.get("life_loss_info"):
         raise InputError(
             "life_loss_info would count each life as a game: leave it out; --episodic_life on ends an episode at it"
@@ -166,20 +175,19 @@ class LifeEpisodes(VectorWrapper):
         fire = names.index("FIRE") if "FIRE" in names else 0
         is_continuous = isinstance(env.single_action_space, spaces.Box)  # radius, angle, fire
         self._first_action = np.array([0, 0, 1], np.float32) if is_continuous else np.array(fire)
+        self._life_over = self._was_game_over = np.zeros(env.num_envs, bool)
 
     def reset(self, *, seed=None, options=None):
         observations, info = self.env.reset(seed=seed, options=options)
-        if not (options and "reset_mask" in options):
-            self._life_over = self._was_game_over = np.zeros(self.num_envs, bool)
-        else:
-            self._life_over = self._life_over & ~options["reset_mask"]
-            self._was_game_over = self._was_game_over & ~options["reset_mask"]
+        goes_on = ~options["reset_mask"] if options and "reset_mask" in options else np.zeros(self.num_envs, bool)
+        self._life_over, self._was_game_over = self._life_over & goes_on, self._was_game_over & goes_on
         self._lives = info["lives"].copy()
         return observations, info
 
     def step(self, actions: np.ndarray):
-        actions = np.array(actions)
-        actions[self._life_over] = self._first_action
+        if self._life_over.any():
+            actions = np.array(actions)
+            actions[self._life_over] = self._first_action
         observations, rewards, terminated, truncated, info = self.env.step(actions)
         # A game whose lives are at 0 may run on for some frames (Qbert); its end is then the end of the last life. A
         # game that was cut off with more lives than the next one begins with has lost none.
