@@ -231,6 +231,8 @@ def test_a_restored_state_goes_on_as_the_original_did():
     assert [(other.act(action), other.ram().tobytes(), other.screen().tobytes()) for action in actions] == expected
     with pytest.raises(ValueError, match="bytes"):
         other.restore(state[1:])
+    with pytest.raises(ValueError, match="of another game"):
+        libatari.Console(rom_bytes("pong"), "pong", 1).restore(state)
 
 
 def test_a_state_with_bytes_changed_at_random_is_refused_or_runs():

@@ -13,7 +13,6 @@ constexpr int kHotspots = 0xFE0;  // accesses to the window from here on may swi
 struct Rom {
   // Smaller cartridges stand in it several times. A page's first byte is at a multiple of 256 in memory, too.
   alignas(256) uint8_t bytes[kRomBytes];
-  uint32_t size;             // as given to make_rom
   Cart cart;
   Game game;
 };

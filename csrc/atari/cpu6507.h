@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#include "mt19937.h"
+#include "device.h"
 
 // Whether calls at the end of a function become jumps: only then each instruction can call the next.
 #if defined(__CUDACC__) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -140,7 +140,7 @@ HD inline void set_status(Flags& flags, int status) {
 // - zero_page, 256 bytes of which the upper half is the RAM;
 // - has_code(address), read_code(address): what of the cartridge can be read without more ado;
 // - read_cart(address), write_cart(address, value), read_riot(address, cycle), write_riot(address, value, cycle),
-//   read_tia(address, cycle, undriven), and fetch(pc, undriven), which reads any of them for the CPU;
+//   read_tia(address, cycle, undriven), and fetch(pc, undriven, cycle), which reads any of them for the CPU;
 // - passes(time): whether `write` changes nothing but the time; write_register() does any write in left.time, and stops
 //   the CPU once the frame is over; writes_motion(time) does some that need no more than a few instructions;
 // - find_code(pc): makes `code` the memory around pc, and returns where pc's byte lies;

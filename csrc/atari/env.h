@@ -56,27 +56,13 @@ struct EnvState {
 };
 static_assert(std::is_trivially_copyable<EnvState>::value, "states are copied as bytes");
 
-// One environment's memory. Few steps need the newest image at full size. Those draw it again from `before`, which has
-// a sixth of its size or less.
+// One environment's memory. Few steps need the newest image at full size. It is not kept: they draw it again from
+// `before`, which is smaller.
 struct Env {
   EnvState* state;
   EnvState* before;  // as it was before the step or the start that made the newest image
   uint8_t* film;     // [rows, 160, 3]: that image in color, where it is kept
   uint8_t* stack;    // [stack, height, width(, 3)], a ring
-};
-
-// Draws into two screens in turn, as ALE does: a frame that ends early leaves rows of the one before the last. Some
-// games do that while they boot, a few in play.
-struct AlternatingOutput {
-  uint8_t* screens[2];
-  int rows;
-  bool is_gray;
-  int* current;  // the screen of the newest frame
-
-  Canvas canvas(bool begins) const {
-    *current ^= begins;
-    return {screens[*current], rows, is_gray};
-  }
 };
 
 // FNV-1a, eight bytes at a time.
@@ -106,6 +92,7 @@ class Protocol {
   // What one thread needs while it steps.
   struct Scratch {
     std::vector<uint8_t> frames[2];  // as the core renders them: [0] a step's last frame but one, [1] its last
+    std::vector<uint8_t> kept;       // frames[0] while an image is drawn again
     std::vector<uint8_t> image;      // [rows, 160(, 3)]: what an environment shows, before it is scaled
     EnvState before{};               // the environment before this step
     Resizer::Scratch resize;
@@ -142,7 +129,6 @@ class Protocol {
     first_draws_ = count_draws(first_.generators) - loaded_draws_;
   }
 
-  const Rom& rom() const { return rom_; }
   const EnvSettings& settings() const { return settings_; }
   size_t image_bytes() const { return static_cast<size_t>(num_pixels_) * channels_; }
   size_t film_bytes() const { return settings_.keeps_film ? static_cast<size_t>(num_pixels_) * 3 : 0; }
@@ -153,6 +139,7 @@ class Protocol {
   Scratch make_scratch() const {
     Scratch scratch;
     for (std::vector<uint8_t>& frame : scratch.frames) frame.resize(num_pixels_);
+    scratch.kept.resize(num_pixels_);
     scratch.image.resize(image_bytes());
     scratch.resize = resize_.scratch();
     return scratch;
@@ -205,7 +192,7 @@ class Protocol {
     }
     *env.before = scratch.before;
     state.action = meaning, state.start_frames = -1;
-    tell(state, result);
+    add_info(state, result);
     if (final_observation && (has_ended || result.terminated)) observe(env, final_observation);
     if (has_ended) {
       if (settings_.same_step) {
@@ -221,9 +208,10 @@ class Protocol {
     return result;
   }
 
-  StepResult told(EnvState& state) const {
+  // What there is to tell of a state without a step.
+  StepResult info(const EnvState& state) const {
     StepResult result;
-    tell(state, result);
+    add_info(state, result);
     return result;
   }
 
@@ -279,7 +267,7 @@ class Protocol {
       }
     } else if (is_first) {
       std::memcpy(scratch.image.data(), first_image_.data(), image_bytes());
-      std::memcpy(env.film, first_film_.data(), film_bytes());
+      std::copy_n(first_film_.data(), film_bytes(), env.film);
     } else {
       start_game_seeing_all(state, 0, env.film, scratch);
     }
@@ -323,9 +311,8 @@ class Protocol {
     state.has_ended = false;
     std::memset(env.stack, 0, stack_bytes());
     push(env, scratch);
-    StepResult result;
-    tell(state, result);
-    return result;
+    state.lives = beast::atari::lives(state.vcs);
+    return info(state);
   }
 
   // Emulates a frame and returns its reward.
@@ -345,18 +332,20 @@ class Protocol {
     return result;
   }
 
-  // Draws the newest image once more, into scratch.image.
+  // Draws the newest image once more, into scratch.image; scratch.before and frames[0] stay.
   void draw_again(const Env& env, Scratch& scratch) const {
-    Scratch again = make_scratch();
-    EnvState state = again.before = *env.before;
+    const EnvState before = scratch.before;
+    scratch.kept.swap(scratch.frames[0]);
+    EnvState state = scratch.before = *env.before;
     if (env.state->start_frames >= 0) {
-      start_game_seeing_all(state, env.state->start_frames, nullptr, again);
+      start_game_seeing_all(state, env.state->start_frames, nullptr, scratch);
     } else {
       bool has_frame[2];
-      play_step(state, env.state->action, again, has_frame);
-      show_frames(has_frame, nullptr, again);
+      play_step(state, env.state->action, scratch, has_frame);
+      show_frames(has_frame, nullptr, scratch);
     }
-    scratch.image.swap(again.image);
+    scratch.kept.swap(scratch.frames[0]);
+    scratch.before = before;
   }
 
   // Plays the frames of a step and draws those that are seen; `has_frame` tells which of the scratch's are. Returns
@@ -392,8 +381,7 @@ class Protocol {
 
   // Emulates a frame, draws it over what is there, and returns its reward.
   int draw_frame(EnvState& state, int action, uint8_t* pixels) const {
-    const Screen screen = {pixels, rows()};
-    return in_color_ ? frame(state, action, PaletteOutput{screen}) : frame(state, action, GrayOutput{screen});
+    return frame(state, action, ScreenOutput{{pixels, rows(), !in_color_}});
   }
 
   // Emulates a frame and draws it; returns whether all rows were drawn. Those that were not are black.
@@ -458,8 +446,8 @@ class Protocol {
     env.state->oldest = (oldest + 1) % settings_.stack;
   }
 
-  void tell(EnvState& state, StepResult& result) const {
-    state.lives = result.lives = beast::atari::lives(state.vcs);
+  void add_info(const EnvState& state, StepResult& result) const {
+    result.lives = state.lives;
     result.frame_number = static_cast<int32_t>(frame_number(state.vcs));
     result.error = state.vcs.error;
     result.episode_frame_number = static_cast<int32_t>(episode_frame_number(state.vcs));

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#include "mt19937.h"
+#include "device.h"
 
 namespace beast::atari {
 
@@ -64,7 +64,7 @@ struct Game {
   uint8_t height;      // rows
   uint8_t flags;
   uint32_t actions;      // bit i: action i is in the minimal set
-  uint8_t reset_frames;  // how long a reset holds RESET in all, but for Double Dunk's menu: 8, or 12 with modes
+  uint8_t reset_frames;  // how long a reset holds RESET in all, but for Double Dunk's menu: mostly 8
   ModeScript script;
   StartAction start;
   uint8_t lives;  // right after a reset

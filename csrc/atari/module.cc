@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "vcs.h"
+#include "env.h"
 
 namespace py = pybind11;
 
@@ -15,21 +15,6 @@ namespace beast::atari {
 void bind_pool(py::module_& module);  // pool_module.cc
 
 namespace {
-
-// Two screens that alternate, as ALE's do.
-struct Screens {
-  uint8_t pixels[2][kMaxScreenHeight * kScreenWidth] = {};
-  int current = 0;
-};
-
-struct AlternatingOutput {
-  Screens* screens;
-
-  Canvas canvas(bool begins) const {
-    screens->current ^= begins;
-    return {screens->pixels[screens->current], kMaxScreenHeight, false};
-  }
-};
 
 // One console, for tests and tools.
 class Console {
@@ -42,14 +27,15 @@ class Console {
       throw std::invalid_argument("sticky is " + std::to_string(sticky) + ": it must lie between 0 and 1");
     }
     sticky_ = sticky_draws(sticky);
-    load(rom_, state_.vcs, state_.generators, seed, AlternatingOutput{&state_.screens}, sticky_);
+    state_.rom = hash(rom_.bytes, sizeof rom_.bytes);
+    load(rom_, state_.vcs, state_.generators, seed, output(), sticky_);
   }
 
   int act(int action) {
     if (action < 0 || action >= kNumActions) {
       throw std::out_of_range("action " + std::to_string(action) + " is not in 0.." + std::to_string(kNumActions - 1));
     }
-    return atari::act(rom_, state_.vcs, state_.generators, action, sticky_, AlternatingOutput{&state_.screens});
+    return atari::act(rom_, state_.vcs, state_.generators, action, sticky_, output());
   }
 
   // Frames without an output, for benchmarks: returns the sum of rewards; resets at the end of a game.
@@ -57,7 +43,7 @@ class Console {
     const std::string_view sequence = actions;
     if (sequence.empty()) throw std::invalid_argument("no actions: give a byte for each");
     int64_t total = 0;
-    const GrayOutput output{{state_.screens.pixels[0], kMaxScreenHeight}};
+    const ScreenOutput output{{state_.pixels[0], kMaxScreenHeight, true}};
     for (int64_t i = 0; i < frames; ++i) {
       const int action = static_cast<uint8_t>(sequence[static_cast<size_t>(i) % sequence.size()]) % kNumActions;
       total += gray ? atari::act(rom_, state_.vcs, state_.generators, action, sticky_, output)
@@ -68,14 +54,15 @@ class Console {
   }
 
   void reset_game() {
-    state_.screens = Screens{};
-    atari::reset_game(rom_, state_.vcs, state_.generators, AlternatingOutput{&state_.screens}, sticky_);
+    memset(state_.pixels, 0, sizeof state_.pixels);
+    state_.current = 0;
+    atari::reset_game(rom_, state_.vcs, state_.generators, output(), sticky_);
   }
 
   py::array_t<uint8_t> ram() const { return py::array_t<uint8_t>(128, state_.vcs.ram); }
   py::array_t<uint8_t> screen() const {
     return py::array_t<uint8_t>({static_cast<int>(rom_.game.height), kScreenWidth},
-                                state_.screens.pixels[state_.screens.current]);
+                                state_.pixels[state_.current]);
   }
   void set_ram(int address, int value) {
     if (address < 0 || address > 255 || value < 0 || value > 255) {
@@ -94,9 +81,10 @@ class Console {
     }
     State state;
     memcpy(static_cast<void*>(&state), bytes.data(), sizeof state);
-    if (!is_valid(state.vcs) || !is_valid(state.generators) || (state.screens.current | 1) != 1) {
+    if (!is_valid(state.vcs) || !is_valid(state.generators) || (state.current | 1) != 1) {
       throw std::invalid_argument("these bytes are not a saved state");
     }
+    if (state.rom != state_.rom) throw std::invalid_argument("this state is of another game");
     state_ = state;
   }
 
@@ -104,8 +92,14 @@ class Console {
   struct State {
     Vcs vcs;
     Generators generators;
-    Screens screens;
+    uint8_t pixels[2][kMaxScreenHeight * kScreenWidth];
+    int current;   // the screen of the newest frame
+    uint64_t rom;  // hash of its bytes
   };
+
+  AlternatingOutput output() {
+    return {{state_.pixels[0], state_.pixels[1]}, kMaxScreenHeight, false, &state_.current};
+  }
 
   Rom rom_;
   State state_{};

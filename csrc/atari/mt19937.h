@@ -3,28 +3,7 @@
 
 #include <stdint.h>
 
-// vcs.h and what it includes also compile as device code.
-#ifndef HD
-#ifdef __CUDACC__
-#define HD __host__ __device__
-#else
-#define HD
-#endif
-#endif
-// A table that device code reads at run time lies in the device's memory, too.
-#ifdef __CUDA_ARCH__
-#define TABLE __device__ constexpr
-#else
-#define TABLE constexpr
-#endif
-// For what the interpreter calls from a hundred places: compiling copies of it takes minutes and gains nothing.
-#ifdef __CUDACC__
-#define NOINLINE __noinline__
-#define ALWAYS_INLINE __forceinline__
-#else
-#define NOINLINE __attribute__((noinline))
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-#endif
+#include "device.h"
 
 namespace beast::atari {
 

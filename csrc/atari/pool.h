@@ -29,6 +29,8 @@ struct Job {
   bool *terminated = nullptr, *truncated = nullptr;
 };
 
+constexpr uint64_t kStateMagic = 0x3430'6574'6174'7341;  // "Astate04": count it up when the meaning of EnvState changes
+
 class Pool {
  public:
   Pool(const Rom& rom, const EnvSettings& settings, const Palette& palette, int num_envs, int num_threads)
@@ -36,14 +38,11 @@ class Pool {
     states_.resize(num_envs), before_.resize(num_envs);
     films_.resize(num_envs * protocol_.film_bytes());
     stacks_.resize(num_envs * protocol_.stack_bytes());
-    std::memset(states_.data(), 0, num_envs * sizeof(EnvState));
-    std::memset(before_.data(), 0, num_envs * sizeof(EnvState));
     for (int member = 0; member < num_threads; ++member) scratch_.push_back(protocol_.make_scratch());
   }
 
   const Protocol& protocol() const { return protocol_; }
   int num_envs() const { return static_cast<int>(states_.size()); }
-  int num_threads() const { return team_.size(); }
   bool has_threads() const { return team_.has_threads(); }
   size_t bytes_per_env() const { return 2 * sizeof(EnvState) + protocol_.film_bytes() + protocol_.stack_bytes(); }
   bool was_reset(int id) const { return states_[id].was_reset; }
@@ -60,7 +59,7 @@ class Pool {
   const uint8_t* film(int id) const { return films_.data() + id * protocol_.film_bytes(); }
   const EnvState& state(int id) const { return states_[id]; }
 
-  StepResult told(int id) { return protocol_.told(states_[id]); }
+  StepResult info(int id) const { return protocol_.info(states_[id]); }
 
   // Bytes of an environment, which restore() of a pool of the same game and settings takes, in any process.
   size_t clone_bytes() const { return sizeof(Header) + bytes_per_env(); }
@@ -69,7 +68,7 @@ class Pool {
     const Env from = env(id);
     uint8_t* at = bytes + sizeof(Header);
     const auto append = [&at](const void* part, size_t size) {
-      std::memcpy(at, part, size);
+      if (size) std::memcpy(at, part, size);
       at += size;
     };
     append(from.state, sizeof(EnvState));
@@ -109,7 +108,7 @@ class Pool {
     const Env to = env(id);
     const uint8_t* at = bytes + sizeof(Header);
     const auto take = [&at](void* part, size_t part_size) {
-      std::memcpy(part, at, part_size);
+      if (part_size) std::memcpy(part, at, part_size);
       at += part_size;
     };
     take(to.state, sizeof(EnvState));
@@ -135,14 +134,14 @@ class Pool {
     const int64_t count = static_cast<int64_t>(job_.ids.size()), size = team_.size();
     Protocol::Scratch& scratch = scratch_[member];
     for (int64_t k = count * member / size; k < count * (member + 1) / size; ++k) {
-      const Env of = env(job_.ids[k]);
+      const Env target = env(job_.ids[k]);
       uint8_t* final_observation =
           job_.final_observations ? job_.final_observations + k * protocol_.stack_bytes() : nullptr;
       const StepResult result = job_.kind == Job::Kind::kStep
-                                    ? protocol_.step(of, job_.actions[k], final_observation, scratch)
-                                : job_.kind == Job::Kind::kReset ? protocol_.reset(of, scratch)
-                                                                 : protocol_.reset(of, job_.seeds[k], scratch);
-      protocol_.observe(of, job_.observations + k * job_.observation_stride);
+                                    ? protocol_.step(target, job_.actions[k], final_observation, scratch)
+                                : job_.kind == Job::Kind::kReset ? protocol_.reset(target, scratch)
+                                                                 : protocol_.reset(target, job_.seeds[k], scratch);
+      protocol_.observe(target, job_.observations + k * job_.observation_stride);
       job_.rewards[k] = result.reward;
       job_.errors[k] = result.error;
       job_.terminated[k] = result.terminated;
@@ -163,7 +162,7 @@ class Pool {
 
   Header header_of(const uint8_t* bytes) const {
     const uint8_t* payload = bytes + sizeof(Header);
-    return {0x3430'6574'6174'7341, protocol_.fingerprint(), hash(payload, clone_bytes() - sizeof(Header))};
+    return {kStateMagic, protocol_.fingerprint(), hash(payload, clone_bytes() - sizeof(Header))};
   }
 
   const Rom rom_;

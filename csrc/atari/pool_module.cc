@@ -91,11 +91,8 @@ class PythonPool {
     std::vector<bool> seen(pool_->num_envs());
     const int64_t num_actions = static_cast<int64_t>(pool_->protocol().settings().actions.size());
     for (py::ssize_t k = 0; k < n; ++k) {
-      const int32_t id = job.ids[k];
-      if (id < 0 || id >= pool_->num_envs() || seen[id]) {
-        throw std::invalid_argument("environment " + std::to_string(id) + " is not one of " +
-                                    std::to_string(pool_->num_envs()) + ", or is named twice");
-      }
+      const int32_t id = checked(job.ids[k]);
+      if (seen[id]) throw std::invalid_argument("environment " + std::to_string(id) + " is named twice");
       seen[id] = true;
       if (kind != Job::Kind::kSeededReset && !pool_->was_reset(id)) {
         throw std::runtime_error("environment " + std::to_string(id) + " was never reset: call reset() first");
@@ -163,8 +160,8 @@ class PythonPool {
     for (py::ssize_t k = 0; k < ids.size(); ++k) {
       const int id = checked(ids.at(k));
       pool_->observe(id, to + k * stride);
-      const StepResult told = pool_->told(id);
-      const int32_t values[] = {0, told.lives, told.frame_number, told.episode_frame_number, told.error};
+      const StepResult info = pool_->info(id);
+      const int32_t values[] = {0, info.lives, info.frame_number, info.episode_frame_number, info.error};
       for (int i = 0; i < 5; ++i) numbers.mutable_at(i, k) = values[i];
     }
   }
@@ -304,7 +301,6 @@ void bind_pool(py::module_& module) {
   pool.def("check_state", &PythonPool::check_state);
   pool.def("film", &PythonPool::film).def("ram", &PythonPool::ram);
   pool.def_property_readonly("was_reset", &PythonPool::was_reset);
-  pool.def_property_readonly("rows", [](PythonPool& self) { return self.pool().protocol().rows(); });
   pool.def_property_readonly("bytes_per_env", [](PythonPool& self) { return self.pool().bytes_per_env(); });
 
   // What the tests of the scaling use: an image [H, W(, C)] as an environment scales it.

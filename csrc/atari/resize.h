@@ -25,7 +25,7 @@ namespace beast::atari {
 struct Axis {
   struct Taps {
     int begin;           // first pixel that is covered
-    int count;           // at most MAX_TAPS
+    int count;           // pixels that are covered
     int offset;          // of the first weight
     int float_begin;     // the same for OpenCV's weights, whose first pixel may differ by rounding
     int float_count;
@@ -37,7 +37,6 @@ struct Axis {
   std::vector<uint32_t> weights;
   std::vector<float> float_weights;
 
-  Axis() = default;
   // Throws std::invalid_argument where there would be more pixels than before.
   Axis(int in, int out) : in(in), out(out) {
     if (out < 1 || out > in) {
@@ -77,7 +76,6 @@ class Resizer {
   // What one thread needs while it scales.
   using Scratch = std::vector<uint32_t>;
 
-  Resizer() = default;
   // Images [in_height, in_width, channels] become [out_height, out_width, channels]. Throws std::invalid_argument
   // where they would become larger.
   Resizer(int in_height, int in_width, int out_height, int out_width, int channels)
@@ -85,8 +83,7 @@ class Resizer {
     total_ = static_cast<uint32_t>(rows_.total) * columns_.total;
     is_copy_ = in_height == out_height && in_width == out_width;
     // OpenCV takes another way where both scales are whole numbers.
-    whole_scales_ = rows_.total * out_height == in_height && columns_.total * out_width == in_width &&
-                    in_height % out_height == 0 && in_width % out_width == 0;
+    whole_scales_ = in_height % out_height == 0 && in_width % out_width == 0;
     // A float32 sum of bytes is off by less than 1e-4 here; only within this of a tie can it round otherwise.
     margin_ = static_cast<uint32_t>(total_ * 2e-4);
 #ifdef BEAST_ATARI_SSSE3

@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-#include "mt19937.h"
+#include "device.h"
 
 namespace beast::atari {
 

@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "mt19937.h"
+#include "device.h"
 
 namespace beast::atari {
 
@@ -41,8 +41,8 @@ struct Tia {
   int32_t discharged_cycle;    // when VBLANK bit 7 let go of the paddles' capacitors
   int32_t paddle_cycles[4];    // until INPT0-3 read 1 after that; negative: no paddle
   int16_t line;
-  uint8_t pixel;               // what is seen of the line before this pixel is settled
-  uint8_t drawn;               // before this one it is drawn, too, and its collisions are known
+  uint8_t pixel;               // no register can change the line's pixels before this one any more
+  uint8_t drawn;               // the pixels before this one are drawn, and their collisions known
   uint8_t changed;             // bit per object: whether its mask changed between the two
   uint8_t since[kNumObjects];  // from where on its mask holds, if it changed; `kept` holds to the left
   News news;
@@ -422,7 +422,7 @@ HD inline void forget_line(Tia& tia) {
   for (int i = 0; i < kNumObjects; ++i) tia.kept[i] = Mask{}, tia.since[i] = 0;
 }
 
-// Whether anything of the lines up to `clock` is not known yet: nothing is while a line is blank.
+// Whether a pixel before `clock` is not drawn yet. There is none in a line's horizontal blank.
 HD inline bool has_news(const Tia& tia, int clock) {
   const int pixel = clock - tia.line * kLineClocks - kBlankClocks;
   return pixel > tia.drawn || tia.pixel > tia.drawn || pixel >= kWidth;
@@ -500,6 +500,9 @@ HD inline bool is_repeated(const Tia& tia, int address, uint8_t value) {
   if (which == 0x1C) return tia.old_graphics[0] == tia.graphics[0] && tia.old_ball_on == tia.ball_on;
   return true;
 }
+
+// Pixels of a player in one of the eight modes of NUSIZ.
+HD inline int player_width(int mode) { return mode == 5 ? 16 : mode == 7 ? 32 : 8; }
 
 // Does a write that only concerns what the next HMOVE does; returns whether it was one.
 HD inline bool write_motion(Tia& tia, int address, uint8_t value) {
@@ -615,7 +618,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       const int column = column_of(cycle), hpos = 3 * column;
       const int position = hpos < kBlankClocks ? 3 : (hpos - 63) % kWidth;
       const int mode = tia.size[i] & 7;
-      const int width = mode == 5 ? 16 : mode == 7 ? 32 : 8;
+      const int width = player_width(mode);
       bool starting = false, drawing = false;  // an old copy begins or is being drawn where the new one will be
       for (int copy = 0; copy < 3 && kCopies[mode][copy] >= 0; ++copy) {
         const int distance = (position - tia.position[i] - kCopies[mode][copy] + 2 * kWidth) % kWidth;
@@ -677,20 +680,21 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       tia.ball_on = value & 2;
       place_ball(tia);
       break;
-    case 0x20:
-    case 0x21:
-    case 0x22:
-    case 0x23:
-    case 0x24: {  // HMP0 HMP1 HMM0 HMM1 HMBL
-      const int object = address & 7;
-      if (object == kM0 && tia.motion[kM0] == 0x70 && (value & 0xF0) == 0x60 && cycle - tia.hmove_cycle == 21) {
+    case 0x20:  // HMP0
+    case 0x21:  // HMP1
+    case 0x23:  // HMM1
+    case 0x24:  // HMBL
+    case 0x2B:  // HMCLR
+      write_motion(tia, address, value);
+      break;
+    case 0x22:  // HMM0
+      if (tia.motion[kM0] == 0x70 && (value & 0xF0) == 0x60 && cycle - tia.hmove_cycle == 21) {
         go_on(tia, settings, canvas, clock);
         tia.shaking = tia.line_work = 1;
         tia.shake_step = 0;
       }
-      tia.motion[object] = value & 0xF0;
+      tia.motion[kM0] = value & 0xF0;
       break;
-    }
     case 0x25:
     case 0x26: {  // VDELP0 VDELP1
       const int i = (address & 0x3F) - 0x25;
@@ -712,8 +716,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       if (tia.locked[i] == (value & 2)) break;
       change(kM0 + i, 0);
       if (tia.locked[i]) {
-        const int mode = tia.size[i] & 7;
-        const int middle = mode == 5 ? 8 : mode == 7 ? 16 : 4;
+        const int middle = player_width(tia.size[i] & 7) / 2;
         tia.position[kM0 + i] = static_cast<uint8_t>(wrap(tia.position[i] + middle));
         if (i == 0) tia.shake_shape = 0;
       }
@@ -751,9 +754,6 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       tia.shaking = 0;
       break;
     }
-    case 0x2B:  // HMCLR
-      for (int i = 0; i < 5; ++i) tia.motion[i] = tia.written[0x20 + i] = 0;
-      break;
     case 0x2C:  // CXCLR
       finish(0);
       tia.collisions = 0;

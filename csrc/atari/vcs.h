@@ -4,8 +4,8 @@
 //   if (!make_rom(rom, bytes, size, "pong")) ...
 //   Vcs vcs;
 //   Generators generators;
-//   load(rom, vcs, generators, seed, PaletteOutput{screen});
-//   int reward = act(rom, vcs, generators, action, sticky_draws(0.25), PaletteOutput{screen});
+//   load(rom, vcs, generators, seed, ScreenOutput{canvas});
+//   int reward = act(rom, vcs, generators, action, sticky_draws(0.25), ScreenOutput{canvas});
 //
 // A Rom is shared by all consoles that run it. A Vcs holds no pointers: memcpy saves it, restores it and clones it.
 #pragma once
@@ -55,30 +55,31 @@ struct Generators {
   Mt19937 user;    // two draws a frame, which decide about sticky actions
 };
 
-// What a frame is drawn into: `height` rows of 160 bytes. More rows than the game has stay as they are.
-struct Screen {
-  uint8_t* pixels;
-  int height;
-};
-
-// An output draws nothing, palette indices (ALE's getScreen) or luminances (getScreenGrayscale). Collisions are right in
-// each. ALE alternates between two screens, so that a frame that ends early, as some do while a game boots, shows the
-// rest of the one before the last: give another screen for each frame that `begins` where that matters. A call in whose
-// time the frame did not end goes on in the next one.
+// An output says what a frame is drawn into: nothing, palette indices (ALE's getScreen) or luminances
+// (getScreenGrayscale). Collisions are right in each. ALE alternates between two screens, so that a frame that ends
+// early, as some do while a game boots, shows the rest of the one before the last: give another canvas for each frame
+// that `begins` where that matters. A call in whose time the frame did not end goes on in the next one.
 struct NoOutput {
   HD Canvas canvas(bool) const { return {nullptr, 0, false}; }
 };
 
-struct PaletteOutput {
-  Screen screen;
+struct ScreenOutput {
+  Canvas screen;
 
-  HD Canvas canvas(bool) const { return {screen.pixels, screen.height, false}; }
+  HD Canvas canvas(bool) const { return screen; }
 };
 
-struct GrayOutput {
-  Screen screen;
+// Two screens in turn.
+struct AlternatingOutput {
+  uint8_t* screens[2];
+  int height;
+  bool gray;
+  int* current;  // the screen of the newest frame
 
-  HD Canvas canvas(bool) const { return {screen.pixels, screen.height, true}; }
+  HD Canvas canvas(bool begins) const {
+    *current ^= begins;
+    return {screens[*current], height, gray};
+  }
 };
 
 // What the CPU sees of a cartridge: all of it; one bank of 4 KB at a time, but for the hotspots at its end; or slices of
@@ -378,9 +379,6 @@ HD void reset_game(const Rom& rom, Vcs& vcs, Generators& generators, const Outpu
   for (int i = 0; i < game.start.frames; ++i) reset_frame(rom, vcs, game.start.action, kNoSwitch, output);
   frames(game.start.rest, kNoSwitch);
 }
-inline void reset_game(const Rom& rom, Vcs& vcs, Generators& generators) {
-  reset_game(rom, vcs, generators, NoOutput{});
-}
 
 // Loads the ROM and resets the game, as ALE's loadROM does with `random_seed` = seed. The reset's frames are drawn, too,
 // those before it are not: ALE clears its screens at a reset.
@@ -450,7 +448,6 @@ inline bool make_rom(Rom& rom, const uint8_t* bytes, int size, const char* game_
   const int expected = game->cart == kCart2K ? 2048 : game->cart == kCart4K ? 4096 : is_8k ? 8192 : 16384;
   if (size != expected) return false;
   for (int i = 0; i < kRomBytes; ++i) rom.bytes[i] = bytes[i % size];
-  rom.size = static_cast<uint32_t>(size);
   rom.cart = game->cart;
   rom.game = *game;
   return true;

@@ -52,15 +52,15 @@ struct Console {
   uint8_t player;
 
   void play(int frames) {
-    const Screen screen{pixels.data(), rom->game.height};
+    const ScreenOutput gray{{pixels.data(), rom->game.height, true}}, indices{{pixels.data(), rom->game.height, false}};
     for (int i = 0; i < frames; ++i) {
       player = static_cast<uint8_t>(5 * player + 3);
       const int action = player % kNumActions;
       vcs->tally.over = 0;
       switch (player >> 6) {
         case 0: act(*rom, *vcs, *generators, action, 0, NoOutput{}); break;
-        case 1: act(*rom, *vcs, *generators, action, sticky_draws(0.25), GrayOutput{screen}); break;
-        default: act(*rom, *vcs, *generators, action, 0, PaletteOutput{screen}); break;
+        case 1: act(*rom, *vcs, *generators, action, sticky_draws(0.25), gray); break;
+        default: act(*rom, *vcs, *generators, action, 0, indices); break;
       }
       require(is_valid(*vcs) && is_valid(*generators));
     }
@@ -70,7 +70,8 @@ struct Console {
 void play_in_environment(const Rom& rom, uint8_t player) {
   EnvSettings settings;
   settings.actions = {0, 1, 2, 3, 4, 5};
-  settings.noop_max = 2;
+  settings.fire_reset = player & 16;
+  settings.noop_max = player & 32 ? 2 : 0;
   settings.same_step = player & 1;
   settings.grayscale = !(player & 2);
   settings.keeps_film = player & 4;
@@ -124,7 +125,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   console.generators->system.seed(kSystemSeed);
   console.generators->user.seed(player);
   if (kind == kLoad && frames % 8 == 0) {
-    load(*console.rom, vcs, *console.generators, player, GrayOutput{{console.pixels.data(), game.height}});
+    load(*console.rom, vcs, *console.generators, player, ScreenOutput{{console.pixels.data(), game.height, true}});
   } else {
     vcs.tally = start_tally(game);
     vcs.paddle = paddle_middle(game);

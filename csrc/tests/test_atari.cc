@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <vector>
 
 #include "atari/pool.h"
@@ -48,12 +49,11 @@ struct Fuzzed {
   }
 
   void act(std::mt19937& random) {
-    const Screen screen{pixels.data(), rom.game.height};
     const int action = static_cast<int>(random() % kNumActions);
     if (random() % 2) {
-      atari::act(rom, vcs, generators, action, sticky_draws(0.25), GrayOutput{screen});
+      atari::act(rom, vcs, generators, action, sticky_draws(0.25), ScreenOutput{{pixels.data(), rom.game.height, true}});
     } else {
-      atari::act(rom, vcs, generators, action, 0, PaletteOutput{screen});
+      atari::act(rom, vcs, generators, action, 0, ScreenOutput{{pixels.data(), rom.game.height, false}});
     }
   }
 };
@@ -102,31 +102,46 @@ Rom busy_rom() {
   return rom;
 }
 
-// All observations and rewards of a pool's steps, with jobs that are waited for at once and jobs that are not.
+// A pool of the busy program, and the arrays that its job writes into.
+struct Playing {
+  Pool pool;
+  std::vector<uint8_t> observations, final_observations;
+  std::vector<int32_t> numbers;
+  std::unique_ptr<bool[]> flags;
+
+  Playing(const EnvSettings& settings, int num_envs, int num_threads)
+      : pool(busy_rom(), settings, Palette(), num_envs, num_threads),
+        observations(num_envs * pool.protocol().stack_bytes()),
+        final_observations(observations.size()),
+        numbers(5 * num_envs),
+        flags(new bool[2 * num_envs]) {
+    Job& job = pool.job();
+    job.kind = Job::Kind::kSeededReset;
+    job.observations = observations.data(), job.observation_stride = pool.protocol().stack_bytes();
+    if (settings.same_step) job.final_observations = final_observations.data();
+    job.rewards = numbers.data(), job.lives = job.rewards + num_envs, job.errors = job.lives + num_envs;
+    job.frame_numbers = job.errors + num_envs, job.episode_frame_numbers = job.frame_numbers + num_envs;
+    job.terminated = flags.get(), job.truncated = job.terminated + num_envs;
+    for (int id = 0; id < num_envs; ++id) job.ids.push_back(id), job.seeds.push_back(id), job.actions.push_back(id % 4);
+  }
+};
+
+// All observations of a pool's steps, with jobs that are waited for at once and jobs that are not.
 std::vector<uint8_t> play(int num_threads) {
   constexpr int kNumEnvs = 7, kSteps = 20;
   EnvSettings settings;
   settings.actions = {0, 1, 2, 3};
-  Pool pool(busy_rom(), settings, Palette(), kNumEnvs, num_threads);
-  const size_t size = pool.protocol().stack_bytes();
-  std::vector<uint8_t> observations(kNumEnvs * size), all;
-  std::vector<int32_t> numbers(5 * kNumEnvs);
-  std::array<bool, 2 * kNumEnvs> flags;
-  Job& job = pool.job();
-  job.observations = observations.data(), job.observation_stride = size;
-  job.rewards = numbers.data(), job.lives = job.rewards + kNumEnvs, job.errors = job.lives + kNumEnvs;
-  job.frame_numbers = job.errors + kNumEnvs, job.episode_frame_numbers = job.frame_numbers + kNumEnvs;
-  job.terminated = flags.data(), job.truncated = job.terminated + kNumEnvs;
-  for (int id = 0; id < kNumEnvs; ++id) job.ids.push_back(id), job.seeds.push_back(id), job.actions.push_back(id % 4);
-  job.kind = Job::Kind::kSeededReset;
+  Playing playing(settings, kNumEnvs, num_threads);
+  Job& job = playing.pool.job();
+  std::vector<uint8_t> all;
   for (int step = 0; step < kSteps; ++step) {
     if (step % 2) {
-      pool.start();
-      pool.wait();
+      playing.pool.start();
+      playing.pool.wait();
     } else {
-      pool.run();
+      playing.pool.run();
     }
-    all.insert(all.end(), observations.begin(), observations.end());
+    all.insert(all.end(), playing.observations.begin(), playing.observations.end());
     job.kind = Job::Kind::kStep;
     for (int id = 0; id < kNumEnvs; ++id) job.actions[id] = (step + id) % 4;
   }
@@ -138,6 +153,43 @@ TEST(AtariPool, ThreadsChangeNothing) {
   const std::vector<uint8_t> expected = play(1);
   EXPECT_NE(std::vector<uint8_t>(expected.end() - 84, expected.end()), std::vector<uint8_t>(84, expected.back()));
   for (int num_threads : {2, 3, 8}) EXPECT_TRUE(play(num_threads) == expected) << num_threads << " threads";
+}
+// States whose checksum is right and whose bytes are not.
+TEST(AtariPool, ForgedStatesThatAreAcceptedStayWithinTheirMemory) {
+  constexpr size_t kHeader = 3 * sizeof(uint64_t);
+  int accepted = 0, refused = 0;
+  fuzz([&](std::mt19937& random) {
+    EnvSettings settings;
+    settings.actions = {0, 1, 2, 3};
+    settings.fire_reset = random() % 2, settings.noop_max = random() % 3, settings.keeps_film = random() % 2;
+    settings.grayscale = random() % 2, settings.same_step = random() % 2, settings.stack = 1 + random() % 4;
+    settings.frame_skip = 1 + random() % 4, settings.max_frames = 6;
+    Playing playing(settings, 1, 1);
+    playing.pool.run();
+    playing.pool.job().kind = Job::Kind::kStep;
+    std::vector<uint8_t> state(playing.pool.clone_bytes());
+    playing.pool.clone(0, state.data());
+    for (int i = 0; i < 50; ++i) {
+      std::vector<uint8_t> forged = state;
+      // Most of a state are generators and images, which may have any value: the first and the last KB are the rest.
+      for (unsigned changes = 1 + random() % 4; changes > 0; --changes) {
+        const size_t place = random() % 1024, which = random() % 2 * sizeof(EnvState);
+        forged[kHeader + which + (random() % 2 ? place : sizeof(EnvState) - 1 - place % 64)] = static_cast<uint8_t>(random());
+      }
+      const uint64_t checksum = hash(forged.data() + kHeader, forged.size() - kHeader);
+      memcpy(forged.data() + 2 * sizeof(uint64_t), &checksum, sizeof checksum);
+      try {
+        playing.pool.restore(0, forged.data(), forged.size());
+      } catch (const std::invalid_argument&) {
+        ++refused;
+        continue;
+      }
+      ++accepted;
+      for (int step = 0; step < 3; ++step) playing.pool.run();
+    }
+  });
+  EXPECT_GT(accepted, 0);
+  EXPECT_GT(refused, 0);
 }
 
 }  // namespace

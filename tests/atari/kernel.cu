@@ -11,8 +11,8 @@ __global__ void step(const Rom* rom, Vcs* vcs, Generators* generators, const uin
   int reward = 0;
   for (int k = 0; k < 2; ++k) reward += act(*rom, vcs[i], generators[i], actions[i], 0, NoOutput{});
   for (int k = 0; k < 2; ++k) {
-    const Screen screen = {screens + (2 * i + k) * size, rom->game.height};
-    reward += act(*rom, vcs[i], generators[i], actions[i], 0, GrayOutput{screen});
+    const ScreenOutput output = {{screens + (2 * i + k) * size, rom->game.height, true}};
+    reward += act(*rom, vcs[i], generators[i], actions[i], 0, output);
   }
   rewards[i] = reward;
   if (game_over(vcs[i])) reset_game(*rom, vcs[i], generators[i], NoOutput{});
