@@ -514,6 +514,31 @@ def test_a_missile_that_shakes_goes_on_until_the_next_hmove(register, lines, tmp
     assert run_both(programs.shaking_program(getattr(programs, register), 4 + lines), tmp_path, 4) is None
 
 
+SWEEPS = [("HMOVE", programs.hmove_bands(), 2)]
+SWEEPS += [(f"strobes {seed}", programs.strobe_bands(seed), 9) for seed in (0, 1, 2, 4, 5)]
+SWEEPS += [(f"{strobe:02X} after HMOVE", programs.strobe_after_hmove_bands(strobe), 1) for strobe in programs.STROBES]
+SWEEPS += [(f"registers {seed}", programs.register_bands(seed), 2) for seed in range(4)]
+SWEEPS += [(f"timer {reads}", programs.timer_bands(*2 * reads), 1) for reads in ((0x284, 0x285), (0x285, 0x284))]
+SWEEPS += [("short timer", programs.short_timer_bands(), 1)]
+
+
+@pytest.mark.parametrize("bands, rounds", [sweep[1:] for sweep in SWEEPS], ids=[sweep[0] for sweep in SWEEPS])
+def test_what_is_done_in_any_cycle_of_a_line_does_what_it_does_in_ale(bands, rounds, tmp_path):
+    assert run_both(programs.sweep_program(bands), tmp_path, rounds * programs.SWEEP_FRAMES + 1) is None
+
+
+ADC, SBC, ARR = [0x65, 0xA4], [0xE5, 0xA4], [0xA5, 0xA4, 0x6B, 0xFF]
+
+
+@pytest.mark.parametrize("operation, frames", [(ADC, 512), (SBC, 512), (ARR, 2)])
+def test_all_operands_and_carries_give_the_decimal_results_of_ale(operation, frames, tmp_path):
+    assert run_both(programs.decimal_program(operation), tmp_path, frames + 1) is None
+
+
+def test_a_return_from_an_interrupt_takes_the_cycles_and_flags_of_ale(tmp_path):
+    assert run_both(programs.rti_program(), tmp_path, 256) is None
+
+
 @pytest.mark.long
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
 def test_the_core_compiles_for_a_gpu(tmp_path):

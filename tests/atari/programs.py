@@ -11,6 +11,7 @@ ORIGIN = 0xF800
 VSYNC, VBLANK, WSYNC, COLUBK, HMOVE, CXCLR = 0x00, 0x01, 0x02, 0x09, 0x2A, 0x2C
 NUSIZ0, COLUP0, COLUPF, CTRLPF, PF0 = 0x04, 0x06, 0x08, 0x0A, 0x0D
 RESP0, RESP1, RESM0, GRP0, ENAM0, HMM0 = 0x10, 0x11, 0x12, 0x1B, 0x1D, 0x22
+HMP0, RESMP0, HMCLR = 0x20, 0x28, 0x2B
 INTIM, TIM1T, TIM64T = 0x284, 0x294, 0x296
 REGISTERS = [r for r in range(0x04, 0x2D) if not 0x15 <= r <= 0x1A]  # without sync and sound
 # Strobes and graphics matter most.
@@ -47,6 +48,13 @@ class Program:
 
     def jump(self, address: int) -> Program:
         return self.add(0x4C, address & 0xFF, address >> 8)
+
+    def call(self, address: int) -> Program:
+        return self.add(0x20, address & 0xFF, address >> 8)
+
+    def fold(self, cell: int) -> Program:
+        """A into a cell of RAM so that nothing before it is lost: EOR cell; LSR; BCC; EOR #; STA cell."""
+        return self.add(0x45, cell, 0x4A, 0x90, 2, 0x49, 0xB8, 0x85, cell)
 
     def start(self) -> Program:
         self.add(0x78, 0xD8, 0xA2, 0xFF, 0x9A)  # SEI; CLD; LDX #$FF; TXS
@@ -293,3 +301,168 @@ def still_program(size: int, ram: bytes, has_ram: bool = False, counter: int = 0
     kilobyte = bytes(program.code.ljust(1024 - 6, b"\xea")) + 3 * bytes([ORIGIN & 0xFF, ORIGIN >> 8])
     bank = bytes(2048) + 2 * kilobyte if has_ram else kilobyte
     return bank * (size // len(bank))
+
+
+# Of `sweep_program`: the cycles that go through a line, and those that change when it has gone through all of them.
+DELAY, OTHER_DELAY, SHOW = ORIGIN + 0x50, ORIGIN + 0x53, ORIGIN + 0x56
+SWEEP_FRAMES = 76
+STROBES = range(RESP0, RESP0 + 5)  # players, missiles, ball
+
+
+def sweep_program(bands: list[tuple[Program, Program]]) -> bytes:
+    """Bands of the picture, each with what prepares it, and code that begins in each cycle of a line within 76 frames.
+
+    Each band is shown for some lines more and folds its collisions into RAM A0 to A7.
+    """
+    slide, end = ORIGIN + 3, ORIGIN + 0x4F  # CMP #$C9 all along, CMP $EA or NOP at its end: a byte less is a cycle less
+    program = Program().jump(ORIGIN + 0x80).add(*[0xC9] * 74, 0xC5, 0xEA, 0x60)
+    program.add(0x6C, 0xC0, 0x00, 0x6C, 0xC2, 0x00)  # DELAY: JMP ($C0); OTHER_DELAY: JMP ($C2)
+    program.add(0x85, WSYNC, 0x85, WSYNC, 0xA2, 7)  # SHOW: … LDX #7
+    program.add(0xB5, 0x30, 0x55, 0xA0, 0x4A, 0x90, 2, 0x49, 0xB8, 0x95, 0xA0, 0xCA, 0x10, 0xF2)  # LDA CX,X; …; BPL
+    program.add(0x85, CXCLR, 0x60)
+    program.code = program.code.ljust(0x80, b"\xea")
+    program.start()
+    for address in (0xC0, 0xC2):
+        program.store(address, slide & 0xFF).store(address + 1, slide >> 8)
+    frame = program.here
+    program.new_frame().store(VBLANK, 0).lines(32)
+    for before, code in bands:
+        program.add(*before.code, 0x85, WSYNC).call(DELAY).add(*code.code).call(SHOW)
+    program.add(0xE6, 0xC0, 0xA5, 0xC0, 0xC9, end & 0xFF, 0xD0, 16).store(0xC0, slide & 0xFF)  # INC; LDA; CMP #; BNE
+    program.add(0xA5, 0xC2, 0x69, 8, 0xC9, end & 0xFF, 0x90, 2, 0xA9, slide & 0xFF, 0x85, 0xC2)  # 9 more, or anew
+    return program.lines(4).jump(frame).build()
+
+
+def picture() -> Program:
+    """All objects in sight, in all colors."""
+    program = Program().store(GRP0, 0x95).store(GRP0 + 1, 0xE1)
+    for i, color in enumerate((0x1E, 0x46, 0x86, 0x02)):
+        program.store(COLUP0 + i, color)
+    return program.add(0xA9, 2, 0x85, ENAM0, 0x85, ENAM0 + 1, 0x85, ENAM0 + 2)
+
+
+def place_objects() -> Program:
+    program = Program().add(0x85, WSYNC).call(OTHER_DELAY)
+    for register in STROBES:
+        program.add(0x85, register, 0xEA, 0xEA)
+    return program
+
+
+def hmove_bands() -> list[tuple[Program, Program]]:
+    """HMOVE with each value of HMxx."""
+    bands = []
+    for motion in range(0, 0x100, 0x10):
+        before = place_objects() if motion else picture().add(*place_objects().code)
+        before.add(0xA9, motion, *(byte for i in range(5) for byte in (0x85, HMP0 + i)))
+        bands.append((before, Program().add(0x85, HMOVE)))
+    return bands
+
+
+def strobe_bands(seed: int) -> list[tuple[Program, Program]]:
+    """One to three strobes of objects of all sizes and numbers, which are placed and moved in a line above."""
+    draw, bands = random.Random(seed), []
+    for mode in range(20):
+        before = picture() if mode == 0 else Program()
+        before.store(NUSIZ0, mode % 8 | draw.randrange(4) << 4).store(NUSIZ0 + 1, mode % 8 | draw.randrange(4) << 4)
+        before.store(CTRLPF, draw.randrange(256)).store(HMP0 + draw.randrange(5), draw.randrange(256))
+        before.add(*place_objects().code, 0x85, WSYNC, 0x85, HMOVE)
+        register = STROBES[(seed + mode // 4) % 5]
+        code = Program().add(0x85, register)
+        for _ in range(draw.randrange(3)):
+            code.wait(draw.choice([0, 0, 2, 3, 4, 5, 6, 9, 14])).add(0x85, draw.choice([register, register, *STROBES]))
+        bands.append((before, code))
+    return bands
+
+
+def strobe_after_hmove_bands(register: int) -> list[tuple[Program, Program]]:
+    """The strobe of an object 3 to 27 cycles after an HMOVE."""
+    bands = []
+    for gap in range(3, 28):
+        code = Program().add(0x85, HMOVE)
+        code.add(0x8D, register, 0) if gap == 4 else code.wait(gap - 3).add(0x85, register)
+        bands.append((picture() if gap == 3 else Program(), code))
+    return bands
+
+
+def register_bands(seed: int) -> list[tuple[Program, Program]]:
+    """A write of each register that changes it, sometimes with another write behind it, over a picture at random."""
+    draw, bands = random.Random(seed), []
+    registers = sorted(set(REGISTERS))
+    for i in range(24):
+        register, value = registers[(24 * seed + i) % len(registers)], draw.randrange(256)
+        before = Program() if i else picture()
+        for _ in range(3):
+            before.store(draw.choice(REGISTERS), draw.randrange(256))
+        if i % 3 == 0:
+            before.add(*place_objects().code)
+        before.store(ENAM0 + 2, draw.randrange(256)).add(0xA9, 2, 0x85, ENAM0, 0x85, ENAM0 + 1)
+        before.add(0xA9, 0, 0x85, RESMP0, 0x85, RESMP0 + 1)
+        if register not in (HMCLR, CXCLR):
+            before.store(register, value ^ 0xFF)
+        before.add(0xA9, value, 0xA2, draw.randrange(256))  # LDA #; LDX #
+        code = Program().add(0x85, register)
+        if HMP0 <= register <= HMP0 + 4 or register == HMCLR:
+            code.add(0x86, HMOVE)
+        elif draw.randrange(3) == 0:
+            code.add(0x86, draw.choice(registers))
+        bands.append((before, code))
+    bands[12] = bands[12][0], Program().store(VBLANK, 2).wait(draw.randrange(2, 40)).store(VBLANK, 0)
+    return bands
+
+
+def read_timer(*registers: int) -> Program:
+    program = Program()
+    for register in registers:
+        program.add(0xAD, register & 0xFF, register >> 8).fold(0xA8 + register - INTIM)
+    return program
+
+
+def timer_bands(*registers: int) -> list[tuple[Program, Program]]:
+    """Reads these registers of the timer in the 76 cycles around its end."""
+    bands = []
+    for timer, shift in enumerate((0, 3, 6, 10)):
+        for value in ((0, 30, 60, 80, 255), (0, 3, 6, 9, 33), (0, 1, 2, 5), (0, 1, 2))[timer]:
+            code = Program().add(0x8D, (TIM1T & 0xFF) + timer, TIM1T >> 8)
+            rounds = ((value << shift) - 60) // 10
+            if rounds > 0:
+                code.add(*[0xA2, rounds, 0xCA, 0xD0, 0xFD] * 2)  # LDX #rounds; DEX; BNE
+            code.call(DELAY).add(*read_timer(*registers).code)
+            bands.append((Program().add(0xA9, value), code))
+    return bands
+
+
+def short_timer_bands() -> list[tuple[Program, Program]]:
+    """Reads a timer 4 to 22 cycles after it is set to 3, and to one more in every frame."""
+    bands = []
+    for cycles in [4, *range(6, 23)]:
+        code = Program().add(0x8D, (TIM1T & 0xFF) + cycles % 2, TIM1T >> 8).wait(cycles - 4)
+        bands.append((Program().add(0xA5, 0xC0), code.add(*read_timer(INTIM, INTIM + 1).code)))  # LDA $C0
+    return bands
+
+
+def decimal_program(operation: list[int]) -> bytes:
+    """In a frame: an operation in decimal mode on A and each value of RAM A4, its results and flags folded into RAM.
+
+    The carry is at A0 and A at A1: each frame has others.
+    """
+    program = Program().start().store(0xA0, 0).store(0xA1, 0)
+    frame = program.here
+    program.new_frame().add(0xF8, 0xA2, 0)  # SED; LDX #0
+    again = program.here
+    program.add(0x86, 0xA4)
+    program.add(0xA5, 0xA0, 0x4A, 0xA5, 0xA1, *operation, 0x08).fold(0xA2)  # LDA A0; LSR; LDA A1; …; PHP
+    program.add(0x68).fold(0xA3)  # PLA
+    program.add(0xE8, 0xD0, again - program.here - 3 & 0xFF)  # INX; BNE
+    program.add(0xD8, 0xA5, 0xA0, 0x49, 1, 0x85, 0xA0, 0xD0, 2, 0xE6, 0xA1)  # the other carry, then the next A
+    return program.jump(frame).build()
+
+
+def rti_program() -> bytes:
+    """Returns from an interrupt with other flags in every frame; how long it takes is at A0, the flags at A1."""
+    program = Program().start()
+    frame = program.here
+    program.new_frame().lines(200)
+    back = program.here + 17
+    program.add(0xA9, back >> 8, 0x48, 0xA9, back & 0xFF, 0x48, 0xE6, 0xA2, 0xA5, 0xA2, 0x48)  # …; LDA A2; PHA
+    program.add(0xA9, 100, 0x8D, TIM1T & 0xFF, TIM1T >> 8, 0x40, 0x08)  # …; RTI; PHP
+    return program.add(0xAD, INTIM & 0xFF, INTIM >> 8, 0x85, 0xA0, 0x68, 0x85, 0xA1).jump(frame).build()
