@@ -288,11 +288,11 @@ def test_random_bytes_run_without_harm_and_a_jam_is_reported(game):
     assert errors <= {0, 1, 2} and 1 in errors
 
 
-def run_both(rom, tmp_path, frames):
+def run_both(rom, tmp_path, frames, game="boxing"):
     """Run a program as if it were Boxing: its rules need RAM that the programs here leave alone."""
-    path = tmp_path / "boxing.bin"
+    path = tmp_path / f"{game}.bin"
     path.write_bytes(rom)
-    ale, console = load_ale(path, 1), libatari.Console(rom, "boxing", 1)
+    ale, console = load_ale(path, 1), libatari.Console(rom, game, 1)
     for frame in range(frames):
         difference = compare(ale, console, rules=False)
         if difference:
@@ -537,6 +537,22 @@ def test_all_operands_and_carries_give_the_decimal_results_of_ale(operation, fra
 
 def test_a_return_from_an_interrupt_takes_the_cycles_and_flags_of_ale(tmp_path):
     assert run_both(programs.rti_program(), tmp_path, 256) is None
+
+
+@pytest.mark.parametrize("lines", [341, 342, 343, 344, 500])
+def test_a_pal_frame_ends_after_as_many_lines_as_that_of_ale(lines, tmp_path):
+    rom = programs.tall_program(lines, GAMES["air_raid"]["mode"])
+    assert run_both(rom, tmp_path, 8, "air_raid") is None
+
+
+def test_the_paddles_of_blackjack_reach_as_far_as_those_of_ale():
+    ale = load_ale(roms.get_rom_path("blackjack"), 1)
+    console = libatari.Console(rom_bytes("blackjack"), "blackjack", 1)
+    for frame in range(120):
+        action = 4 if frame < 60 else 3
+        ale.act(ale_py.Action(action))
+        console.act(action)
+        assert compare(ale, console) is None, f"frame {frame}"
 
 
 @pytest.mark.long

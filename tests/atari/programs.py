@@ -466,3 +466,15 @@ def rti_program() -> bytes:
     program.add(0xA9, back >> 8, 0x48, 0xA9, back & 0xFF, 0x48, 0xE6, 0xA2, 0xA5, 0xA2, 0x48)  # …; LDA A2; PHA
     program.add(0xA9, 100, 0x8D, TIM1T & 0xFF, TIM1T >> 8, 0x40, 0x08)  # …; RTI; PHP
     return program.add(0xAD, INTIM & 0xFF, INTIM >> 8, 0x85, 0xA0, 0x68, 0x85, 0xA1).jump(frame).build()
+
+
+def tall_program(lines: int, ram: dict[int, int]) -> bytes:
+    """Frames of this many lines, which it counts at A0, with `ram`; 4 KB."""
+    program = Program().start()
+    for address, byte in ram.items():
+        program.store(address, byte)
+    frame = program.here
+    program.new_frame()
+    for half in (lines // 2, lines - lines // 2 - 4):
+        program.add(0xA2, half, 0x85, WSYNC, 0xE6, 0xA0, 0x86, COLUBK, 0xCA, 0xD0, 0xF7)  # LDX #; …; BNE
+    return 2 * program.jump(frame).build()
