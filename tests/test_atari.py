@@ -555,6 +555,90 @@ def test_the_paddles_of_blackjack_reach_as_far_as_those_of_ale():
         assert compare(ale, console) is None, f"frame {frame}"
 
 
+def altered_console(**attributes):
+    """A kind of console that has other attributes."""
+    return type("Altered", (libatari.Console,), attributes)
+
+
+def one_more(name):
+    return property(lambda console: getattr(super(type(console), console), name) + 1)
+
+
+def act_for_one_more(console, action):
+    return super(type(console), console).act(action) + 1
+
+
+def screen_with_another_pixel(console):
+    screen = super(type(console), console).screen()
+    screen[3, 5] ^= 2
+    return screen
+
+
+@pytest.mark.parametrize(
+    "name, value, text",
+    [
+        ("ram", lambda console: libatari.Console.ram(console) ^ (np.arange(128) == 7), "RAM 87: "),
+        ("screen", screen_with_another_pixel, "1 pixels, first row 3 column 5: "),
+        ("screen", lambda console: libatari.Console.screen(console)[1:], "screen of (209, 160), not (210, 160)"),
+        ("frame_number", one_more("frame_number"), "frame number 3, not 2"),
+        ("episode_frame_number", one_more("episode_frame_number"), "episode frame number 3, not 2"),
+        ("game_over", property(lambda console: True), "game over True, not False"),
+        ("lives", one_more("lives"), "lives 6, not 5"),
+    ],
+)
+def test_a_comparison_says_what_differs(name, value, text):
+    ale = load_ale(roms.get_rom_path("breakout"), 1)
+    right = libatari.Console(rom_bytes("breakout"), "breakout", 1)
+    wrong = altered_console(**{name: value})(rom_bytes("breakout"), "breakout", 1)
+    for _ in range(2):
+        ale.act(ale_py.Action.NOOP), right.act(0), wrong.act(0)
+    assert compare(ale, right) is None
+    assert compare(ale, wrong).startswith(text)
+    assert (compare(ale, wrong, rules=False) is None) == (name in ("game_over", "lives"))
+
+
+@pytest.mark.parametrize(
+    "method, seed, frame, equal_frames, text",
+    [
+        ("__init__", 1, 0, 0, "frame 0: RAM 87: "),
+        ("act", 1, 3, 2, "frame 3: RAM 87: "),
+        ("reset_game", 1467, 2, 2, "frame 2: after the reset: RAM 87: "),  # with this seed it resets after two frames
+    ],
+)
+def test_a_lockstep_stops_where_something_differs(method, seed, frame, equal_frames, text, monkeypatch):
+    def altered(console, *arguments):
+        result = getattr(super(type(console), console), method)(*arguments)
+        if console.frame_number == frame:
+            console.set_ram(0x87, int(console.ram()[7]) ^ 1)
+        return result
+
+    monkeypatch.setattr(libatari, "Console", altered_console(**{method: altered}))
+    equal, difference = lockstep("breakout", 10, seed)
+    assert equal == equal_frames and str(difference).startswith(text)
+
+
+def test_a_lockstep_stops_where_a_reward_differs(monkeypatch):
+    monkeypatch.setattr(libatari, "Console", altered_console(act=act_for_one_more))
+    equal, difference = lockstep("breakout", 10)
+    assert (equal, str(difference)) == (0, "frame 1: reward 1, not 0")
+
+
+@pytest.mark.parametrize(
+    "name, value, ours",
+    [
+        ("act", act_for_one_more, (1, 5, False)),
+        ("lives", one_more("lives"), (0, 6, False)),
+        ("game_over", property(lambda console: True), (0, 5, True)),
+    ],
+)
+def test_a_comparison_of_rules_says_what_differs(name, value, ours, tmp_path, monkeypatch):
+    seen = rams_of_play("breakout", 1, 1)
+    monkeypatch.setattr(libatari, "Console", altered_console(**{name: value}))
+    difference, ends = compare_rules(Rules("breakout", seen[0], tmp_path), seen, 5, 1)
+    assert ends == 0
+    assert difference.startswith(f"state 0: {ours}, not (0, 5, False), after RAM of kind ")
+
+
 @pytest.mark.long
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
 def test_the_core_compiles_for_a_gpu(tmp_path):
