@@ -23,11 +23,19 @@ FAST += ["road_runner", "montezuma_revenge"]  # 2K, 4K, F8, FE, F6 and E0; paddl
 FAST += ["double_dunk", "elevator_action", "journey_escape"]  # a menu; RAM in the cartridge; a missile that shakes
 FAST += ["air_raid"]  # PAL: no colors while the frames have an odd number of lines
 FAST += ["backgammon", "pacman"]  # a paddle that was charged before the frame; a script that waits for two bytes
+FAST += ["klax"]  # F6SC; rules that read the RAM in the cartridge
+WITH_RULES = sorted(name for name, game in GAMES.items() if game["has_rules"])
 
 
 @pytest.mark.parametrize("game", FAST)
 def test_a_game_equals_ale_frame_by_frame(game):
     assert lockstep(game, 1000) == (1000, None)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("game", WITH_RULES)
+def test_the_first_frames_of_every_game_with_rules_equal_those_of_ale(game):
+    assert lockstep(game, 200, seed=5) == (200, None)
 
 
 @pytest.mark.parametrize("game", ["pong", "yars_revenge"])
@@ -53,7 +61,7 @@ def test_a_reset_that_acts_repeats_actions_where_that_of_ale_does():
 
 
 @pytest.mark.on_demand
-@pytest.mark.parametrize("game", [name for name, game in GAMES.items() if game["has_rules"]])
+@pytest.mark.parametrize("game", WITH_RULES)
 def test_a_long_random_game_equals_ale(game):
     assert lockstep(game, 5000, seed=3, minimal=True) == (5000, None)
 
@@ -188,7 +196,6 @@ ENDS = {
     "venture": {0xC6: 0, 0xCD: 0xFF, 0xBF: 0x80},
     "wizard_of_wor": {0x8D: 0, 0xF4: 0xF8},
 }
-WITH_RULES = sorted(name for name, game in GAMES.items() if game["has_rules"])
 
 
 def compare_rules_of(game, states, seed, tmp_path):
