@@ -626,11 +626,13 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
         drawing |= distance >= 4 && distance < 4 + width;
       }
       const int delay = drawing && !starting ? 11 : 0;
+      const bool is_new_line = tia.line < cycle / kLineCycles;
       change(kP0 + i, delay);
       tia.position[i] = static_cast<uint8_t>(position);
-      // ALE begins a line after what is written in its cycle 0, and the first copy comes back at once.
+      // ALE begins a line after what is written in its cycle 0, and the first copy comes back at once; unless a delayed
+      // write of the line before has begun it.
       const int row = cycle / kLineCycles - settings.first_line;
-      const bool line_begins = column == 0 && delay == 0 && row > 0 && row <= settings.height;
+      const bool line_begins = is_new_line && column == 0 && delay == 0 && row > 0 && row <= settings.height;
       tia.without_first[i] = !starting && !line_begins;
       tia.line_work |= tia.without_first[i];
       place_player(tia, i);

@@ -478,3 +478,12 @@ def tall_program(lines: int, ram: dict[int, int]) -> bytes:
     for half in (lines // 2, lines - lines // 2 - 4):
         program.add(0xA2, half, 0x85, WSYNC, 0xE6, 0xA0, 0x86, COLUBK, 0xCA, 0xD0, 0xF7)  # LDX #; …; BNE
     return 2 * program.jump(frame).build()
+
+
+def two_players_program(second: int) -> bytes:
+    """Player 1 placed in cycle 73 of a line, where it is being drawn, and player 0 in this cycle, counted alike."""
+    program = Program().start().store(COLUP0, 0x1E).store(COLUP0 + 1, 0x46).store(GRP0, 0xFF).store(GRP0 + 1, 0xFF)
+    frame = program.here
+    program.new_frame().store(VBLANK, 0).lines(60).wait(40).add(0x85, RESP0, 0x85, WSYNC).wait(68).add(0x85, RESP1)
+    program.lines(10).wait(66).add(0x85, RESP1).wait(second - 76).add(0x85, RESP0)
+    return program.lines(100).jump(frame).build()
