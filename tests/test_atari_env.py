@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import struct
 import subprocess
 import sys
 import threading
@@ -20,7 +21,10 @@ libatari = pytest.importorskip("libatari", reason="the emulator is not built: ma
 
 import ale_py  # noqa: E402
 import cv2  # noqa: E402
+from ale_py import roms  # noqa: E402
 from ale_py.vector_env import AtariVectorEnv as AleVectorEnv  # noqa: E402
+from atari import programs  # noqa: E402
+from atari.lockstep import load_ale  # noqa: E402
 from lock_step import small_flags  # noqa: E402
 
 import monobeast  # noqa: E402
@@ -37,11 +41,18 @@ DEEPMIND = {"noop_max": 30, "use_fire_reset": True, "repeat_action_probability":
 MACHADO = {"noop_max": 0, "use_fire_reset": False, "repeat_action_probability": 0.25}
 PROTOCOLS = {"v4": DEEPMIND, "v5": MACHADO}
 MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
+ATARI_57 = """
+    alien amidar assault asterix asteroids atlantis bank_heist battle_zone beam_rider berzerk bowling boxing breakout
+    centipede chopper_command crazy_climber defender demon_attack double_dunk enduro fishing_derby freeway frostbite
+    gopher gravitar hero ice_hockey jamesbond kangaroo krull kung_fu_master montezuma_revenge ms_pacman name_this_game
+    phoenix pitfall pong private_eye qbert riverraid road_runner robotank seaquest skiing solaris space_invaders
+    star_gunner surround tennis time_pilot tutankham up_n_down venture video_pinball wizard_of_wor yars_revenge zaxxon
+""".split()
 GAMES = ("pong", "breakout", "qbert", "seaquest", "space_invaders", "beam_rider", "freeway", "ms_pacman")
 
 
 def play_both(game: str, num_envs: int, num_steps: int, seed: int = 1, **settings) -> dict:
-    """Step both with the same actions and compare all that they return; how often an episode ended, and how."""
+    """Step both with the same actions and compare all that they return; how episodes ended, and what was rewarded."""
     settings = {"num_threads": 1, "reward_clipping": False, **settings}
     ours, theirs = (kind(game, num_envs, **settings) for kind in (AtariVectorEnv, AleVectorEnv))
     assert ours.single_observation_space == theirs.single_observation_space
@@ -50,7 +61,7 @@ def play_both(game: str, num_envs: int, num_steps: int, seed: int = 1, **setting
     assert ours.autoreset_mode == theirs.autoreset_mode
     rng = np.random.default_rng(seed)
     compare("at the reset", *zip(ours.reset(seed=seed), theirs.reset(seed=seed)))
-    happened = {"terminated": 0, "truncated": 0, "rewards": 0}
+    happened = {"terminated": 0, "truncated": 0, "rewards": 0, "lowest_reward": 0}
     for t in range(num_steps):
         actions = rng.integers(0, ours.single_action_space.n, num_envs)
         found, expected = ours.step(actions), theirs.step(actions)
@@ -65,6 +76,7 @@ def play_both(game: str, num_envs: int, num_steps: int, seed: int = 1, **setting
         happened["terminated"] += int(expected[2].sum())
         happened["truncated"] += int(expected[3].sum())
         happened["rewards"] += int((expected[1] != 0).sum())
+        happened["lowest_reward"] = min(happened["lowest_reward"], int(expected[1].min()))
     if num_steps > 10:  # without a seed the generators go on
         compare("at a reset without a seed", *zip(ours.reset(), theirs.reset()))
     ours.close(), theirs.close()
@@ -127,6 +139,12 @@ def test_2000_steps_of_8_games_in_both_protocols_and_both_modes_are_those_of_ale
     assert happened["terminated"] > 0 or game in ("beam_rider", "freeway"), "an episode has to end"
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("game", sorted(atari.EXACT_GAMES))
+def test_every_game_on_the_list_begins_as_it_does_in_ale_py(game):
+    play_both(game, 1, 40, seed=3, **DEEPMIND)
+
+
 @pytest.mark.on_demand
 @pytest.mark.parametrize("game", sorted(atari.EXACT_GAMES))
 def test_every_game_on_the_list_plays_as_ale_py_does(game):
@@ -177,6 +195,16 @@ def test_every_setting_means_what_it_means_to_ale_py(settings):
     assert happened["terminated"] or not settings.keys() & {"episodic_life", "life_loss_info"}
 
 
+def test_rewards_below_minus_1_are_clipped_as_ale_py_clips_them():
+    assert play_both("skiing", 1, 5, reward_clipping=False)["lowest_reward"] < -1
+    assert play_both("skiing", 1, 5, reward_clipping=True)["lowest_reward"] == -1
+
+
+def test_an_episode_of_a_game_without_fire_begins_without_it_as_in_ale_py():
+    assert atari.Action.FIRE not in AtariVectorEnv("freeway", 1, num_threads=1).get_action_set()
+    play_both("freeway", 1, 5, noop_max=0, use_fire_reset=True)
+
+
 def test_a_reset_whose_length_depends_on_the_seed_is_that_of_ale_py():
     """Double Dunk's reset acts, and its actions stick."""
     happened = play_both("double_dunk", 3, 30, autoreset_mode=MODES[0], max_num_frames_per_episode=40, **MACHADO)
@@ -188,7 +216,7 @@ def test_the_last_image_of_an_episode_is_that_of_ale_py_where_frames_end_early_i
     assert happened["truncated"] > 50
 
 
-@pytest.mark.parametrize("game", ["carnival", "up_n_down"])
+@pytest.mark.parametrize("game", ["carnival", "up_n_down", "pacman"])  # Pac-Man has the colors of PAL
 def test_screens_of_other_heights_are_scaled_as_ale_py_scales_them(game):
     play_both(game, 1, 100, **DEEPMIND)
 
@@ -248,15 +276,16 @@ def test_a_mask_resets_some_environments_as_ale_py_does(seed):
 
 
 def test_threads_change_nothing():
-    envs_ = [AtariVectorEnv("breakout", 5, num_threads=threads, **MACHADO) for threads in (1, 2, 5)]
+    envs_ = [AtariVectorEnv("breakout", 5, num_threads=threads, **MACHADO) for threads in (1, 2, 5, 0)]
     rng = np.random.default_rng(0)
     first = [env.reset(seed=3) for env in envs_]
+    for other in first[1:]:
+        compare("at the reset", *zip(other, first[0]))
     for t in range(150):
         actions = rng.integers(0, 4, 5)
         results = [env.step(actions) for env in envs_]
         for other in results[1:]:
             compare(f"in step {t}", *zip(other, results[0]))
-    assert len(first) == 3
     for env in envs_:
         env.close()
 
@@ -393,6 +422,42 @@ def test_half_of_the_environments_at_a_time_play_as_all_together_do():
     halves.close(), whole.close()
 
 
+def test_a_reset_and_a_restored_state_drop_what_was_not_received():
+    env, actions = AtariVectorEnv("pong", 2, num_threads=2), np.array([2, 3])
+    env.reset(seed=1)
+    states = env.clone_state()
+    for drop in (env.reset, lambda: env.restore_state(states)):
+        env.send(actions)
+        drop()
+        with pytest.raises(InputError, match="without anything under way"):
+            env.recv()
+        env.step(actions)
+    halves = AtariVectorEnv("pong", 4, batch_size=2, num_threads=2)
+    halves.reset(seed=1)
+    for results in (halves.reset(seed=5), halves.recv()):
+        expected = env.reset(seed=5 + results[-1]["env_id"][0])[0]
+        np.testing.assert_array_equal(results[0], expected)
+    assert results[-1]["env_id"].tolist() == [2, 3]
+    with pytest.raises(InputError, match="without anything under way"):
+        halves.recv()
+    env.close(), halves.close()
+
+
+def test_the_ram_is_that_of_ale_py_for_every_environment():
+    env = AtariVectorEnv("seaquest", 2, num_threads=1, noop_max=0, use_fire_reset=False)
+    env.reset(seed=5)
+    consoles = [load_ale(roms.get_rom_path("seaquest"), seed) for seed in (5, 6)]
+    for console in consoles:
+        console.reset_game()
+    for actions in np.random.default_rng(0).integers(0, 18, (20, 2)):
+        np.testing.assert_array_equal(env.ram(), [console.getRAM() for console in consoles])
+        env.step(actions)
+        for console, action in zip(consoles, actions):
+            for _ in range(4):
+                console.act(ale_py.Action(int(action)))
+    env.close()
+
+
 @pytest.mark.parametrize("game", ["pong", "pooyan", "adventure"])
 def test_an_environment_takes_at_most_40_kb_beside_its_observations(game):
     assert atari.known_games()[game]["height"] == {"pong": 210, "pooyan": 220, "adventure": 250}[game]
@@ -431,11 +496,14 @@ def test_a_restored_state_goes_on_as_the_original_did_and_so_does_its_copy_elsew
     rng = np.random.default_rng(0)
     actions = rng.integers(0, 4, (300, 2))
     for t in range(50):
-        env.step(actions[t])
+        shown, *_, told = env.step(actions[t])
     states = env.clone_state()
     first = [env.step(actions[t]) for t in range(50, 300)]
     assert any((result[2] | result[3]).any() for result in first), "across the end of a game"
-    observations, info = env.restore_state(states)
+    for ids in ([1], [1, 0], None):
+        of_ids = [0, 1] if ids is None else ids
+        found = env.restore_state([states[k] for k in of_ids], ids)
+        compare(f"of {ids}", *zip(found, (shown[of_ids], {name: values[of_ids] for name, values in told.items()})))
     for t, expected in zip(range(50, 300), first):
         compare(f"in step {t}", *zip(env.step(actions[t]), expected))
 
@@ -499,11 +567,10 @@ def test_damaged_states_and_those_of_other_games_and_settings_are_refused_and_ch
             env.restore_state([before[1], bytes(damaged)])
     other = AtariVectorEnv("breakout", 1, num_threads=1)
     other.reset(seed=1)
-    sticky = AtariVectorEnv("pong", 1, num_threads=1, repeat_action_probability=0.5)
-    sticky.reset(seed=1)
     for strange, message in [
         (b"", "bytes, not 0"), (before[0][:-1], "bytes, not"), (bytes(len(before[0])), "no state"),
-        (other.clone_state()[0], "another game"), (sticky.clone_state()[0], "other settings"),
+        (other.clone_state()[0], "another game"),
+        (AtariVectorEnv("pong", 1, num_threads=1).clone_state()[0], "of an environment that was never reset"),
     ]:  # fmt: skip
         with pytest.raises(InputError, match=message):
             env.restore_state([strange], [0])
@@ -519,25 +586,81 @@ def test_damaged_states_and_those_of_other_games_and_settings_are_refused_and_ch
     env.close()
 
 
+@pytest.mark.parametrize("setting", [
+    {"max_num_frames_per_episode": 107_999}, {"frameskip": 3}, {"maxpool": False}, {"noop_max": 29},
+    {"use_fire_reset": False}, {"episodic_life": True}, {"life_loss_info": True}, {"reward_clipping": False},
+    {"autoreset_mode": MODES[1]}, {"full_action_space": True}, {"repeat_action_probability": 0.25},
+    {"img_height": 63, "img_width": 112}, {"stack_num": 6, "img_width": 56},
+], ids=str)  # fmt: skip
+def test_a_state_is_refused_where_one_setting_is_another(setting):
+    env, other = AtariVectorEnv("pong", 1, num_threads=1), AtariVectorEnv("pong", 1, num_threads=1, **setting)
+    env.reset(seed=1)
+    with pytest.raises(InputError, match="of another game or of other settings"):
+        other.restore_state(env.clone_state())
+
+
+OF_STATE = {  # the last fields of EnvState in csrc/atari/env.h: offsets from its end, and their formats
+    "system.position": (-2536, "I"), "user.position": (-36, "I"), "noop_draws": (-28, "I"), "frames": (-24, "i"),
+    "oldest": (-16, "i"), "start_frames": (-12, "i"), "action": (-8, "i"), "has_ended": (-4, "B"),
+    "was_reset": (-3, "B"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name, value", [
+    ("system.position", 625), ("user.position", 625), ("noop_draws", 1 << 24), ("frames", -1), ("frames", 10**9 + 1),
+    ("oldest", -1), ("oldest", 4), ("start_frames", -2), ("start_frames", 31), ("action", -1), ("action", 18),
+    ("has_ended", 2), ("was_reset", 0), ("was_reset", 2),
+])  # fmt: skip
+def test_a_state_that_cannot_be_is_refused_though_its_checksum_is_right(name, value):
+    env = AtariVectorEnv("pong", 1, num_threads=1)
+    env.reset(seed=1)
+    (genuine,) = env.clone_state()
+    size = (env.bytes_per_env - 4 * 84 * 84) // 2  # of EnvState; a state has two, and the stack
+
+    def with_checksum(state: bytes) -> bytes:
+        checksum = 0xCBF29CE484222325
+        for (word,) in struct.iter_unpack("<Q", state[24:]):
+            checksum = ((checksum ^ word) * 0x100000001B3) % 2**64
+            checksum ^= checksum >> 32
+        return state[:16] + struct.pack("<Q", checksum) + state[24:]
+
+    assert with_checksum(genuine[:16] + bytes(8) + genuine[24:]) == genuine
+    offset, kind = OF_STATE[name]
+    for end in (24 + size, 24 + 2 * size):
+        forged = bytearray(genuine)
+        struct.pack_into("<" + kind, forged, end + offset, value)
+        with pytest.raises(InputError, match="this state is damaged"):
+            env.restore_state([with_checksum(bytes(forged))])
+    assert env.clone_state() == [genuine]
+
+
 # --------------------------------------------------------------------------------------------------------- films
 
 
-@pytest.mark.parametrize("limit", [{}, {"max_num_frames_per_episode": 8}], ids=["whole-games", "8-frames"])
-def test_films_show_in_color_what_ale_py_shows(limit):
+@pytest.mark.parametrize("game, limit, num_steps", [
+    ("breakout", {}, 200), ("breakout", {"max_num_frames_per_episode": 8}, 200), ("pacman", {}, 30),
+], ids=["whole-games", "8-frames", "pal"])  # fmt: skip
+def test_films_show_in_color_what_ale_py_shows(game, limit, num_steps):
     settings = {"num_threads": 1, **DEEPMIND, **limit}
-    ours = AtariVectorEnv("breakout", 2, render_mode="rgb_array", **settings)
-    gray = AtariVectorEnv("breakout", 2, **settings)
-    in_color = {"grayscale": False, "img_height": 210, "img_width": 160, "stack_num": 1}
-    theirs = AleVectorEnv("breakout", 2, **in_color, **settings)
+    ours = AtariVectorEnv(game, 2, render_mode="rgb_array", **settings)
+    gray = AtariVectorEnv(game, 2, **settings)
+    height = atari.known_games()[game]["height"]
+    in_color = {"grayscale": False, "img_height": height, "img_width": 160, "stack_num": 1}
+    theirs = AleVectorEnv(game, 2, **in_color, **settings)
     found, expected = ours.reset(seed=1)[0], theirs.reset(seed=1)[0]
     np.testing.assert_array_equal(found, gray.reset(seed=1)[0])
     np.testing.assert_array_equal(ours.render(), expected[:, 0])
-    for t in range(200):
+    for t in range(num_steps):
         actions = np.array([t % 4, 1])
         found, expected = ours.step(actions)[0], theirs.step(actions)[0]
         np.testing.assert_array_equal(found, gray.step(actions)[0])
         np.testing.assert_array_equal(ours.render(), expected[:, 0])
     assert gray.render() is None
+    states = ours.clone_state()
+    ours.step(np.array([0, 1]))
+    assert (ours.render() != expected[:, 0]).any()
+    ours.restore_state(states)
+    np.testing.assert_array_equal(ours.render(), expected[:, 0], err_msg="after restore_state()")
     ours.close(), theirs.close(), gray.close()
 
 
@@ -594,6 +717,10 @@ def test_wrong_actions_seeds_and_masks_are_refused_and_nothing_moves():
     env = AtariVectorEnv("pong", 2, num_threads=1)
     with pytest.raises(InputError, match="call reset"):
         env.step(np.array([0, 0]))
+    with pytest.raises(InputError, match="without anything under way"):
+        env.recv()
+    with pytest.raises(InputError, match="reset_mask needs .* a reset of all environments before it"):
+        env.reset(seed=1, options={"reset_mask": np.array([True, True])})
     env.reset(seed=1)
     before = env.clone_state()
     for actions, message in [
@@ -652,6 +779,37 @@ def test_a_rom_that_jams_at_its_start_is_told_by_the_reset(monkeypatch):
     env = AtariVectorEnv("pong", 2, num_threads=1)
     with pytest.raises(RuntimeError, match="environment 0 cannot go on: its ROM has an instruction that stops"):
         env.reset(seed=1)
+
+
+def test_a_rom_that_jams_in_play_is_told_by_the_step_and_by_recv(monkeypatch):
+    program = programs.Program().start().add(0xA2, 0x80, 0x95, 0, 0xE8, 0xD0, 0xFB)  # clear the RAM
+    frame = program.here
+    program.new_frame().add(0xE6, 0xA0, 0xA5, 0xA0, 0xC9, 100, 0xD0, 1, 0x02)  # INC A0; JAM in the 100th frame
+    rom = program.lines(200).jump(frame).build()
+    monkeypatch.setattr(atari, "read_rom", lambda game: rom)
+    env, actions = AtariVectorEnv("pong", 2, num_threads=1, noop_max=0, use_fire_reset=False), np.zeros(2, int)
+    env.reset(seed=1)  # 68 frames
+    for step in range(7):
+        env.step(actions)
+        if step == 3:
+            env.reset(options={"reset_mask": np.array([True, False])})  # so that environment 1 is the first
+    message = "environment 1 cannot go on: its ROM has an instruction that stops"
+    with pytest.raises(RuntimeError, match=message):
+        env.step(actions)
+    env.send(actions)
+    with pytest.raises(RuntimeError, match=message):
+        env.recv()
+    env.reset()
+    env.step(actions), env.close()
+
+
+@pytest.mark.parametrize("game", ["breakout", "double_dunk"])
+def test_a_start_script_that_never_ends_is_told_by_the_reset(monkeypatch, game):
+    """Breakout's reset waits for 0 in RAM B2, and Double Dunk's for the next line of its menu."""
+    rom = programs.still_program(len(atari.read_rom(game)), b"\1" * 128)
+    monkeypatch.setattr(atari, "read_rom", lambda game: rom)
+    with pytest.raises(RuntimeError, match="environment 0 cannot go on: its ROM has a start script that never ends"):
+        AtariVectorEnv(game, 1, num_threads=1).reset(seed=1)
 
 
 @pytest.mark.parametrize(
@@ -717,6 +875,23 @@ def test_a_directory_for_temporary_files_that_is_missing_is_named(monkeypatch):
         atari.read_palette.__wrapped__()
 
 
+def test_an_argument_that_only_ale_py_has_is_refused_by_beast_and_auto_takes_ale_py():
+    env = envs.make("ALE/Breakout-v5", 3, atari_backend="auto", thread_affinity_offset=0)
+    assert env.metadata["atari_backend"] == "ale"
+    env.close()
+    with pytest.raises(InputError, match="beast: thread_affinity_offset .*--atari_backend auto takes ale-py"):
+        envs.make("ALE/Breakout-v5", 3, atari_backend="beast", thread_affinity_offset=0)
+
+
+def test_the_57_games_of_the_benchmark_and_43_more_run_on_our_emulator_and_three_with_rules_do_not():
+    assert len(ATARI_57) == 57 and len(atari.EXACT_GAMES) == 100
+    assert set(ATARI_57) <= atari.EXACT_GAMES
+    have_rules = {name for name, game in atari.known_games().items() if game["has_rules"]}
+    # The frames of these three may end in a later call.
+    assert have_rules - atari.EXACT_GAMES == {"tic_tac_toe_3d", "video_checkers", "video_chess"}
+    assert {game: why for game in atari.EXACT_GAMES if (why := atari.why_not(game))} == {}
+
+
 def test_another_rom_of_the_same_name_runs_on_ale_py(monkeypatch):
     monkeypatch.setattr(atari, "read_rom", lambda game: b"\0" * 4096)
     assert "another one than ale-py 0.12.1 brings" in atari.why_not("breakout")
@@ -748,6 +923,13 @@ def test_a_training_on_either_emulator_has_the_same_episodes_and_ends_with_the_s
         assert states["beast"][name] == states["ale"][name]
     for name, weights in states["beast"]["net"].items():
         assert torch.equal(weights, states["ale"]["net"][name]), name
+
+    place["name"], size["total_steps"] = "beast", 3100
+    monobeast.train(small_flags(env="BreakoutNoFrameskip-v4", atari_backend="ale", **size, **place))
+    resumed = checkpoint.load(tmp_path / "beast" / "checkpoint.pt")
+    assert resumed["config"]["atari_backend"] == "ale" and resumed["counts"]["steps"] >= 3100
+    log = (tmp_path / "beast" / "out.log").read_text()
+    assert re.findall("Breakout.* on (.*) emulator", log) == ["Beast's", "ale-py's"]
 
 
 def test_the_code_of_the_page_on_environments_runs():

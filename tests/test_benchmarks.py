@@ -275,3 +275,21 @@ def test_the_first_step_that_differs_between_the_emulators_is_reported():
     with pytest.raises(RuntimeError, match="step 0: observations differ"):
         others.reset(seed=1)
     others.close()
+
+
+def test_a_difference_between_the_emulators_in_any_part_of_a_step_is_reported_by_its_name():
+    pytest.importorskip("libatari")
+    from beast import envs
+
+    made = [envs.make("ALE/Breakout-v5", 2, atari_backend=backend) for backend in ("ale", "beast")]
+    both = load("atari_policy.py").BothEmulators(*made)
+    both.reset(seed=1)
+    *expected, info = both.step(np.ones(2, int))
+    names = ["observations", "rewards", "terminations", "truncations", *info]
+    assert set(info) >= {"env_id", "lives", "frame_number", "episode_frame_number"}
+    for changed, name in enumerate(names):
+        values = [value.copy() for value in (*expected, *info.values())]
+        values[changed].flat[-1] ^= 1
+        with pytest.raises(RuntimeError, match=f"step 1: {name} differ, first at"):
+            both.compare((*expected, info), (*values[:4], dict(zip(info, values[4:]))))
+    both.close()
