@@ -432,7 +432,7 @@ def atari_section(runs: list[Run]) -> list[str]:
         "flags for all games. Its returns are of the last 100 training games, whole and unclipped, as mean (lowest to "
         "highest) of the seeds. CleanRL's PPO has the same environments and as many steps; the other runs are on "
         f"EnvPool's -v5 and were longer. {link(PUBLISHED, 'The published values')} name their sources. "
-        "Seeds 2 and 3 of Pong have not been run.",
+        "Seed 3 of Pong has not been run.",
         "",
     ]
     rows = []
