@@ -311,8 +311,10 @@ def test_observations_are_written_into_the_array_that_was_given():
         with pytest.raises(InputError, match=r"was given .*: give a uint8 array of shape \(2, 4, 84, 84\)"):
             into.observe_into(wrong)
     read_only = np.frombuffer(bytes(2 * 4 * 84 * 84), np.uint8).reshape(2, 4, 84, 84)
-    for wrong in (np.zeros((2, 4, 84, 168), np.uint8)[..., ::2], read_only):
-        with pytest.raises(InputError, match="in one piece"):
+    with pytest.raises(InputError, match="that is read-only"):
+        into.observe_into(read_only)
+    for wrong in (np.zeros((2, 4, 84, 168), np.uint8)[..., ::2], np.zeros((2, 4, 84, 84), np.uint8)[::-1]):
+        with pytest.raises(InputError, match="of strides .* each in one piece"):
             into.observe_into(wrong)
     np.testing.assert_array_equal(into.recv()[0], plain.step(np.array([0, 0]))[0])
     plain.close(), into.close()
@@ -496,14 +498,14 @@ def test_a_restored_state_goes_on_as_the_original_did_and_so_does_its_copy_elsew
     rng = np.random.default_rng(0)
     actions = rng.integers(0, 4, (300, 2))
     for t in range(50):
-        shown, *_, told = env.step(actions[t])
+        shown, *_, info = env.step(actions[t])
     states = env.clone_state()
     first = [env.step(actions[t]) for t in range(50, 300)]
     assert any((result[2] | result[3]).any() for result in first), "across the end of a game"
     for ids in ([1], [1, 0], None):
         of_ids = [0, 1] if ids is None else ids
         found = env.restore_state([states[k] for k in of_ids], ids)
-        compare(f"of {ids}", *zip(found, (shown[of_ids], {name: values[of_ids] for name, values in told.items()})))
+        compare(f"of {ids}", *zip(found, (shown[of_ids], {name: values[of_ids] for name, values in info.items()})))
     for t, expected in zip(range(50, 300), first):
         compare(f"in step {t}", *zip(env.step(actions[t]), expected))
 
@@ -599,7 +601,7 @@ def test_a_state_is_refused_where_one_setting_is_another(setting):
         other.restore_state(env.clone_state())
 
 
-OF_STATE = {  # the last fields of EnvState in csrc/atari/env.h: offsets from its end, and their formats
+STATE_FIELDS = {  # the last fields of EnvState in csrc/atari/env.h: offsets from its end, and their formats
     "system.position": (-2536, "I"), "user.position": (-36, "I"), "noop_draws": (-28, "I"), "frames": (-24, "i"),
     "oldest": (-16, "i"), "start_frames": (-12, "i"), "action": (-8, "i"), "has_ended": (-4, "B"),
     "was_reset": (-3, "B"),
@@ -625,7 +627,7 @@ def test_a_state_that_cannot_be_is_refused_though_its_checksum_is_right(name, va
         return state[:16] + struct.pack("<Q", checksum) + state[24:]
 
     assert with_checksum(genuine[:16] + bytes(8) + genuine[24:]) == genuine
-    offset, kind = OF_STATE[name]
+    offset, kind = STATE_FIELDS[name]
     for end in (24 + size, 24 + 2 * size):
         forged = bytearray(genuine)
         struct.pack_into("<" + kind, forged, end + offset, value)
@@ -859,8 +861,9 @@ def test_the_backend_is_chosen_by_the_flag_and_said(monkeypatch):
         envs.make("ALE/Breakout-v5", 1, atari_backend="beast")
 
 
-def test_a_step_before_the_reset_is_refused_where_lives_are_episodes():
-    env = envs.make("BreakoutNoFrameskip-v4", 2, atari_backend="beast")
+@pytest.mark.parametrize("backend", ["beast", "ale"])
+def test_a_step_before_the_reset_is_refused_where_lives_are_episodes(backend):
+    env = envs.make("BreakoutNoFrameskip-v4", 2, atari_backend=backend)
     with pytest.raises(InputError, match=r"call reset\(\) first"):
         env.step(np.array([0, 0]))
     env.close()
@@ -883,11 +886,10 @@ def test_an_argument_that_only_ale_py_has_is_refused_by_beast_and_auto_takes_ale
         envs.make("ALE/Breakout-v5", 3, atari_backend="beast", thread_affinity_offset=0)
 
 
-def test_the_57_games_of_the_benchmark_and_43_more_run_on_our_emulator_and_three_with_rules_do_not():
+def test_the_list_has_the_57_games_of_the_benchmark_and_all_others_but_three_whose_frames_may_end_in_a_later_call():
     assert len(ATARI_57) == 57 and len(atari.EXACT_GAMES) == 100
     assert set(ATARI_57) <= atari.EXACT_GAMES
     have_rules = {name for name, game in atari.known_games().items() if game["has_rules"]}
-    # The frames of these three may end in a later call.
     assert have_rules - atari.EXACT_GAMES == {"tic_tac_toe_3d", "video_checkers", "video_chess"}
     assert {game: why for game in atari.EXACT_GAMES if (why := atari.why_not(game))} == {}
 

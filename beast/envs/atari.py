@@ -205,17 +205,22 @@ class AtariVectorEnv(VectorEnv):
         back to a new array each time. It is for `reset` without a mask and for `step`. Raises InputError for another
         array, and where `batch_size` is less than `num_envs`.
         """
-        if array is not None and self.batch_size < self.num_envs:
-            raise InputError(
-                f"observe_into() needs batch_size == num_envs: they are {self.batch_size}, {self.num_envs}"
-            )
         if array is not None:
+            if self.batch_size < self.num_envs:
+                raise InputError(
+                    f"observe_into() needs batch_size == num_envs: they are {self.batch_size}, {self.num_envs}"
+                )
             shape = (self.num_envs, *self.single_observation_space.shape)
             if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.shape != shape:
                 given = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else repr(array)
                 raise InputError(f"observe_into() was given {given}: give a uint8 array of shape {shape}")
-            if not array.flags.writeable or not array[0].flags.c_contiguous:
-                raise InputError("observe_into() needs an array to write to, with each environment's part in one piece")
+            if not array.flags.writeable:
+                raise InputError("observe_into() was given an array that is read-only: give a writable one")
+            if not array[0].flags.c_contiguous or (self.num_envs > 1 and array.strides[0] < array[0].nbytes):
+                raise InputError(
+                    f"observe_into() was given an array of strides {array.strides}: give one in which the environments "
+                    "follow each other, each in one piece"
+                )
         self._out = array
 
     def reset(
@@ -471,7 +476,7 @@ def read_palette(is_pal: bool = False) -> np.ndarray:
                 path.write_bytes(rom)
                 ale.loadROM(path)
         except OSError as error:
-            raise InputError(f"ale-py's colors are read by way of a temporary file ({error}): set TMPDIR") from error
+            raise InputError(f"ale-py's colors are read with a temporary file ({error}): set TMPDIR") from error
         screen = ale.getScreen()
         palette[screen, :3] = ale.getScreenRGB()
         palette[screen, 3] = ale.getScreenGrayscale().reshape(screen.shape)
@@ -479,8 +484,8 @@ def read_palette(is_pal: bool = False) -> np.ndarray:
 
 
 # Equal to ale-py's vector env over 500 random steps in each protocol, which an on-demand test of
-# tests/test_atari_env.py plays. Frames of tic_tac_toe_3d, video_checkers and video_chess may end in a later call, and
-# images then lack rows of the steps before.
+# tests/test_atari_env.py plays. Not among them are tic_tac_toe_3d, video_checkers and video_chess: their frames may end
+# in a later call, and an image then lacks the rows that an earlier step drew.
 EXACT_GAMES = frozenset(
     """
     adventure air_raid alien amidar assault asterix asteroids atlantis atlantis2 backgammon bank_heist

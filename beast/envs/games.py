@@ -176,6 +176,7 @@ class LifeEpisodes(VectorWrapper):
         is_continuous = isinstance(env.single_action_space, spaces.Box)  # radius, angle, fire
         self._first_action = np.array([0, 0, 1], np.float32) if is_continuous else np.array(fire)
         self._life_over = self._was_game_over = np.zeros(env.num_envs, bool)
+        self._lives: np.ndarray | None = None
 
     def reset(self, *, seed=None, options=None):
         observations, info = self.env.reset(seed=seed, options=options)
@@ -185,6 +186,8 @@ class LifeEpisodes(VectorWrapper):
         return observations, info
 
     def step(self, actions: np.ndarray):
+        if self._lives is None:
+            raise InputError("there are no observations to act on: call reset() first")
         if self._life_over.any():
             actions = np.array(actions)
             actions[self._life_over] = self._first_action

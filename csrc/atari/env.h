@@ -92,7 +92,7 @@ class Protocol {
   // What one thread needs while it steps.
   struct Scratch {
     std::vector<uint8_t> frames[2];  // as the core renders them: [0] a step's last frame but one, [1] its last
-    std::vector<uint8_t> kept;       // frames[0] while an image is drawn again
+    std::vector<uint8_t> set_aside;  // frames[0] while an image is drawn again
     std::vector<uint8_t> image;      // [rows, 160(, 3)]: what an environment shows, before it is scaled
     EnvState before{};               // the environment before this step
     Resizer::Scratch resize;
@@ -139,7 +139,7 @@ class Protocol {
   Scratch make_scratch() const {
     Scratch scratch;
     for (std::vector<uint8_t>& frame : scratch.frames) frame.resize(num_pixels_);
-    scratch.kept.resize(num_pixels_);
+    scratch.set_aside.resize(num_pixels_);
     scratch.image.resize(image_bytes());
     scratch.resize = resize_.scratch();
     return scratch;
@@ -208,7 +208,7 @@ class Protocol {
     return result;
   }
 
-  // What there is to tell of a state without a step.
+  // The infos of a state, without a step.
   StepResult info(const EnvState& state) const {
     StepResult result;
     add_info(state, result);
@@ -332,10 +332,10 @@ class Protocol {
     return result;
   }
 
-  // Draws the newest image once more, into scratch.image; scratch.before and frames[0] stay.
+  // Draws the newest image once more, into scratch.image. Playing uses scratch.before and frames[0]: they are put back.
   void draw_again(const Env& env, Scratch& scratch) const {
     const EnvState before = scratch.before;
-    scratch.kept.swap(scratch.frames[0]);
+    scratch.set_aside.swap(scratch.frames[0]);
     EnvState state = scratch.before = *env.before;
     if (env.state->start_frames >= 0) {
       start_game_seeing_all(state, env.state->start_frames, nullptr, scratch);
@@ -344,7 +344,7 @@ class Protocol {
       play_step(state, env.state->action, scratch, has_frame);
       show_frames(has_frame, nullptr, scratch);
     }
-    scratch.kept.swap(scratch.frames[0]);
+    scratch.set_aside.swap(scratch.frames[0]);
     scratch.before = before;
   }
 

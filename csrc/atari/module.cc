@@ -84,7 +84,9 @@ class Console {
     if (!is_valid(state.vcs) || !is_valid(state.generators) || (state.current | 1) != 1) {
       throw std::invalid_argument("these bytes are not a saved state");
     }
-    if (state.rom != state_.rom) throw std::invalid_argument("this state is of another game");
+    if (state.rom != state_.rom) {
+      throw std::invalid_argument("this state is of another ROM: restore it in a console of that one");
+    }
     state_ = state;
   }
 

@@ -626,13 +626,13 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
         drawing |= distance >= 4 && distance < 4 + width;
       }
       const int delay = drawing && !starting ? 11 : 0;
-      const bool is_new_line = tia.line < cycle / kLineCycles;
+      const bool has_begun = tia.line == cycle / kLineCycles && tia.without_first[1 - i];
       change(kP0 + i, delay);
       tia.position[i] = static_cast<uint8_t>(position);
-      // ALE begins a line after what is written in its cycle 0, and the first copy comes back at once; unless a delayed
-      // write of the line before has begun it.
+      // ALE begins a line after what is written in its cycle 0, and the first copy comes back at once. It does not where
+      // the other player's delayed write has begun the line: that player then lacks its own first copy.
       const int row = cycle / kLineCycles - settings.first_line;
-      const bool line_begins = is_new_line && column == 0 && delay == 0 && row > 0 && row <= settings.height;
+      const bool line_begins = !has_begun && column == 0 && delay == 0 && row > 0 && row <= settings.height;
       tia.without_first[i] = !starting && !line_begins;
       tia.line_work |= tia.without_first[i];
       place_player(tia, i);

@@ -2,7 +2,6 @@
 // longer run: ATARI_FUZZ_SECONDS=300 tests.out --gtest_filter='Atari*'.
 #include <gtest/gtest.h>
 
-#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -49,12 +48,9 @@ struct Fuzzed {
   }
 
   void act(std::mt19937& random) {
-    const int action = static_cast<int>(random() % kNumActions);
-    if (random() % 2) {
-      atari::act(rom, vcs, generators, action, sticky_draws(0.25), ScreenOutput{{pixels.data(), rom.game.height, true}});
-    } else {
-      atari::act(rom, vcs, generators, action, 0, ScreenOutput{{pixels.data(), rom.game.height, false}});
-    }
+    const bool gray = random() % 2;
+    const ScreenOutput output{{pixels.data(), rom.game.height, gray}};
+    atari::act(rom, vcs, generators, static_cast<int>(random() % kNumActions), gray ? sticky_draws(0.25) : 0, output);
   }
 };
 
@@ -103,13 +99,13 @@ Rom busy_rom() {
 }
 
 // A pool of the busy program, and the arrays that its job writes into.
-struct Playing {
+struct BusyPool {
   Pool pool;
   std::vector<uint8_t> observations, final_observations;
   std::vector<int32_t> numbers;
   std::unique_ptr<bool[]> flags;
 
-  Playing(const EnvSettings& settings, int num_envs, int num_threads)
+  BusyPool(const EnvSettings& settings, int num_envs, int num_threads)
       : pool(busy_rom(), settings, Palette(), num_envs, num_threads),
         observations(num_envs * pool.protocol().stack_bytes()),
         final_observations(observations.size()),
@@ -122,7 +118,9 @@ struct Playing {
     job.rewards = numbers.data(), job.lives = job.rewards + num_envs, job.errors = job.lives + num_envs;
     job.frame_numbers = job.errors + num_envs, job.episode_frame_numbers = job.frame_numbers + num_envs;
     job.terminated = flags.get(), job.truncated = job.terminated + num_envs;
-    for (int id = 0; id < num_envs; ++id) job.ids.push_back(id), job.seeds.push_back(id), job.actions.push_back(id % 4);
+    for (int id = 0; id < num_envs; ++id) {
+      job.ids.push_back(id), job.seeds.push_back(id), job.actions.push_back(id % 4);
+    }
   }
 };
 
@@ -131,17 +129,17 @@ std::vector<uint8_t> play(int num_threads) {
   constexpr int kNumEnvs = 7, kSteps = 20;
   EnvSettings settings;
   settings.actions = {0, 1, 2, 3};
-  Playing playing(settings, kNumEnvs, num_threads);
-  Job& job = playing.pool.job();
+  BusyPool busy(settings, kNumEnvs, num_threads);
+  Job& job = busy.pool.job();
   std::vector<uint8_t> all;
   for (int step = 0; step < kSteps; ++step) {
     if (step % 2) {
-      playing.pool.start();
-      playing.pool.wait();
+      busy.pool.start();
+      busy.pool.wait();
     } else {
-      playing.pool.run();
+      busy.pool.run();
     }
-    all.insert(all.end(), playing.observations.begin(), playing.observations.end());
+    all.insert(all.end(), busy.observations.begin(), busy.observations.end());
     job.kind = Job::Kind::kStep;
     for (int id = 0; id < kNumEnvs; ++id) job.actions[id] = (step + id) % 4;
   }
@@ -154,9 +152,10 @@ TEST(AtariPool, ThreadsChangeNothing) {
   EXPECT_NE(std::vector<uint8_t>(expected.end() - 84, expected.end()), std::vector<uint8_t>(84, expected.back()));
   for (int num_threads : {2, 3, 8}) EXPECT_TRUE(play(num_threads) == expected) << num_threads << " threads";
 }
+
 // States whose checksum is right and whose bytes are not.
 TEST(AtariPool, ForgedStatesThatAreAcceptedStayWithinTheirMemory) {
-  constexpr size_t kHeader = 3 * sizeof(uint64_t);
+  constexpr size_t kHeader = 3 * sizeof(uint64_t);  // magic, game, checksum
   int accepted = 0, refused = 0;
   fuzz([&](std::mt19937& random) {
     EnvSettings settings;
@@ -164,28 +163,28 @@ TEST(AtariPool, ForgedStatesThatAreAcceptedStayWithinTheirMemory) {
     settings.fire_reset = random() % 2, settings.noop_max = random() % 3, settings.keeps_film = random() % 2;
     settings.grayscale = random() % 2, settings.same_step = random() % 2, settings.stack = 1 + random() % 4;
     settings.frame_skip = 1 + random() % 4, settings.max_frames = 6;
-    Playing playing(settings, 1, 1);
-    playing.pool.run();
-    playing.pool.job().kind = Job::Kind::kStep;
-    std::vector<uint8_t> state(playing.pool.clone_bytes());
-    playing.pool.clone(0, state.data());
+    BusyPool busy(settings, 1, 1);
+    busy.pool.run();
+    busy.pool.job().kind = Job::Kind::kStep;
+    std::vector<uint8_t> state(busy.pool.clone_bytes());
+    busy.pool.clone(0, state.data());
     for (int i = 0; i < 50; ++i) {
       std::vector<uint8_t> forged = state;
-      // Most of a state are generators and images, which may have any value: the first and the last KB are the rest.
+      // Most of an EnvState are its generators, which may have any value: the console is before them, the rest behind.
       for (unsigned changes = 1 + random() % 4; changes > 0; --changes) {
-        const size_t place = random() % 1024, which = random() % 2 * sizeof(EnvState);
-        forged[kHeader + which + (random() % 2 ? place : sizeof(EnvState) - 1 - place % 64)] = static_cast<uint8_t>(random());
+        const size_t place = random() % 2 ? random() % sizeof(Vcs) : sizeof(EnvState) - 1 - random() % 64;
+        forged[kHeader + random() % 2 * sizeof(EnvState) + place] = static_cast<uint8_t>(random());
       }
       const uint64_t checksum = hash(forged.data() + kHeader, forged.size() - kHeader);
       memcpy(forged.data() + 2 * sizeof(uint64_t), &checksum, sizeof checksum);
       try {
-        playing.pool.restore(0, forged.data(), forged.size());
+        busy.pool.restore(0, forged.data(), forged.size());
       } catch (const std::invalid_argument&) {
         ++refused;
         continue;
       }
       ++accepted;
-      for (int step = 0; step < 3; ++step) playing.pool.run();
+      for (int step = 0; step < 3; ++step) busy.pool.run();
     }
   });
   EXPECT_GT(accepted, 0);

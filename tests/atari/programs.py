@@ -303,7 +303,8 @@ def still_program(size: int, ram: bytes, has_ram: bool = False, counter: int = 0
     return bank * (size // len(bank))
 
 
-# Of `sweep_program`: the cycles that go through a line, and those that change when it has gone through all of them.
+# Subroutines of `sweep_program`. DELAY takes a cycle less in every frame, through all 76 of a line. OTHER_DELAY changes
+# by 9 cycles whenever DELAY begins anew. SHOW waits for two lines and folds the collisions into RAM A0 to A7.
 DELAY, OTHER_DELAY, SHOW = ORIGIN + 0x50, ORIGIN + 0x53, ORIGIN + 0x56
 SWEEP_FRAMES = 76
 STROBES = range(RESP0, RESP0 + 5)  # players, missiles, ball
@@ -366,10 +367,11 @@ def strobe_bands(seed: int) -> list[tuple[Program, Program]]:
         before.store(NUSIZ0, mode % 8 | draw.randrange(4) << 4).store(NUSIZ0 + 1, mode % 8 | draw.randrange(4) << 4)
         before.store(CTRLPF, draw.randrange(256)).store(HMP0 + draw.randrange(5), draw.randrange(256))
         before.add(*place_objects().code, 0x85, WSYNC, 0x85, HMOVE)
-        register = STROBES[(seed + mode // 4) % 5]
-        code = Program().add(0x85, register)
+        register, stores = STROBES[(seed + mode // 4) % 5], (0x85, 0x85, 0xE6)  # STA, or INC, which reads it first
+        code = Program().add(draw.choice(stores), register)
         for _ in range(draw.randrange(3)):
-            code.wait(draw.choice([0, 0, 2, 3, 4, 5, 6, 9, 14])).add(0x85, draw.choice([register, register, *STROBES]))
+            code.wait(draw.choice([0, 0, 2, 3, 4, 5, 6, 9, 14]))
+            code.add(draw.choice(stores), draw.choice([register, register, *STROBES]))
         bands.append((before, code))
     return bands
 
@@ -481,7 +483,7 @@ def tall_program(lines: int, ram: dict[int, int]) -> bytes:
 
 
 def two_players_program(second: int) -> bytes:
-    """Player 1 placed in cycle 73 of a line, where it is being drawn, and player 0 in this cycle, counted alike."""
+    """Places player 1 in cycle 73 of a line, while it is drawn, and player 0 in cycle `second` of the same count."""
     program = Program().start().store(COLUP0, 0x1E).store(COLUP0 + 1, 0x46).store(GRP0, 0xFF).store(GRP0 + 1, 0xFF)
     frame = program.here
     program.new_frame().store(VBLANK, 0).lines(60).wait(40).add(0x85, RESP0, 0x85, WSYNC).wait(68).add(0x85, RESP1)
