@@ -328,7 +328,9 @@ def test_streams_that_waited_for_others_end_the_run_where_inference_cannot_take_
         with ThreadPoolExecutor() as executor, Caller(unix, said) as one, Caller(unix, said) as other:
             ended = executor.submit(pool.run)
             for caller in (one, other):
-                caller.accepted().send(row_of(0, 0, num_envs=2))
+                caller.accepted()
+            for caller in (one, other):  # a row may end the run before another stream is accepted
+                caller.send(row_of(0, 0, num_envs=2))
             with pytest.raises(ValueError, match="2 rows exceed the maximum batch size of 1"):
                 ended.result(LIMIT)
 
