@@ -848,7 +848,7 @@ def test_the_backend_is_chosen_by_the_flag_and_said(monkeypatch):
     with pytest.raises(InputError, match="atari_backend beast: img_height 256 .*--atari_backend auto takes ale-py"):
         envs.make("ALE/Breakout-v5", 1, resize=256, atari_backend="beast")
     for backend in ("ale", "beast"):
-        for name, value in (("episodic_life", "no"), ("render_mode", "human"), ("batch_size", 2)):
+        for name, value in (("episodic_life", "no"), ("render_mode", "human"), ("batch_size", 4)):
             with pytest.raises(InputError, match=f"{name} is {value!r}"):
                 envs.make("BreakoutNoFrameskip-v4", 4, atari_backend=backend, **{name: value})
     with pytest.raises(InputError, match="atari_backend is 'stella'"):

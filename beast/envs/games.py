@@ -63,7 +63,7 @@ def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool 
         raise InputError(f"episodic_life is {episodic_life!r}: give true or false")
     if settings.get("render_mode") not in (None, "rgb_array"):
         raise InputError(f"render_mode is {settings['render_mode']!r}: it is None or 'rgb_array'")
-    if settings.get("batch_size", 0) not in (0, num_envs):
+    if settings.get("batch_size"):
         raise InputError(
             f"batch_size is {settings['batch_size']!r}: the environments of a group step together, so leave it out"
         )
