@@ -431,8 +431,7 @@ def atari_section(runs: list[Run]) -> list[str]:
         "`python benchmarks/learning.py atari-GAME` trains MonoBeast for 10 M steps (40 M frames) with one set of "
         "flags for all games. Its returns are of the last 100 training games, whole and unclipped, as mean (lowest to "
         "highest) of the seeds. CleanRL's PPO has the same environments and as many steps; the other runs are on "
-        f"EnvPool's -v5 and were longer. {link(PUBLISHED, 'The published values')} name their sources. "
-        "Seed 3 of Pong has not been run.",
+        f"EnvPool's -v5 and were longer. {link(PUBLISHED, 'The published values')} name their sources.",
         "",
     ]
     rows = []
