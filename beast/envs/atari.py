@@ -80,7 +80,8 @@ class AtariVectorEnv(VectorEnv):
     """Atari games stepped together in this process; see `ale_py.vector_env.AtariVectorEnv` for its arguments.
 
     Observations are uint8 [num_envs, stack_num, img_height, img_width], or [..., 3] in color. Rewards and infos are
-    int32. With `num_threads=1` all is done in the calling thread; 0 takes a thread per core. Beyond ale-py's:
+    int32. With `num_threads=1` steps and resets run in the calling thread, but `send` starts one; 0 takes a thread per
+    core. Beyond ale-py's:
 
     - `observe_into(array)` has steps and resets write their observations there, without a copy;
     - `clone_state` and `restore_state` take environments back, or to other processes;
@@ -101,7 +102,7 @@ class AtariVectorEnv(VectorEnv):
         episodic_life: bool = False, life_loss_info: bool = False, reward_clipping: bool = True,
         use_fire_reset: bool = True, render_mode: str | None = None,
     ):  # fmt: skip
-        """Raises InputError for an argument that cannot be, MissingPackage where the emulator is not built, OSError
+        """Raises InputError for an invalid argument, MissingPackage where the emulator is not built, OSError
         where the ROM cannot be read."""
         if libatari is None:
             raise MissingPackage(WHY_NO_MODULE)
@@ -161,7 +162,7 @@ class AtariVectorEnv(VectorEnv):
         self._actions = [action for action in Action if full_action_space or action in minimal_actions]
         settings = {
             "frame_skip": frameskip, "max_pool": maxpool, "stack": stack_num, "height": img_height, "width": img_width,
-            "grayscale": grayscale, "keeps_film": render_mode is not None, "noop_max": noop_max,
+            "grayscale": grayscale, "keeps_rgb": render_mode is not None, "noop_max": noop_max,
             "fire_reset": use_fire_reset, "episodic_life": episodic_life, "life_loss_info": life_loss_info,
             "clip_rewards": reward_clipping, "same_step": self.autoreset_mode == AutoresetMode.SAME_STEP,
             "max_frames": max_num_frames_per_episode, "sticky": repeat_action_probability,
@@ -230,8 +231,8 @@ class AtariVectorEnv(VectorEnv):
 
         A number is the first environment's seed, the next has one more, and so on; an array has one for each that is
         reset. Seeded environments begin as if they were made anew. Without a seed all generators go on; if one of those
-        that are reset never was before, all of them draw their seeds from the system. Raises InputError for a seed or a
-        mask that cannot be, which changes nothing, and RuntimeError where a ROM stops its console.
+        that are reset never was before, all of them draw their seeds from the system. Raises InputError for an invalid
+        seed or mask, which changes nothing, and RuntimeError where a ROM stops its console.
         """
         if options and "reset_mask" in options:
             return self._reset_some(seed, self._checked_mask(options["reset_mask"]))
@@ -250,7 +251,7 @@ class AtariVectorEnv(VectorEnv):
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         """Step the environments of the last observations by one action each, an index into `get_action_set()`.
 
-        Raises InputError for an action or a shape that cannot be, RuntimeError where a ROM stops its console.
+        Raises InputError for actions of a wrong value or shape, RuntimeError where a ROM stops its console.
         """
         if self.batch_size < self.num_envs:
             self.send(actions)
@@ -282,7 +283,7 @@ class AtariVectorEnv(VectorEnv):
     def render(self) -> np.ndarray | None:
         """The newest images in color, uint8 [num_envs, rows, 160, 3] with the game's 210 to 250 rows; None without
         render_mode="rgb_array"."""
-        return self._pool.film() if self.render_mode else None
+        return self._pool.rgb() if self.render_mode else None
 
     def ram(self) -> np.ndarray:
         """The consoles' memory, uint8 [num_envs, 128]."""
@@ -397,8 +398,9 @@ class AtariVectorEnv(VectorEnv):
             ids, np.empty(shape, np.uint8) if out is None else out, np.empty(shape, np.uint8) if same_step else None
         )
 
-    def _call(self, function, results: _Results, of_each: np.ndarray) -> None:
-        function(results.ids, of_each, results.observations, results.final_observations, results.numbers, results.flags)
+    def _call(self, function, results: _Results, actions_or_seeds: np.ndarray) -> None:
+        arrays = results.observations, results.final_observations, results.numbers, results.flags
+        function(results.ids, actions_or_seeds, *arrays)
 
     def _collect(self) -> None:
         """Wait for what is under way."""

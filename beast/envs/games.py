@@ -37,7 +37,8 @@ ALE_ARGUMENTS = {  # choices of beast.envs.make -> arguments of AtariVectorEnv
 
 def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool | None, chosen, kwargs) -> VectorEnv:
     """See `beast.envs.make`; `match` is that of ATARI_ID, `chosen` has the choices that are made, by our names. Raises
-    KeyError for an unknown game, InputError for an argument that cannot be, MissingFile where the ROM cannot be read.
+    KeyError for an unknown game, InputError for an invalid argument, MissingFile where the ROM cannot be read,
+    MissingPackage without ale-py, or without libatari where it is asked for.
     """
     game = atari_games()[match["deepmind"] or match["machado"]]
     if match["deepmind"]:

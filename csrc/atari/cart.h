@@ -11,7 +11,7 @@ constexpr int kRomBytes = 16384;
 constexpr int kHotspots = 0xFE0;  // accesses to the window from here on may switch banks
 
 struct Rom {
-  // Smaller cartridges stand in it several times. A page's first byte is at a multiple of 256 in memory, too.
+  // Smaller ROMs are repeated to fill it. It is aligned because a branch sees by its pointer whether it crosses a page.
   alignas(256) uint8_t bytes[kRomBytes];
   Cart cart;
   Game game;

@@ -37,12 +37,12 @@ struct Code {
   uint8_t fetched[3];     // the bytes of an instruction elsewhere
 };
 
-// What instructions need so rarely that it stays in memory while the CPU runs.
+// The part of the CPU's state that stays in memory while it runs.
 struct Flags {
   int32_t result;  // N is set if its bit 7 or 8 is, Z if its low byte is 0
   uint8_t carry, overflow, decimal, interrupt;  // 0 or their bit of the status
   uint8_t sp;
-  uint8_t seen;     // the last byte that the CPU read, kept where the next one may be fetched
+  uint8_t seen;     // the last byte that the CPU read, where the next fetch may be from the TIA, which shows it
   uint8_t stopped;  // no instruction follows, and
   uint8_t jammed;   // none ever will
 };
@@ -58,12 +58,13 @@ using Word = uint64_t;
 // What instructions need all the time.
 struct Registers {
   const uint8_t* code;  // the next byte to execute
-  int64_t time;         // the cycle, times kCycle, and the number of instructions, from some number on
+  int64_t time;         // cycle * kCycle + a count of instructions, which ends at kLastInstruction
   Word a, x, y;
 };
 constexpr int kCycleBits = 16;
 constexpr int64_t kCycle = 1 << kCycleBits;
-// The number of instructions at which the CPU stops. From bit 15 on it looks at the number before each instruction.
+// The CPU stops when the count reaches this. Jumps look at bit 15 of the count: after the first that finds it set, the
+// count is compared before each instruction. Code without a jump soon leaves its 4 KB, where it is compared, too.
 constexpr int kLastInstruction = 0x8000 + 5000;
 
 // Bytes that an instruction fetches before it does anything else.
@@ -74,7 +75,7 @@ constexpr Lengths make_lengths() {
   Lengths lengths{};
   for (int opcode = 0; opcode < 256; ++opcode) {
     const int column = opcode & 0x1F;
-    const bool is_long = column >= 0x0C ? column < 0x10 || column == 0x19 || column >= 0x1B : false;
+    const bool is_long = (column >= 0x0C && column < 0x10) || column == 0x19 || column >= 0x1B;
     const bool is_short = column == 0x08 || column == 0x0A || column == 0x18 || column == 0x1A || column == 0x12;
     lengths.of[opcode] = is_long ? 3 : is_short ? 1 : 2;
   }
@@ -84,7 +85,9 @@ constexpr Lengths make_lengths() {
 }
 TABLE Lengths kLengths = make_lengths();
 
-enum Status : uint8_t { kCarry = 1, kZero = 2, kInterrupt = 4, kDecimal = 8, kAlwaysSet = 0x30, kOverflow = 0x40, kNegative = 0x80 };
+enum Status : uint8_t {
+  kCarry = 1, kZero = 2, kInterrupt = 4, kDecimal = 8, kAlwaysSet = 0x30, kOverflow = 0x40, kNegative = 0x80
+};
 
 struct Sum {
   uint8_t result;
@@ -114,7 +117,7 @@ HD inline Sum add(int a, int m, int carry) {
   return {static_cast<uint8_t>(sum), sum > 0xFF, ((a ^ sum) & (m ^ sum) & 0x80) != 0};
 }
 
-// ARR in decimal mode. `overflow` and `carry` as usual; N is the old carry, Z is that of the unadjusted result.
+// ARR in decimal mode: `t` is A & operand, `rotated` is that after ROR. The caller sets N and Z by `rotated`.
 HD inline Sum rotate_decimal(int t, int rotated) {
   int result = rotated;
   if ((t & 15) + (t & 1) > 5) result = (result & 0xF0) | ((result + 6) & 15);
@@ -136,33 +139,38 @@ HD inline void set_status(Flags& flags, int status) {
 }
 
 // A bus has, for the CPU:
-// - code, flags, write, and left: where the CPU is while it does not run;
+// - code, flags, write, and saved: the registers while the CPU does not run;
 // - zero_page, 256 bytes of which the upper half is the RAM;
-// - has_code(address), read_code(address): what of the cartridge can be read without more ado;
+// - has_code(address), read_code(address): reads of the cartridge that switch no bank and reach none of its RAM;
 // - read_cart(address), write_cart(address, value), read_riot(address, cycle), write_riot(address, value, cycle),
 //   read_tia(address, cycle, undriven), and fetch(pc, undriven, cycle), which reads any of them for the CPU;
-// - passes(time): whether `write` changes nothing but the time; write_register() does any write in left.time, and stops
-//   the CPU once the frame is over; writes_motion(time) does some that need no more than a few instructions;
+// - absorb_write(time): whether `write` changes nothing but the time, to which it adds a WSYNC's wait;
+//   write_motion(time): does most writes of HMxx and HMCLR, and returns whether this was one; write_register(): does
+//   any write, at saved.time, and stops the CPU once the frame is over;
 // - find_code(pc): makes `code` the memory around pc, and returns where pc's byte lies;
-// - until_timer_is(value, most, cycle): if INTIM is in (value, most] in that cycle, where value is 0 or -1, at most the
-//   cycles until it is `value`; else 0 or less.
+// - until_timer_is(value, most, cycle): how many cycles after `cycle` INTIM first is `value` (0 or -1), if it is in
+//   (value, most] in `cycle`; else 0 or less.
 
-// How an instruction has ended: it is done; it is done but for bus.write; it has done nothing, because it is not as
-// usual, and has to be done with kUsual = false.
-enum Outcome { kDone, kWrites, kUnusual };
+// How an instruction has ended.
+enum Outcome {
+  kDone,
+  kWrites,   // done but for bus.write
+  kUnusual,  // nothing but `registers` has changed: run it again from the old ones, with kUsual = false
+};
 
 #define IS_LIKELY(condition) __builtin_expect((condition) != 0, 1)
 
 // Writes bus.write, and moves `time` to where the CPU goes on.
 template <class Bus>
 HD NOINLINE void write_now(Bus& bus, int64_t& time) {
-  if (bus.passes(time)) return;
-  bus.left.time = time;
+  if (bus.absorb_write(time)) return;
+  bus.saved.time = time;
   bus.write_register();
-  time = bus.left.time;
+  time = bus.saved.time;
 }
 
-// One instruction. What needs no calls is usual: without calls the compiler has all registers of the processor.
+// One instruction. With kUsual it has no function calls, so that the compiler can use all registers of the processor,
+// and returns kUnusual where it would need one.
 template <int kOpcode, bool kUsual, class Bus>
 HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
   const uint8_t*& code = registers.code;
@@ -175,16 +183,16 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
   [[maybe_unused]] Word address, high;  // of the operand
   [[maybe_unused]] Word m;              // the operand
 
-// What is not as usual. It comes before anything that the instruction changes but its registers.
+// With kUsual: gives up unless the condition holds. It comes before any change but those of `registers`.
 #define REQUIRE(condition)                                \
   do {                                                    \
     if (kUsual && !IS_LIKELY(condition)) return kUnusual; \
   } while (0)
 #define NOT_USUAL REQUIRE(false)
 #define CYCLE static_cast<int>(time >> kCycleBits)
-// `undriven`: the byte that the CPU read before. It shows where a read drives too few bits.
 #define FETCH() code[length++]
 #define PC() (static_cast<int>(code + length - bus.code.origin) & 0xFFFF)
+// `undriven`: the byte that the CPU read before. It shows where a read drives too few bits.
 #define READ_ZERO_PAGE(value, where, undriven)                              \
   do {                                                                      \
     REQUIRE((where) & 0x80);                                                \
@@ -237,8 +245,7 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
       WRITE_TIA(where, value);                                          \
     }                                                                   \
   } while (0)
-// The stack: $100-$17F is the TIA, $180-$1FF is RAM. ALE ignores a WSYNC that is written right behind another write.
-// Usually all that an instruction needs of it is RAM: from SP + first to SP + last.
+// The stack: $100-$17F is the TIA, $180-$1FF is RAM. Requires RAM from SP + first to SP + last.
 #define REQUIRE_STACK(first, last) REQUIRE((sp + (first)) & (sp + (last)) & 0x80)
 #define PUSH(value)                                  \
   do {                                               \
@@ -250,6 +257,7 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
     }                                                \
     --sp;                                            \
   } while (0)
+// A push right behind another: ALE then ignores a write of WSYNC.
 #define PUSH_AGAIN(value)      \
   do {                         \
     if ((sp & 0xBF) != 0x02) { \
@@ -268,7 +276,7 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
     }                                      \
     seen = static_cast<uint8_t>(value);    \
   } while (0)
-// PLA and PLP first read where the stack pointer is. It shows where they then read the TIA, from SP = FF.
+// PLA and PLP read at SP before they increment it. That byte shows where they then read the TIA, which is from SP = FF.
 #define PULL_ONE(value)                          \
   do {                                           \
     REQUIRE_STACK(0, 1);                         \
@@ -328,7 +336,7 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
 #define STATUS status(flags)
 #define TEST_BITS (FLAGS((a & m) | (m & kNegative) << 1), overflow = m & kOverflow)
 
-// `last`: the byte of which the CPU knows where to go on.
+// `last`: the last byte that the CPU read before it goes on.
 #define GO_TO(where, last)                                                                          \
   do {                                                                                              \
     code = (where);                                                                                 \
@@ -412,8 +420,8 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
 #define ROR (m |= carry << 8, carry = m & 1, m >>= 1)
 
 // Programs wait in loops of two instructions until a register or the timer is 0 (BNE), or less than 0 (BPL). At the
-// branch that ends a round, which takes `took` cycles, this passes the rounds that are certain to follow. `least` is what
-// the last of them has.
+// branch that ends a round, which takes `took` cycles, this passes the rounds that are certain to follow. `least` is the
+// smallest value with which the branch is taken: 1 for BNE, 0 for BPL.
 #define WAIT(least, offset, took)                                                                        \
   do {                                                                                                   \
     constexpr int most = (least) ? 256 : 128;                                                            \
@@ -534,7 +542,7 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
   OPCODE(0x68, 4, PULL_ONE(a); FLAGS(a))
   OPCODE(0x28, 4, PULL_ONE(m); set_status(flags, m))
 
-  // What the data sheet does not name.
+  // Undocumented opcodes.
   MODIFY_7(0x00, ASL; FLAGS(a |= m))
   MODIFY_7(0x20, ROL; FLAGS(a &= m))
   MODIFY_7(0x40, LSR; FLAGS(a ^= m))
@@ -669,7 +677,7 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
 #undef WAIT
 }
 
-// Where the instructions go on that do not lie in bus.code. Returns whether there is one.
+// Finds the next instruction where it does not lie in bus.code. Returns false if the CPU stops.
 template <class Bus>
 HD NOINLINE bool find_instruction(Bus& bus, Registers& registers) {
   if (bus.flags.stopped || (registers.time & (kCycle - 1)) >= kLastInstruction) return false;
@@ -727,24 +735,24 @@ struct Interpreter {
   }
   NO_IPA static void write(ARGUMENTS) {
     Registers registers = {code, time, a, x, y};
-    if (!bus.passes(registers.time)) TAIL return write_register(bus, code, time, a, x, y);
+    if (!bus.absorb_write(registers.time)) TAIL return write_register(bus, code, time, a, x, y);
     GO_ON;
   }
   NO_IPA static void write_register(ARGUMENTS) {
-    if (bus.writes_motion(time)) {
+    if (bus.write_motion(time)) {
       const Registers registers = {code, time, a, x, y};
       GO_ON;
     }
-    bus.left = {code, time, a, x, y};
+    bus.saved = {code, time, a, x, y};
     bus.write_register();
-    const Registers registers = bus.left;
+    const Registers registers = bus.saved;
     GO_ON;
   }
-  // Where there is no code, nothing is as usual.
+  // Without bus.code (its end is null) instructions run with kUsual = false.
   NO_IPA static void find(ARGUMENTS) {
     Registers registers = {code, time, a, x, y};
     if (!find_instruction(bus, registers)) {
-      bus.left = registers;
+      bus.saved = registers;
       return;
     }
     TAIL return (bus.code.end ? kSteps : kUnusualSteps)[*registers.code](REGISTERS);
@@ -752,7 +760,7 @@ struct Interpreter {
 
   static void run(Bus& bus, Registers& registers) {
     find(REGISTERS);
-    registers = bus.left;
+    registers = bus.saved;
   }
 };
 #define STEP(opcode) step<opcode>,

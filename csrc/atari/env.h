@@ -23,7 +23,7 @@ struct EnvSettings {
   int stack = 4;         // images of an observation, the newest last
   int height = 84, width = 84;
   bool grayscale = true;
-  bool keeps_film = false;      // keep the newest image in color, too
+  bool keeps_rgb = false;      // keep the newest image in color, too
   int noop_max = 30;            // an episode begins with fewer no-ops than this; 0 and 1: none
   bool fire_reset = true;       // and with FIRE where the game has it
   bool episodic_life = false;   // a lost life ends the episode, and the next one begins with a reset of the game
@@ -61,7 +61,7 @@ static_assert(std::is_trivially_copyable<EnvState>::value, "states are copied as
 struct Env {
   EnvState* state;
   EnvState* before;  // as it was before the step or the start that made the newest image
-  uint8_t* film;     // [rows, 160, 3]: that image in color, where it is kept
+  uint8_t* rgb;     // [rows, 160, 3]: that image in color, where it is kept
   uint8_t* stack;    // [stack, height, width(, 3)], a ring
 };
 
@@ -80,7 +80,7 @@ inline uint64_t hash(const void* data, size_t size, uint64_t value = 0xCBF29CE48
 
 // What a step or a reset tells of one environment.
 struct StepResult {
-  int32_t reward = 0;
+  int64_t reward = 0;  // a forged state's score may jump far
   bool terminated = false, truncated = false;
   int32_t lives = 0, frame_number = 0, episode_frame_number = 0;
   Error error = kNoError;  // why the console stands still
@@ -98,14 +98,13 @@ class Protocol {
     Resizer::Scratch resize;
   };
 
-  // Loads the ROM once: with few exceptions a load does not depend on the seed, and every seeded environment begins
-  // with a copy.
+  // Loads the ROM once: only Double Dunk's load with sticky actions depends on the seed. All others begin with a copy.
   Protocol(const Rom& rom, EnvSettings settings, const Palette& palette)
       : rom_(rom),
         settings_(std::move(settings)),
         palette_(palette),
         channels_(settings_.grayscale ? 1 : 3),
-        in_color_(!settings_.grayscale || settings_.keeps_film || rom.game.has(kPal)),
+        draws_indices_(!settings_.grayscale || settings_.keeps_rgb || rom.game.has(kPal)),
         num_pixels_(kScreenWidth * rom.game.height),
         resize_(rom.game.height, kScreenWidth, settings_.height, settings_.width, channels_) {
     const std::vector<int>& actions = settings_.actions;
@@ -118,20 +117,20 @@ class Protocol {
       while (std::memcmp(&generator, &generators.user, sizeof(generator)) && draws < 100'000) generator.draw(), ++draws;
       return draws;
     };
-    loaded_ = first_ = EnvState{};
+    loaded_ = EnvState{};
     load(rom_, loaded_.vcs, loaded_.generators, 0, NoOutput{});
     loaded_draws_ = count_draws(loaded_.generators);
     first_ = loaded_;
-    first_film_.resize(film_bytes());
+    first_rgb_.resize(rgb_bytes());
     Scratch scratch = make_scratch();
-    start_game_seeing_all(first_, 0, first_film_.data(), scratch);
+    start_game_seeing_all(first_, 0, first_rgb_.data(), scratch);
     first_image_ = scratch.image;
     first_draws_ = count_draws(first_.generators) - loaded_draws_;
   }
 
   const EnvSettings& settings() const { return settings_; }
   size_t image_bytes() const { return static_cast<size_t>(num_pixels_) * channels_; }
-  size_t film_bytes() const { return settings_.keeps_film ? static_cast<size_t>(num_pixels_) * 3 : 0; }
+  size_t rgb_bytes() const { return settings_.keeps_rgb ? static_cast<size_t>(num_pixels_) * 3 : 0; }
   size_t plane_bytes() const { return static_cast<size_t>(settings_.height) * settings_.width * channels_; }
   size_t stack_bytes() const { return plane_bytes() * settings_.stack; }
   int rows() const { return num_pixels_ / kScreenWidth; }
@@ -181,11 +180,11 @@ class Protocol {
     // The frame that ends an episode is never shown. If it was the step's last, the image is the maximum of the last but
     // one and the image before; if it came earlier, that image stays.
     if (has_frame[1]) {
-      show_frames(has_frame, env.film, scratch);
+      show_frames(has_frame, env.rgb, scratch);
       push(env, scratch);
     } else if (has_frame[0]) {
       draw_again(env, scratch);
-      show(scratch.frames[0], true, env.film, scratch.image);
+      show(scratch.frames[0], true, env.rgb, scratch.image);
       push(env, scratch);
     } else {
       push_newest(env);
@@ -219,7 +218,7 @@ class Protocol {
   uint64_t fingerprint() const {
     const EnvSettings& s = settings_;
     const int64_t numbers[] = {s.frame_skip,    s.max_pool,       s.stack,        s.height,    s.width,
-                               s.grayscale,     s.keeps_film,     s.noop_max,     s.fire_reset, s.episodic_life,
+                               s.grayscale,     s.keeps_rgb,     s.noop_max,     s.fire_reset, s.episodic_life,
                                s.life_loss_info, s.clip_rewards,  s.same_step,    s.max_frames,
                                static_cast<int64_t>(sticky()),    static_cast<int64_t>(sizeof(EnvState))};
     uint64_t value = hash(numbers, sizeof(numbers));
@@ -258,29 +257,30 @@ class Protocol {
     }
     if (start_frames) {
       for (int k = 0; k < start_frames - 1; ++k) frame(state, start_action(k), NoOutput{});
-      // The whole of the last frame tells all. Few games' last frame ends early: then the others have to be drawn, too.
+      // The last frame is enough where all of its rows are drawn. In a few games it ends early: then the others have to
+      // be drawn, too.
       if (see_frame(state, start_action(start_frames - 1), scratch.frames[1].data())) {
-        show(scratch.frames[1], false, env.film, scratch.image);
+        show(scratch.frames[1], false, env.rgb, scratch.image);
       } else {
         state = *env.before;
-        start_game_seeing_all(state, start_frames, env.film, scratch);
+        start_game_seeing_all(state, start_frames, env.rgb, scratch);
       }
     } else if (is_first) {
       std::memcpy(scratch.image.data(), first_image_.data(), image_bytes());
-      std::copy_n(first_film_.data(), film_bytes(), env.film);
+      std::copy_n(first_rgb_.data(), rgb_bytes(), env.rgb);
     } else {
-      start_game_seeing_all(state, 0, env.film, scratch);
+      start_game_seeing_all(state, 0, env.rgb, scratch);
     }
   }
 
-  void start_game_seeing_all(EnvState& state, int start_frames, uint8_t* film, Scratch& scratch) const {
+  void start_game_seeing_all(EnvState& state, int start_frames, uint8_t* rgb, Scratch& scratch) const {
     int current = 0;
     const AlternatingOutput output = {
-        {scratch.frames[0].data(), scratch.frames[1].data()}, rows(), !in_color_, &current};
+        {scratch.frames[0].data(), scratch.frames[1].data()}, rows(), !draws_indices_, &current};
     for (std::vector<uint8_t>& pixels : scratch.frames) std::fill(pixels.begin(), pixels.end(), 0);
     reset_game(rom_, state.vcs, state.generators, output, sticky());
     for (int k = 0; k < start_frames; ++k) frame(state, start_action(k), output);
-    show(scratch.frames[current], false, film, scratch.image);
+    show(scratch.frames[current], false, rgb, scratch.image);
   }
 
   int start_action(int start_frame) const { return start_frame == 0 && fires() ? kFire : kNoop; }
@@ -318,7 +318,7 @@ class Protocol {
   // Emulates a frame and returns its reward.
   template <class Output>
   int frame(EnvState& state, int action, const Output& output) const {
-    return act(rom_, state.vcs, state.generators, action, sticky(), output);
+    return act(rom_, state.vcs, state.generators.user, action, sticky(), output);
   }
 
   // Plays a step of an environment that was as `scratch.before`; `has_frame` tells which of the scratch's frames are
@@ -349,8 +349,8 @@ class Protocol {
   }
 
   // Plays the frames of a step and draws those that are seen; `has_frame` tells which of the scratch's are. Returns
-  // false if one of them ended early. ALE then shows rows of the frame before the last; `sees_all` draws all frames to
-  // have them. Rows that an earlier step has drawn are black.
+  // false if one of them ended early. Its other rows then show the frame two before: `sees_all` draws all frames to have
+  // them. Rows that an earlier step has drawn are black.
   bool play(EnvState& state, int action, bool sees_all, Scratch& scratch, StepResult& result,
             bool (&has_frame)[2]) const {
     bool is_whole = true;
@@ -381,7 +381,7 @@ class Protocol {
 
   // Emulates a frame, draws it over what is there, and returns its reward.
   int draw_frame(EnvState& state, int action, uint8_t* pixels) const {
-    return frame(state, action, ScreenOutput{{pixels, rows(), !in_color_}});
+    return frame(state, action, ScreenOutput{{pixels, rows(), !draws_indices_}});
   }
 
   // Emulates a frame and draws it; returns whether all rows were drawn. Those that were not are black.
@@ -401,20 +401,20 @@ class Protocol {
     return is_whole;
   }
 
-  // Makes a frame the image, or takes the maximum of both; the same with the image in color, if there is a `film`. Where
+  // Makes a frame the image, or takes the maximum of both; the same with the image in color, if there is a `rgb`. Where
   // the core renders gray levels the two may be swapped: `frame` then holds what was the image.
-  void show(std::vector<uint8_t>& frame, bool is_maximum, uint8_t* film, std::vector<uint8_t>& shown) const {
-    if (!in_color_) {
+  void show(std::vector<uint8_t>& frame, bool is_maximum, uint8_t* rgb, std::vector<uint8_t>& shown) const {
+    if (!draws_indices_) {
       is_maximum ? take_maximum(shown.data(), frame.data(), num_pixels_) : shown.swap(frame);
       return;
     }
     uint8_t* const image = shown.data();
-    if (!settings_.keeps_film) film = nullptr;
+    if (!settings_.keeps_rgb) rgb = nullptr;
     for (int i = 0; i < num_pixels_; ++i) {
-      const uint8_t* rgb = palette_.rgb[frame[i]];
+      const uint8_t* color = palette_.rgb[frame[i]];
       for (int c = 0; c < 3; ++c) {
-        if (film) film[3 * i + c] = is_maximum ? std::max(film[3 * i + c], rgb[c]) : rgb[c];
-        if (channels_ == 3) image[3 * i + c] = is_maximum ? std::max(image[3 * i + c], rgb[c]) : rgb[c];
+        if (rgb) rgb[3 * i + c] = is_maximum ? std::max(rgb[3 * i + c], color[c]) : color[c];
+        if (channels_ == 3) image[3 * i + c] = is_maximum ? std::max(image[3 * i + c], color[c]) : color[c];
       }
       if (channels_ == 1) {
         const uint8_t gray = palette_.gray[frame[i]];
@@ -424,9 +424,9 @@ class Protocol {
   }
 
   // What a step shows whose last frame is seen.
-  void show_frames(const bool (&has_frame)[2], uint8_t* film, Scratch& scratch) const {
-    show(scratch.frames[1], false, film, scratch.image);
-    if (has_frame[0]) show(scratch.frames[0], true, film, scratch.image);
+  void show_frames(const bool (&has_frame)[2], uint8_t* rgb, Scratch& scratch) const {
+    show(scratch.frames[1], false, rgb, scratch.image);
+    if (has_frame[0]) show(scratch.frames[0], true, rgb, scratch.image);
   }
 
   static void take_maximum(uint8_t* __restrict image, const uint8_t* __restrict other, int size) {
@@ -448,9 +448,9 @@ class Protocol {
 
   void add_info(const EnvState& state, StepResult& result) const {
     result.lives = state.lives;
-    result.frame_number = static_cast<int32_t>(frame_number(state.vcs));
+    result.frame_number = static_cast<int32_t>(state.vcs.frame_number);
     result.error = state.vcs.error;
-    result.episode_frame_number = static_cast<int32_t>(episode_frame_number(state.vcs));
+    result.episode_frame_number = static_cast<int32_t>(state.vcs.episode_frame_number);
   }
 
   uint64_t sticky() const { return sticky_draws(settings_.sticky); }
@@ -459,14 +459,14 @@ class Protocol {
   const EnvSettings settings_;
   const Palette palette_;
   const int channels_;
-  const bool in_color_;  // the core renders indices of the palette rather than gray levels, which it has for NTSC only
+  const bool draws_indices_;  // the core draws indices of the palette, not gray levels: it has those of NTSC only
   const int num_pixels_;
   const Resizer resize_;
   bool has_fire_ = false;
   EnvState loaded_;  // after the load
   EnvState first_;   // after the reset that follows it
   int loaded_draws_ = 0, first_draws_ = 0;  // of the user's generator until then
-  std::vector<uint8_t> first_image_, first_film_;
+  std::vector<uint8_t> first_image_, first_rgb_;
 };
 
 }  // namespace beast::atari

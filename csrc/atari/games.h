@@ -4,6 +4,7 @@
 #pragma once
 
 #include <stdint.h>
+#include <string.h>
 
 #include "device.h"
 
@@ -36,8 +37,8 @@ enum GameRules : uint8_t {
 };
 
 // While RAM[address] != value, or RAM[other_address] != other_value where there is another, hold SELECT for `frames`
-// frames and release it for one. `once` > 0: first once for that many frames, whatever RAM says. frames == 0: nothing is
-// held until RAM says so.
+// frames and release it for one. `once` > 0: first once for that many frames, whatever RAM says. frames == 0: RAM is not
+// looked at.
 struct ModeScript {
   uint8_t frames;
   uint8_t address;
@@ -64,7 +65,7 @@ struct Game {
   uint8_t height;      // rows
   uint8_t flags;
   uint32_t actions;      // bit i: action i is in the minimal set
-  uint8_t reset_frames;  // how long a reset holds RESET in all, but for Double Dunk's menu: mostly 8
+  uint8_t reset_frames;  // in which a reset holds RESET, but for Double Dunk's menu
   ModeScript script;
   StartAction start;
   uint8_t lives;  // right after a reset
@@ -185,15 +186,10 @@ constexpr Game kGames[] = {
 // clang-format on
 constexpr int kNumGames = sizeof(kGames) / sizeof(kGames[0]);
 
-HD inline bool same_text(const char* a, const char* b) {
-  while (*a && *a == *b) ++a, ++b;
-  return *a == *b;
-}
-
 // The row of `name` ("space_invaders"), or null.
 inline const Game* find_game(const char* name) {
   for (const Game& game : kGames) {
-    if (same_text(game.name, name)) return &game;
+    if (!strcmp(game.name, name)) return &game;
   }
   return nullptr;
 }
@@ -620,14 +616,13 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       score = bcd3(0xC8, 0xC9, 0xCA);
       over = at(0xC2) > 1;
       break;
-    case kQbert: {
+    case kQbert:
       score = bcd3(0xD9, 0xDA, 0xDB);
       // An extra life raises the byte and not the count, so that a death after it has to be seen as a change.
       if (static_cast<int8_t>(at(0x88)) == static_cast<int8_t>(tally.previous) - 1) --lives;
       over = at(0x88) == 0xFE || (at(0x88) == 2 && tally.previous == 0xFF);
       tally.previous = at(0x88);
       break;
-    }
     case kRiverraid:
       for (int i = 0xCD; i <= 0xD7; i += 2) score = score * 10 + riverraid_digit(at(i));
       lives = at(0xC0) == 0x58 ? 4 : at(0xC0) == 0x59 ? 1 : at(0xC0) / 8 + 1;

@@ -35,10 +35,11 @@ class Console {
     if (action < 0 || action >= kNumActions) {
       throw std::out_of_range("action " + std::to_string(action) + " is not in 0.." + std::to_string(kNumActions - 1));
     }
-    return atari::act(rom_, state_.vcs, state_.generators, action, sticky_, output());
+    return atari::act(rom_, state_.vcs, state_.generators.user, action, sticky_, output());
   }
 
-  // Frames without an output, for benchmarks: returns the sum of rewards; resets at the end of a game.
+  // Frames for benchmarks, without a picture or with luminances, in which screen() is of no use. Returns the sum of
+  // rewards; resets at the end of a game.
   int64_t run(int64_t frames, bool gray, py::bytes actions) {
     const std::string_view sequence = actions;
     if (sequence.empty()) throw std::invalid_argument("no actions: give a byte for each");
@@ -46,8 +47,8 @@ class Console {
     const ScreenOutput output{{state_.pixels[0], kMaxScreenHeight, true}};
     for (int64_t i = 0; i < frames; ++i) {
       const int action = static_cast<uint8_t>(sequence[static_cast<size_t>(i) % sequence.size()]) % kNumActions;
-      total += gray ? atari::act(rom_, state_.vcs, state_.generators, action, sticky_, output)
-                    : atari::act(rom_, state_.vcs, state_.generators, action, sticky_, NoOutput{});
+      total += gray ? atari::act(rom_, state_.vcs, state_.generators.user, action, sticky_, output)
+                    : atari::act(rom_, state_.vcs, state_.generators.user, action, sticky_, NoOutput{});
       if (game_over(state_.vcs)) atari::reset_game(rom_, state_.vcs, state_.generators, NoOutput{}, sticky_);
     }
     return total;
@@ -66,8 +67,8 @@ class Console {
   }
   void set_ram(int address, int value) {
     if (address < 0 || address > 255 || value < 0 || value > 255) {
-      throw std::out_of_range("RAM has addresses 128..255, or 0..127, and values 0..255, not " + std::to_string(address) + " and " +
-                              std::to_string(value));
+      throw std::out_of_range("RAM has addresses 128..255, or 0..127, and values 0..255, not " +
+                              std::to_string(address) + " and " + std::to_string(value));
     }
     state_.vcs.ram[address & 0x7F] = static_cast<uint8_t>(value);
   }
@@ -81,7 +82,7 @@ class Console {
     }
     State state;
     memcpy(static_cast<void*>(&state), bytes.data(), sizeof state);
-    if (!is_valid(state.vcs) || !is_valid(state.generators) || (state.current | 1) != 1) {
+    if (!is_valid(state.vcs) || !is_valid(state.generators) || state.current < 0 || state.current > 1) {
       throw std::invalid_argument("these bytes are not a saved state");
     }
     if (state.rom != state_.rom) {
@@ -154,9 +155,9 @@ PYBIND11_MODULE(libatari, module) {
       .def_property_readonly("lives", [](const Console& console) { return lives(console.vcs()); })
       .def_property_readonly("game_over", [](const Console& console) { return game_over(console.vcs()); })
       .def_property_readonly("error", [](const Console& console) { return static_cast<int>(console.vcs().error); })
-      .def_property_readonly("frame_number", [](const Console& console) { return frame_number(console.vcs()); })
+      .def_property_readonly("frame_number", [](const Console& console) { return console.vcs().frame_number; })
       .def_property_readonly("episode_frame_number",
-                             [](const Console& console) { return episode_frame_number(console.vcs()); });
+                             [](const Console& console) { return console.vcs().episode_frame_number; });
   bind_pool(module);
   module.def("games", &games, "All games that the emulator knows, as dicts.");
 }

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -36,15 +35,15 @@ class Pool {
   Pool(const Rom& rom, const EnvSettings& settings, const Palette& palette, int num_envs, int num_threads)
       : rom_(rom), protocol_(rom_, settings, palette), team_(num_threads) {
     states_.resize(num_envs), before_.resize(num_envs);
-    films_.resize(num_envs * protocol_.film_bytes());
+    rgb_.resize(num_envs * protocol_.rgb_bytes());
     stacks_.resize(num_envs * protocol_.stack_bytes());
     for (int member = 0; member < num_threads; ++member) scratch_.push_back(protocol_.make_scratch());
   }
 
   const Protocol& protocol() const { return protocol_; }
   int num_envs() const { return static_cast<int>(states_.size()); }
-  bool has_threads() const { return team_.has_threads(); }
-  size_t bytes_per_env() const { return 2 * sizeof(EnvState) + protocol_.film_bytes() + protocol_.stack_bytes(); }
+  bool lost_threads() const { return team_.lost_threads(); }
+  size_t bytes_per_env() const { return 2 * sizeof(EnvState) + protocol_.rgb_bytes() + protocol_.stack_bytes(); }
   bool was_reset(int id) const { return states_[id].was_reset; }
 
   // The job that run() or start() does; it may change between wait() and the next start().
@@ -56,7 +55,7 @@ class Pool {
   void wait() { team_.wait(); }
 
   void observe(int id, uint8_t* observation) { protocol_.observe(env(id), observation); }
-  const uint8_t* film(int id) const { return films_.data() + id * protocol_.film_bytes(); }
+  const uint8_t* rgb(int id) const { return rgb_.data() + id * protocol_.rgb_bytes(); }
   const EnvState& state(int id) const { return states_[id]; }
 
   StepResult info(int id) const { return protocol_.info(states_[id]); }
@@ -73,7 +72,7 @@ class Pool {
     };
     append(from.state, sizeof(EnvState));
     append(from.before, sizeof(EnvState));
-    append(from.film, protocol_.film_bytes());
+    append(from.rgb, protocol_.rgb_bytes());
     append(from.stack, protocol_.stack_bytes());
     const Header header = header_of(bytes);
     std::memcpy(bytes, &header, sizeof(header));
@@ -113,7 +112,7 @@ class Pool {
     };
     take(to.state, sizeof(EnvState));
     take(to.before, sizeof(EnvState));
-    take(to.film, protocol_.film_bytes());
+    take(to.rgb, protocol_.rgb_bytes());
     take(to.stack, protocol_.stack_bytes());
   }
 
@@ -123,7 +122,7 @@ class Pool {
   };
 
   Env env(int id) {
-    return {&states_[id], &before_[id], films_.data() + id * protocol_.film_bytes(),
+    return {&states_[id], &before_[id], rgb_.data() + id * protocol_.rgb_bytes(),
             stacks_.data() + id * protocol_.stack_bytes()};
   }
 
@@ -142,7 +141,7 @@ class Pool {
                                 : job_.kind == Job::Kind::kReset ? protocol_.reset(target, scratch)
                                                                  : protocol_.reset(target, job_.seeds[k], scratch);
       protocol_.observe(target, job_.observations + k * job_.observation_stride);
-      job_.rewards[k] = result.reward;
+      job_.rewards[k] = static_cast<int32_t>(result.reward);
       job_.errors[k] = result.error;
       job_.terminated[k] = result.terminated;
       job_.truncated[k] = result.truncated;
@@ -168,7 +167,7 @@ class Pool {
   const Rom rom_;
   const Protocol protocol_;
   std::vector<EnvState> states_, before_;
-  std::vector<uint8_t> films_, stacks_;
+  std::vector<uint8_t> rgb_, stacks_;
   std::vector<Protocol::Scratch> scratch_;
   Job job_;
   Team team_;  // the last member: its threads end first

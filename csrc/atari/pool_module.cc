@@ -3,7 +3,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <array>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -61,7 +60,7 @@ class PythonPool {
   }
 
   ~PythonPool() {
-    if (pool_ && !pool_->has_threads()) {
+    if (pool_ && pool_->lost_threads()) {
       pool_.release();  // in a forked child nobody could be joined
     } else if (is_running_) {
       pool_->wait();
@@ -70,19 +69,19 @@ class PythonPool {
 
   Pool& pool() { return *pool_; }
 
-  // `of_each`: actions (kStep) or seeds (kSeededReset), one for each of `ids`; else empty. `numbers` is an int32 array
+  // `actions_or_seeds`: one for each of `ids` (kStep, kSeededReset), else empty. `numbers` is an int32 array
   // [5, n] of rewards, lives, frame numbers, frame numbers of the episodes and errors; `flags` a bool array [2, n] of
   // terminated and truncated.
-  void prepare(Job::Kind kind, const Array<int32_t>& ids, const Array<int64_t>& of_each, py::array observations,
-               py::object final_observations, Array<int32_t> numbers, Array<bool> flags) {
+  void prepare(Job::Kind kind, const Array<int32_t>& ids, const Array<int64_t>& actions_or_seeds,
+               py::array observations, py::object final_observations, Array<int32_t> numbers, Array<bool> flags) {
     refuse_while_running();
     refuse_in_fork();
     Job& job = pool_->job();
     const py::ssize_t n = ids.size();
     const bool has_each = kind != Job::Kind::kReset;
-    if (ids.ndim() != 1 || (has_each && (of_each.ndim() != 1 || of_each.size() != n))) {
-      throw std::invalid_argument(std::to_string(of_each.size()) + " actions or seeds for " + std::to_string(n) +
-                                  " environments");
+    if (ids.ndim() != 1 || (has_each && (actions_or_seeds.ndim() != 1 || actions_or_seeds.size() != n))) {
+      throw std::invalid_argument(std::to_string(actions_or_seeds.size()) + " actions or seeds for " +
+                                  std::to_string(n) + " environments");
     }
     if (numbers.size() != 5 * n || flags.size() != 2 * n) throw std::invalid_argument("arrays of another width");
     job.kind = kind;
@@ -98,13 +97,13 @@ class PythonPool {
         throw std::runtime_error("environment " + std::to_string(id) + " was never reset: call reset() first");
       }
       if (kind == Job::Kind::kStep) {
-        if (of_each.at(k) < 0 || of_each.at(k) >= num_actions) {
-          throw std::invalid_argument("action " + std::to_string(of_each.at(k)) + " of environment " +
+        if (actions_or_seeds.at(k) < 0 || actions_or_seeds.at(k) >= num_actions) {
+          throw std::invalid_argument("action " + std::to_string(actions_or_seeds.at(k)) + " of environment " +
                                       std::to_string(id) + " is not in [0, " + std::to_string(num_actions) + ")");
         }
-        job.actions[k] = static_cast<int32_t>(of_each.at(k));
+        job.actions[k] = static_cast<int32_t>(actions_or_seeds.at(k));
       } else if (has_each) {
-        job.seeds[k] = static_cast<uint32_t>(of_each.at(k));
+        job.seeds[k] = static_cast<uint32_t>(actions_or_seeds.at(k));
       }
     }
     job.observation_stride = check_observations(observations, n);
@@ -189,11 +188,11 @@ class PythonPool {
     pool_->check(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
   }
 
-  Array<uint8_t> film() {
+  Array<uint8_t> rgb() {
     wait();
-    if (!pool_->protocol().film_bytes()) throw std::runtime_error("this pool keeps no film");
+    if (!pool_->protocol().rgb_bytes()) throw std::runtime_error("this pool keeps no images in color");
     Array<uint8_t> frames({pool_->num_envs(), pool_->protocol().rows(), kScreenWidth, 3});
-    std::memcpy(frames.mutable_data(), pool_->film(0), pool_->num_envs() * pool_->protocol().film_bytes());
+    std::memcpy(frames.mutable_data(), pool_->rgb(0), pool_->num_envs() * pool_->protocol().rgb_bytes());
     return frames;
   }
 
@@ -213,7 +212,7 @@ class PythonPool {
   }
 
   void refuse_in_fork() const {
-    if (pool_->has_threads()) return;
+    if (!pool_->lost_threads()) return;
     throw std::runtime_error("the pool's threads are in the process that made it: make the environment after the fork");
   }
 
@@ -257,7 +256,7 @@ EnvSettings settings_of(const py::dict& given) {
   };
   take("frame_skip", settings.frame_skip), take("max_pool", settings.max_pool), take("stack", settings.stack);
   take("height", settings.height), take("width", settings.width), take("grayscale", settings.grayscale);
-  take("keeps_film", settings.keeps_film), take("noop_max", settings.noop_max);
+  take("keeps_rgb", settings.keeps_rgb), take("noop_max", settings.noop_max);
   take("fire_reset", settings.fire_reset), take("episodic_life", settings.episodic_life);
   take("life_loss_info", settings.life_loss_info), take("clip_rewards", settings.clip_rewards);
   take("same_step", settings.same_step), take("max_frames", settings.max_frames);
@@ -280,15 +279,15 @@ void bind_pool(py::module_& module) {
            py::arg("rom"), py::arg("game"), py::arg("num_envs"), py::arg("num_threads"), py::arg("palette"),
            py::arg("settings"));
   const auto prepared = [](Job::Kind kind, bool is_waited_for) {
-    return [kind, is_waited_for](PythonPool& self, const Array<int32_t>& ids, const Array<int64_t>& of_each,
+    return [kind, is_waited_for](PythonPool& self, const Array<int32_t>& ids, const Array<int64_t>& actions_or_seeds,
                                  const py::array& observations, const py::object& final_observations,
                                  Array<int32_t> numbers, Array<bool> flags) {
-      self.prepare(kind, ids, of_each, observations, final_observations, numbers, flags);
+      self.prepare(kind, ids, actions_or_seeds, observations, final_observations, numbers, flags);
       is_waited_for ? self.run() : self.start();
     };
   };
   const auto def = [&](const char* name, auto function) {
-    pool.def(name, function, py::arg("ids"), py::arg("of_each"), py::arg("observations"),
+    pool.def(name, function, py::arg("ids"), py::arg("actions_or_seeds"), py::arg("observations"),
              py::arg("final_observations").none(true), py::arg("numbers").noconvert(), py::arg("flags").noconvert());
   };
   def("reset", prepared(Job::Kind::kReset, true));
@@ -299,7 +298,7 @@ void bind_pool(py::module_& module) {
   pool.def("observe", &PythonPool::observe, py::arg("ids"), py::arg("observations"), py::arg("numbers").noconvert());
   pool.def("clone", &PythonPool::clone).def("restore", &PythonPool::restore);
   pool.def("check_state", &PythonPool::check_state);
-  pool.def("film", &PythonPool::film).def("ram", &PythonPool::ram);
+  pool.def("rgb", &PythonPool::rgb).def("ram", &PythonPool::ram);
   pool.def_property_readonly("was_reset", &PythonPool::was_reset);
   pool.def_property_readonly("bytes_per_env", [](PythonPool& self) { return self.pool().bytes_per_env(); });
 

@@ -95,7 +95,7 @@ class Resizer {
 
   Scratch scratch() const {
     const size_t row = static_cast<size_t>(columns_.in) * channels_;
-    return Scratch(std::max(row, static_cast<size_t>(210) * 88 / 2 + 16));
+    return Scratch(std::max(row, static_cast<size_t>(210) * kStride / 2 + 16));  // usual() has sums of 16 bits
   }
 
   void operator()(const uint8_t* image, uint8_t* out, Scratch& scratch) const {
@@ -109,6 +109,8 @@ class Resizer {
   }
 
  private:
+  static constexpr int kStride = 88;  // of usual()'s sums: 12 blocks of 7, and room for the eighth of the last one
+
   // Every shape, one pixel after the other.
   void any(const uint8_t* image, uint8_t* out, uint32_t* sums) const {
     const int width = columns_.in * channels_;
@@ -163,7 +165,6 @@ class Resizer {
   // 210 x 160 -> 84 x 84. Across: 7 outputs cover 13 1/3 pixels, so that 16 pixels at a time give 7 sums of weight 40.
   // Down: weights 2 2 1 and 1 2 2. All sums fit into 16 bits (200 * 255 = 51,000).
   __attribute__((target("ssse3"))) void usual(const uint8_t* image, uint8_t* out, uint16_t* sums) const {
-    constexpr int STRIDE = 88;  // 12 blocks of 7 sums, and room for the eighth of the last one
     for (int y = 0; y < 210; ++y) {
       for (int block = 0; block < 12; ++block) {
         const Shuffle& shuffle = shuffles_[block];
@@ -175,13 +176,13 @@ class Resizer {
         };
         const __m128i sum = _mm_add_epi16(part(shuffle.first_two, shuffle.first_two_weights),
                                           part(shuffle.third, shuffle.third_weights));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(sums + y * STRIDE + 7 * block), sum);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(sums + y * kStride + 7 * block), sum);
       }
     }
     const __m128i hundred = _mm_set1_epi16(100), two_hundred = _mm_set1_epi16(200), reciprocal = _mm_set1_epi16(20972);
     for (int j = 0; j < 84; ++j) {
-      const uint16_t* rows[3] = {sums + (5 * j / 2) * STRIDE, sums + (5 * j / 2 + 1) * STRIDE,
-                                 sums + (5 * j / 2 + 2) * STRIDE};
+      const uint16_t* rows[3] = {sums + (5 * j / 2) * kStride, sums + (5 * j / 2 + 1) * kStride,
+                                 sums + (5 * j / 2 + 2) * kStride};
       if (j & 1) std::swap(rows[0], rows[2]);  // the row of weight 1 comes last
       for (int i = 0; i < 88; i += 8) {
         const auto load = [&](int k) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[k] + i)); };

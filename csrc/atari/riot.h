@@ -23,7 +23,7 @@ TABLE uint8_t kTimerShifts[4] = {0, 3, 6, 10};
 HD inline void set_timer(Riot& riot, uint8_t value, int shift, int cycle) {
   riot.set_cycle = cycle;
   riot.value = value;
-  riot.shift = static_cast<uint8_t>(shift & 15);
+  riot.shift = static_cast<uint8_t>(shift);
   riot.has_latched = 0;
   riot.late = 0;
 }

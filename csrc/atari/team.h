@@ -29,8 +29,8 @@ class Team {
   Team& operator=(const Team&) = delete;
 
   int size() const { return size_; }
-  // A forked child has the object but not the threads.
-  bool has_threads() const { return threads_.empty() || process_ == getpid(); }
+  // After a fork the child has the object but not the threads.
+  bool lost_threads() const { return !threads_.empty() && process_ != getpid(); }
 
   // Runs the task and returns when it is done; the calling thread is member 0.
   void run(Task task, void* context) {
@@ -41,10 +41,10 @@ class Team {
 
   // Starts the task on the team's own threads and returns at once; wait() has to follow before the next task.
   void start(Task task, void* context) {
-    if (!has_first_) {
+    if (!has_thread_0_) {
       process_ = getpid();
       threads_.emplace_back([this, task_number = task_number_] { serve(0, task_number); });
-      has_first_ = true;
+      has_thread_0_ = true;
     }
     begin(task, context, true);
   }
@@ -64,6 +64,7 @@ class Team {
     for (std::thread& thread : threads_) thread.join();
   }
 
+  // `with_first`: member 0 is a thread of the team (start()), not the caller (run()).
   void begin(Task task, void* context, bool with_first) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -98,7 +99,7 @@ class Team {
   void* context_ = nullptr;
   unsigned long task_number_ = 0;
   int running_ = 0;
-  bool with_first_ = false, has_first_ = false, is_over_ = false;
+  bool with_first_ = false, has_thread_0_ = false, is_over_ = false;
 };
 
 }  // namespace beast::atari

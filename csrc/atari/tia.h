@@ -20,7 +20,7 @@ constexpr int kLineCycles = 76;
 constexpr int kLineClocks = 228;
 constexpr int kBlankClocks = 68;
 constexpr int kWsync = 0x02;
-constexpr int kNumRegisters = 0x2A;  // that look at what is written
+constexpr int kNumRegisters = 0x2A;  // write registers that may use the value; those behind them are strobes
 constexpr int kLongAgo = -100000;  // cycles
 
 enum Object : uint8_t { kP0, kP1, kM0, kM1, kBL, kPF, kNumObjects };
@@ -249,7 +249,7 @@ struct Layers {
   const Mask* masks;
   int present;
 };
-// Of the part that is not drawn yet.
+// The objects that may show in the part of the line that is not drawn yet.
 HD inline int present_objects(const Tia& tia) { return (tia.enabled | tia.changed) & 63; }
 
 HD inline void collide(Tia& tia, const Layers& layers, const Mask& where) {
@@ -417,13 +417,13 @@ HD NOINLINE inline void draw_to(Tia& tia, const TiaSettings& settings, const Can
   draw_line(tia, settings, canvas, tia.pixel);
 }
 
-// At the end of a call of the emulator: what it leaves does not depend on whether it drew.
+// Clears what drawing has left behind, so that a state does not depend on whether its frames were drawn.
 HD inline void forget_line(Tia& tia) {
   for (int i = 0; i < kNumObjects; ++i) tia.kept[i] = Mask{}, tia.since[i] = 0;
 }
 
 // Whether a pixel before `clock` is not drawn yet. There is none in a line's horizontal blank.
-HD inline bool has_news(const Tia& tia, int clock) {
+HD inline bool has_undrawn(const Tia& tia, int clock) {
   const int pixel = clock - tia.line * kLineClocks - kBlankClocks;
   return pixel > tia.drawn || tia.pixel > tia.drawn || pixel >= kWidth;
 }
@@ -518,13 +518,14 @@ HD inline bool write_motion(Tia& tia, int address, uint8_t value) {
 }
 
 // A write of `value` at the end of `cycle`. Returns the cycle in which the CPU goes on.
-HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int address, uint8_t value, int cycle) {
+HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int address, uint8_t value,
+                        int cycle) {
   const auto column_of = [](int cycle) { return static_cast<int>(static_cast<uint32_t>(cycle) % kLineCycles); };  // 0..75
   const int clock = 3 * cycle;
-  // A write changes what is seen `delay` clocks later. How: all of it, or one object's mask.
+  // A write shows `delay` clocks later. `finish` draws all that comes before; `change` keeps what one object has shown.
   const auto finish = [&](int delay) { draw_to(tia, settings, canvas, clock + delay); };
   const auto change = [&](int object, int delay) {
-    if (has_news(tia, clock + delay)) keep(tia, settings, canvas, object, clock + delay);
+    if (has_undrawn(tia, clock + delay)) keep(tia, settings, canvas, object, clock + delay);
   };
   int next_cycle = cycle;
   if ((address & 0x3F) < kNumRegisters) tia.written[address & 0x3F] = value;
@@ -630,7 +631,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
       change(kP0 + i, delay);
       tia.position[i] = static_cast<uint8_t>(position);
       // ALE begins a line after what is written in its cycle 0, and the first copy comes back at once. It does not where
-      // the other player's delayed write has begun the line: that player then lacks its own first copy.
+      // the other player's delayed write has begun the line: then this player, too, loses its first copy.
       const int row = cycle / kLineCycles - settings.first_line;
       const bool line_begins = !has_begun && column == 0 && delay == 0 && row > 0 && row <= settings.height;
       tia.without_first[i] = !starting && !line_begins;
@@ -792,7 +793,7 @@ HD inline uint8_t read_tia(Tia& tia, const TiaSettings& settings, const Canvas& 
   return low;
 }
 
-// The next frame begins in this line: moves the origin of time to it.
+// Moves the origin of time forward by `lines`, and returns them in cycles.
 HD inline int rebase(Tia& tia, int lines) {
   const int cycles = lines * kLineCycles;
   const auto back = [cycles](int cycle) { return cycle - cycles < kLongAgo ? kLongAgo : cycle - cycles; };

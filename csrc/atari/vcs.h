@@ -5,7 +5,7 @@
 //   Vcs vcs;
 //   Generators generators;
 //   load(rom, vcs, generators, seed, ScreenOutput{canvas});
-//   int reward = act(rom, vcs, generators, action, sticky_draws(0.25), ScreenOutput{canvas});
+//   int reward = act(rom, vcs, generators.user, action, sticky_draws(0.25), ScreenOutput{canvas});
 //
 // A Rom is shared by all consoles that run it. A Vcs holds no pointers: memcpy saves it, restores it and clones it.
 #pragma once
@@ -27,7 +27,7 @@ namespace beast::atari {
 constexpr int kScreenWidth = kWidth;  // pixels
 constexpr int kMaxScreenHeight = 250;
 constexpr int kNumActions = 18;
-constexpr int kMaxInstructions = 25000;  // a call of ALE's emulator returns after so many, whether the frame is over or not
+constexpr int kMaxInstructions = 25000;  // after so many a call of ALE's emulator returns, also in mid-frame
 constexpr uint32_t kSystemSeed = 4753849;
 constexpr int kPaddleLeast = 27450, kPaddleMostOfAll = 1000000, kPaddleStep = 23000;  // ohms, per frame
 
@@ -56,9 +56,9 @@ struct Generators {
 };
 
 // An output says what a frame is drawn into: nothing, palette indices (ALE's getScreen) or luminances
-// (getScreenGrayscale). Collisions are right in each. ALE alternates between two screens, so that a frame that ends
-// early, as some do while a game boots, shows the rest of the one before the last: give another canvas for each frame
-// that `begins` where that matters. A call in whose time the frame did not end goes on in the next one.
+// (getScreenGrayscale). Collisions are right in each. ALE alternates between two screens: the rows that a frame does not
+// reach because it ends early, as some do while a game boots, still show the frame two before. Where that matters, give
+// another canvas for each frame that `begins`. A frame that is not over after kMaxInstructions goes on in the next call.
 struct NoOutput {
   HD Canvas canvas(bool) const { return {nullptr, 0, false}; }
 };
@@ -103,13 +103,13 @@ struct Bus {
   const uint8_t* bank;
   int64_t frame_end;  // from here on a write to the TIA may end the frame
   Write write;
-  Registers left;         // where the CPU is while it does not run
+  Registers saved;        // the CPU's while it does not run
   uint8_t zero_page[256];  // the upper half: RAM
   const Rom& rom;
   Vcs& vcs;
   const Canvas canvas;
   TiaSettings settings;
-  // By bits 10 to 13 of the address: 1 KB of the cartridge, and how much of it can be read without more ado.
+  // By bits 10 to 13 of the address: 1 KB of the cartridge, and how many of its bytes switch no bank and are no RAM.
   const uint8_t* slices[16];
   uint16_t sizes[16];
 
@@ -172,17 +172,19 @@ struct Bus {
   HD NOINLINE uint8_t read_tia(int address, int cycle, uint8_t undriven) {
     return atari::read_tia(vcs.tia, settings, canvas, address, cycle, undriven);
   }
-  HD bool passes(int64_t& time) {
+  HD bool absorb_write(int64_t& time) {
     if (time >= frame_end) return false;
     if ((write.address & 0x3F) != kWsync) return is_repeated(vcs.tia, write.address, write.value);
     const uint32_t cycle = static_cast<uint32_t>(time >> kCycleBits);
     time += ((cycle + kLineCycles - 1) / kLineCycles * kLineCycles - cycle) * kCycle;
     return true;
   }
-  HD bool writes_motion(int64_t time) { return time < frame_end && write_motion(vcs.tia, write.address, write.value); }
+  HD bool write_motion(int64_t time) {
+    return time < frame_end && atari::write_motion(vcs.tia, write.address, write.value);
+  }
   HD NOINLINE void write_register() {
-    const int cycle = static_cast<int>(left.time >> kCycleBits);
-    left.time += (atari::write_tia(vcs.tia, settings, canvas, write.address, write.value, cycle) - cycle) * kCycle;
+    const int cycle = static_cast<int>(saved.time >> kCycleBits);
+    saved.time += (atari::write_tia(vcs.tia, settings, canvas, write.address, write.value, cycle) - cycle) * kCycle;
     if (vcs.tia.frame_over) flags.stopped = 1, code.end = nullptr;
   }
 };
@@ -276,16 +278,17 @@ HD void reset_frame(const Rom& rom, Vcs& vcs, int action, Switches pressed, cons
 inline uint64_t sticky_draws(double probability) { return static_cast<uint64_t>(probability * 4294967296.0); }
 
 // With probability `sticky` / 2^32 the last action goes on.
-HD inline void choose_action(Vcs& vcs, Generators& generators, int action, uint64_t sticky) {
-  const uint32_t draw = generators.user.draw();
-  generators.user.draw();  // for player B
+template <class Generator>
+HD void choose_action(Vcs& vcs, Generator& generator, int action, uint64_t sticky) {
+  const uint32_t draw = generator.draw();
+  generator.draw();  // for player B
   if (draw >= sticky) vcs.last_action = static_cast<uint8_t>(action);
 }
 
 // A frame of `act`, also where a start script acts.
-template <class Output>
-HD void act_frame(const Rom& rom, Vcs& vcs, Generators& generators, int action, uint64_t sticky, const Output& output) {
-  choose_action(vcs, generators, action, sticky);
+template <class Generator, class Output>
+HD void act_frame(const Rom& rom, Vcs& vcs, Generator& generator, int action, uint64_t sticky, const Output& output) {
+  choose_action(vcs, generator, action, sticky);
   ++vcs.frame_number;
   ++vcs.episode_frame_number;
   const bool is_void = has_fire(vcs.last_action) && rom.game.has(kNoFire);
@@ -296,14 +299,14 @@ HD void act_frame(const Rom& rom, Vcs& vcs, Generators& generators, int action, 
 
 // Double Dunk's menu has an option on each line but the first: goes down and turns them all off.
 template <class Output>
-HD void walk_menu(const Rom& rom, Vcs& vcs, Generators& generators, uint64_t sticky, const Output& output) {
+HD void walk_menu(const Rom& rom, Vcs& vcs, Mt19937& generator, uint64_t sticky, const Output& output) {
   constexpr uint8_t kOptions[] = {0, 0x08, 0x10, 0x04, 0x20};  // bits of RAM 80
   constexpr int kLeft = 4, kDown = 5, kUpFire = 10;
   const uint8_t &options = vcs.ram[0x00], &line = vcs.ram[0x30];
   int presses = 0;
   const auto press = [&](int action) {
-    act_frame(rom, vcs, generators, action, sticky, output);
-    act_frame(rom, vcs, generators, 0, sticky, output);
+    act_frame(rom, vcs, generator, action, sticky, output);
+    act_frame(rom, vcs, generator, 0, sticky, output);
     if (++presses == 1000) vcs.error = kEndlessReset;
   };
   for (const uint8_t option : kOptions) {
@@ -356,7 +359,7 @@ HD void reset_game(const Rom& rom, Vcs& vcs, Generators& generators, const Outpu
     resets -= 4;
   }
   if (game.rules == kBerzerk) {
-    for (int i = 0; i < 20; ++i) act_frame(rom, vcs, generators, 0, sticky, output);
+    for (int i = 0; i < 20; ++i) act_frame(rom, vcs, generators.user, 0, sticky, output);
   }
   const ModeScript& script = game.script;
   if (script.once) {
@@ -373,7 +376,7 @@ HD void reset_game(const Rom& rom, Vcs& vcs, Generators& generators, const Outpu
     release(1);
     if (++rounds == 1000) vcs.error = kEndlessReset;
   }
-  if (game.rules == kDoubleDunk) walk_menu(rom, vcs, generators, sticky, output);
+  if (game.rules == kDoubleDunk) walk_menu(rom, vcs, generators.user, sticky, output);
   frames(resets, kResetSwitch);
   frames(game.start.wait, kNoSwitch);
   for (int i = 0; i < game.start.frames; ++i) reset_frame(rom, vcs, game.start.action, kNoSwitch, output);
@@ -383,7 +386,8 @@ HD void reset_game(const Rom& rom, Vcs& vcs, Generators& generators, const Outpu
 // Loads the ROM and resets the game, as ALE's loadROM does with `random_seed` = seed. The reset's frames are drawn, too,
 // those before it are not: ALE clears its screens at a reset.
 template <class Output>
-HD void load(const Rom& rom, Vcs& vcs, Generators& generators, uint32_t seed, const Output& output, uint64_t sticky = 0) {
+HD void load(const Rom& rom, Vcs& vcs, Generators& generators, uint32_t seed, const Output& output,
+             uint64_t sticky = 0) {
   memset(static_cast<void*>(&vcs), 0, sizeof vcs);
   generators.system.seed(kSystemSeed);
   generators.user.seed(seed);
@@ -400,21 +404,19 @@ HD void load(const Rom& rom, Vcs& vcs, Generators& generators, uint32_t seed, co
 }
 
 // One frame. Returns the reward. After the game is over it only draws the random numbers of one, and returns 0.
-template <class Output>
-HD int act(const Rom& rom, Vcs& vcs, Generators& generators, int action, uint64_t sticky, const Output& output) {
+template <class Generator, class Output>
+HD int act(const Rom& rom, Vcs& vcs, Generator& generator, int action, uint64_t sticky, const Output& output) {
   if (vcs.error) return 0;
   if (vcs.tally.over) {
-    choose_action(vcs, generators, action, sticky);
+    choose_action(vcs, generator, action, sticky);
     return 0;
   }
-  act_frame(rom, vcs, generators, action, sticky, output);
+  act_frame(rom, vcs, generator, action, sticky, output);
   return vcs.tally.reward;
 }
 
 HD inline int lives(const Vcs& vcs) { return vcs.tally.shown_lives; }
 HD inline bool game_over(const Vcs& vcs) { return vcs.tally.over; }
-HD inline uint32_t frame_number(const Vcs& vcs) { return vcs.frame_number; }
-HD inline uint32_t episode_frame_number(const Vcs& vcs) { return vcs.episode_frame_number; }
 
 // Whether a saved state can be run. Bytes that index nothing and cannot overflow may have any value.
 HD inline bool is_valid(const Vcs& vcs) {

@@ -58,9 +58,9 @@ struct Console {
       const int action = player % kNumActions;
       vcs->tally.over = 0;
       switch (player >> 6) {
-        case 0: act(*rom, *vcs, *generators, action, 0, NoOutput{}); break;
-        case 1: act(*rom, *vcs, *generators, action, sticky_draws(0.25), gray); break;
-        default: act(*rom, *vcs, *generators, action, 0, indices); break;
+        case 0: act(*rom, *vcs, generators->user, action, 0, NoOutput{}); break;
+        case 1: act(*rom, *vcs, generators->user, action, sticky_draws(0.25), gray); break;
+        default: act(*rom, *vcs, generators->user, action, 0, indices); break;
       }
       require(is_valid(*vcs) && is_valid(*generators));
     }
@@ -74,14 +74,14 @@ void play_in_environment(const Rom& rom, uint8_t player) {
   settings.noop_max = player & 32 ? 2 : 0;
   settings.same_step = player & 1;
   settings.grayscale = !(player & 2);
-  settings.keeps_film = player & 4;
+  settings.keeps_rgb = player & 4;
   settings.episodic_life = player & 8;
   settings.max_frames = 20;
   const Protocol protocol(rom, settings, Palette{});
   const auto state = std::make_unique<EnvState>(), before = std::make_unique<EnvState>();
-  std::vector<uint8_t> film(protocol.film_bytes()), stack(protocol.stack_bytes());
+  std::vector<uint8_t> rgb(protocol.rgb_bytes()), stack(protocol.stack_bytes());
   std::vector<uint8_t> observation(protocol.stack_bytes()), final_observation(protocol.stack_bytes());
-  const Env env{state.get(), before.get(), film.data(), stack.data()};
+  const Env env{state.get(), before.get(), rgb.data(), stack.data()};
   Protocol::Scratch scratch = protocol.make_scratch();
   protocol.reset(env, player, scratch);
   for (int step = 0; step < 6; ++step) {

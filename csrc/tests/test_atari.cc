@@ -50,7 +50,7 @@ struct Fuzzed {
   void act(std::mt19937& random) {
     const bool gray = random() % 2;
     const ScreenOutput output{{pixels.data(), rom.game.height, gray}};
-    atari::act(rom, vcs, generators, static_cast<int>(random() % kNumActions), gray ? sticky_draws(0.25) : 0, output);
+    atari::act(rom, vcs, generators.user, static_cast<int>(random() % kNumActions), gray ? sticky_draws(0.25) : 0, output);
   }
 };
 
@@ -160,7 +160,7 @@ TEST(AtariPool, ForgedStatesThatAreAcceptedStayWithinTheirMemory) {
   fuzz([&](std::mt19937& random) {
     EnvSettings settings;
     settings.actions = {0, 1, 2, 3};
-    settings.fire_reset = random() % 2, settings.noop_max = random() % 3, settings.keeps_film = random() % 2;
+    settings.fire_reset = random() % 2, settings.noop_max = random() % 3, settings.keeps_rgb = random() % 2;
     settings.grayscale = random() % 2, settings.same_step = random() % 2, settings.stack = 1 + random() % 4;
     settings.frame_skip = 1 + random() % 4, settings.max_frames = 6;
     BusyPool busy(settings, 1, 1);

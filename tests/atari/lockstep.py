@@ -65,7 +65,7 @@ def compare(ale: ale_py.ALEInterface, console, rules: bool = True) -> str | None
 def lockstep(game: str, frames: int, seed: int = 1, sticky: float = 0.0, hold: int = 6, minimal: bool = False):
     """Play `frames` frames at random, resetting after each game. Returns (frames that were equal, Difference or None).
 
-    `hold`: how many frames an action is held at most. `minimal`: draw from the game's own actions only.
+    `hold`: a new action is drawn in one of so many frames on average. `minimal`: from the game's own actions only.
     """
     rules = GAMES[game]["has_rules"]
     ale = load_ale(roms.get_rom_path(game), seed, sticky)

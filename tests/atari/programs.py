@@ -223,7 +223,7 @@ def vsync_program(gap: int) -> bytes:
 
 
 def hmove_program(cycle: int) -> bytes:
-    """HMOVE in this cycle of a line, 7 or later, twenty lines above the window, and nowhere else."""
+    """HMOVE in this cycle of a line, 7, or 9 or later, twenty lines above the window, and nowhere else."""
     program = Program().start().store(COLUBK, 0x1E)
     frame = program.here
     program.new_frame().store(VBLANK, 0).lines(10).wait(cycle - 7).add(0x85, HMOVE).lines(230)
@@ -238,12 +238,12 @@ def resp_program(cycle: int) -> bytes:
     return program.lines(150).jump(frame).build()
 
 
-def mirror_program(column: int) -> bytes:
-    """Turns the playfield's reflection on in this cycle of a line, 9 or later, and again, with the same value, early in
-    the next line; off above the window."""
+def mirror_program(cycle: int) -> bytes:
+    """Turns the playfield's reflection on in this cycle of a line, 11 or later, and again, with the same value, early
+    in the next line; off above the window."""
     program = Program().start().store(COLUPF, 0x1E).store(PF0, 0x10)
     frame = program.here
-    program.new_frame().store(VBLANK, 0).store(CTRLPF, 0).lines(20).add(0xA9, 1).wait(column - 5).add(0x85, CTRLPF)
+    program.new_frame().store(VBLANK, 0).store(CTRLPF, 0).lines(20).add(0xA9, 1).wait(cycle - 9).add(0x85, CTRLPF)
     return program.add(0x85, WSYNC, 0x85, CTRLPF).lines(200).jump(frame).build()
 
 
