@@ -82,6 +82,7 @@ TASKS = {
     # Two runs that differ in the emulator only: all losses and returns are equal.
     "pong-deterministic": f"{PONG_DETERMINISTIC} --atari_backend beast",
     "pong-deterministic-ale": f"{PONG_DETERMINISTIC} --atari_backend ale",
+    "atari-pong-ale": ATARI["atari-pong"].replace("backend beast", "backend ale"),  # its seeds are ended by hand
     "pong-b32": "--env PongNoFrameskip-v4 --batch_width 32 --learning_rate 7e-4 --total_steps 2000000",
     "cartpole": f"--env CartPole-v1 {SMALL} --batch_width 4 --learning_rate 5e-4 --vtrace_lambda 0.95 --ppo_clip 0.2"
     " --reward_scale 0.05 --total_steps 300000",
