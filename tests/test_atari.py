@@ -472,7 +472,7 @@ def test_actions_after_the_end_of_a_game_draw_from_the_generator_that_sticky_act
         assert compare(ale, console) is None
 
 
-@pytest.mark.parametrize("cycle", [49, 56])
+@pytest.mark.parametrize("cycle", [30, 48, 49, 60])
 def test_a_reflection_that_waits_for_the_next_line_comes_with_a_second_write_of_the_same_value(cycle, tmp_path):
     rom = programs.mirror_program(cycle)
     assert run_both(rom, tmp_path, 4) is None
