@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import csv
 import os
-import platform
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 RESULTS = ROOT / "benchmarks" / "results" / "atari-exact.csv"
-COLUMNS = ["game", "cart", "rules", "seeds", "frames", "equal", "first difference", "commit"]
+COLUMNS = ["game", "cart", "rules", "seeds", "sticky", "frames", "equal", "first difference", "ale-py", "commit"]
 
 
 def read_rows(path: Path) -> dict[str, dict[str, str]]:
@@ -37,14 +36,6 @@ def exact_games(path: Path = RESULTS, frames: int = 20_000) -> set[str]:
     """The games with rules that were equal to ale-py over at least `frames` frames."""
     rows = read_rows(path).values()
     return {row["game"] for row in rows if row["rules"] == "yes" and frames <= int(row["frames"]) == int(row["equal"])}
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def run_apart(game: str, seed: int, flags: argparse.Namespace) -> tuple[int, str]:
@@ -69,9 +60,11 @@ def measure(game: str, cart: str, rules: bool, flags: argparse.Namespace) -> dic
         "cart": cart,
         "rules": "yes" if rules else "no",
         "seeds": " ".join(map(str, flags.seeds)),
+        "sticky": flags.sticky,
         "frames": flags.frames,
         "equal": equal,
         "first difference": difference,
+        "ale-py": metadata.version("ale-py"),
         "commit": flags.commit,
     }
 
@@ -89,6 +82,8 @@ def main():
     flags = parser.parse_args()
 
     from atari.lockstep import CARTS, GAMES, lockstep
+
+    from beast.run.directory import cpu_model
 
     if flags.one:
         equal, difference = lockstep(flags.one, flags.frames, flags.seeds[0], flags.sticky)
@@ -108,10 +103,7 @@ def main():
             rows[game] = task.result()
             print(f"{game}: {rows[game]['first difference'] or 'exact'}", flush=True)
             with flags.out.open("w", newline="") as file:
-                seeds = " ".join(map(str, flags.seeds))
-                file.write(f"# python benchmarks/atari_exact.py --frames {flags.frames} --seeds {seeds} ")
-                file.write(f"--sticky {flags.sticky}; ale-py {metadata.version('ale-py')}; ")
-                file.write(f"{cpu_name()}, {os.cpu_count()} cores\n")
+                file.write(f"# python benchmarks/atari_exact.py; {cpu_model()}, {os.cpu_count()} cores\n")
                 table = csv.DictWriter(file, COLUMNS)
                 table.writeheader()
                 table.writerows(rows[name] for name in sorted(rows))
