@@ -20,7 +20,7 @@ import gymnasium
 from gymnasium import spaces
 
 from beast import envs
-from beast.feeds.actors import run_if_actor
+from beast.feeds.actor import run_if_actor
 from beast.run import command_line
 from beast.run.flags import RUN_LIMITS, RunFlags
 
@@ -161,8 +161,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from beast.device import choose_device, pin_memory
 from beast.envs.probe import probe_env
-from beast.envs.rows import EnvSpaces, category_sizes, channels_first, policy_width, rollout_fields
+from beast.envs.rows import rollout_fields
+from beast.envs.spaces import EnvSpaces, category_sizes, channels_first, policy_width
 from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import ActorProcesses, LocalActors
 from beast.feeds.feed import Feed
@@ -171,12 +173,13 @@ from beast.feeds.shared_memory import SharedMemoryFeed
 from beast.feeds.slots import even_policy_lag
 from beast.learn import vtrace
 from beast.learn.distributions import distribution, encode_action
-from beast.learn.learner import Learner, PublishedWeights, step_unless
+from beast.learn.learner import Learner, step_unless
 from beast.learn.nests import map_tensors, minibatches
+from beast.learn.published import PublishedWeights
 from beast.learn.recurrent import Core
 from beast.run import checkpoint, evaluation, tuning
 from beast.run.flags import FREE_ON_RESUME, check_env_flags, check_limits, check_slots, describe_updates, run_name
-from beast.run.hardware import choose_device, keep_freed_memory, pin_memory
+from beast.run.hardware import keep_freed_memory
 from beast.run.training import Result, Training
 
 F = TypeVar("F", bound=AgentFlags)

@@ -23,7 +23,7 @@ import numpy as np
 import tyro
 
 from beast.errors import InputError, MissingPackage, exit_with_message
-from beast.run.directory import read_json
+from beast.files import read_json
 
 COLUMN = {"steps": "step", "frames": "frames", "hours": "hours"}
 AXIS_LABEL = {

@@ -31,17 +31,19 @@ except ModuleNotFoundError:
     sys.exit("PolyBeast needs its C++ part, libbeast: run `make libbeast`, or `pip install .`")
 
 from beast import envs
-from beast.envs.rows import EnvSpaces, action_shape_dtype, observation_field, spaces_by_name
+from beast.device import choose_device
+from beast.envs.spaces import EnvSpaces, action_shape_dtype, observation_field, spaces_by_name
 from beast.errors import InputError, MissingFile, Unreachable, exit_with_message
-from beast.feeds import wire
-from beast.feeds.env_server import MAKING_SECONDS, allow_many_connections, read_certificates, read_token
-from beast.feeds.env_server import security as exposed_security
 from beast.feeds.remote import LocalServers, RefusalLog, RemoteFeed
-from beast.learn.learner import PublishedWeights
+from beast.hosts import wire
+from beast.hosts.security import allow_many_connections, read_certificates, read_token
+from beast.hosts.security import security as exposed_security
+from beast.hosts.wire import MAKING_SECONDS
+from beast.learn.published import PublishedWeights
 from beast.run import command_line
 from beast.run.console import tell
 from beast.run.flags import FREE_ON_RESUME, check_limits, check_widths, describe_updates, env_arguments, run_name
-from beast.run.hardware import choose_device, keep_freed_memory
+from beast.run.hardware import keep_freed_memory
 from beast.run.training import Result, Training
 from monobeast import AgentFlags, infer, learn, make_learner, probe_env, test, validate_agent, value_head
 from monobeast import Net as Net  # for beast.load

@@ -23,8 +23,8 @@ import gymnasium  # noqa: E402
 from beast import envs  # noqa: E402
 from beast.envs.probe import probe_env  # noqa: E402
 from beast.errors import InputError, exit_with_message  # noqa: E402
-from beast.feeds import dialer, env_server  # noqa: E402
-from beast.feeds.env_server import log_to_stderr as log  # noqa: E402
+from beast.hosts import dialer, env_server, security, served_group, serving, wire  # noqa: E402
+from beast.hosts.throttle import log_to_stderr as log  # noqa: E402
 from beast.run.flags import add_env_flags, check_env_flags, check_limits  # noqa: E402
 
 
@@ -101,7 +101,7 @@ def parse_flags(arguments: list[str] | None = None) -> argparse.Namespace:
     add(
         "--gil_timeout",
         type=float,
-        default=env_server.MAKING_SECONDS,
+        default=wire.MAKING_SECONDS,
         help="seconds that an environment may keep Python's GIL, in which time nothing else runs here; then it counts "
         "as hanging, and SIGALRM ends the server",
     )
@@ -133,17 +133,17 @@ def main() -> None:
         env_id = flags.env if flags.parent_pid else probe_env(create_env, flags).env_id
         if flags.keep:
             words = [word for word in sys.argv if word != "--keep"]
-            env_server.keep([sys.executable, *words, "--env", env_id], "" if flags.learner else flags.address, log)
+            serving.keep([sys.executable, *words, "--env", env_id], "" if flags.learner else flags.address, log)
         os.nice(flags.niceness)
         what = f"{env_id} ({flags.max_streams} streams of {flags.group_width})"
         options = dict(
             env_id=env_id, max_streams=flags.max_streams, token=token, log=log, stuck_seconds=flags.stuck_timeout
         )
 
-        def make_group() -> env_server.VectorEnvGroup:
-            return env_server.VectorEnvGroup(create_env(flags, flags.group_width))
+        def make_group() -> served_group.VectorEnvGroup:
+            return served_group.VectorEnvGroup(create_env(flags, flags.group_width))
 
-        server: env_server.Served
+        server: serving.Served
         announcement = ""  # a server that dials serves when a learner takes its first stream
         if flags.learner:
             server = dialer.Dialer(
@@ -154,20 +154,20 @@ def main() -> None:
                 **options,
             )
         else:
-            example = env_server.VectorEnvGroup(create_env(flags, 1), flags.group_width)
+            example = served_group.VectorEnvGroup(create_env(flags, 1), flags.group_width)
             server = env_server.EnvServer(make_group, flags.address, example=example, tls=tls, **options)
             announcement = f"serving {what} on {server.address}"
-    env_server.serve(server, announcement, flags.parent_pid, flags.gil_timeout)
+    serving.serve(server, announcement, flags.parent_pid, flags.gil_timeout)
 
 
 def _security(flags) -> tuple[str, tuple[bytes, bytes] | None]:
     """Token, and TLS key and certificate, of a server that listens."""
     if flags.tls_ca:
         raise InputError("--tls_ca checks a learner's certificate, so it goes with --learner: leave it out")
-    token, tls = env_server.security(flags.address, flags.token_file, flags.tls_cert, flags.tls_key, flags.insecure)
+    token, tls = security.security(flags.address, flags.token_file, flags.tls_cert, flags.tls_key, flags.insecure)
     if tls:
         log("TLS is on; a learner that speaks plain text (it lacks --tls_ca) shows below as WRONG_VERSION_NUMBER")
-    elif not env_server.is_local(flags.address):
+    elif not security.is_local(flags.address):
         log(f"--insecure: all who can connect to {flags.address} can read along, and without a token step too")
     return token, tls
 
@@ -176,8 +176,8 @@ def _dial_security(flags) -> tuple[str, bytes | None]:
     """Token and certificate of a server that dials."""
     if flags.tls_cert or flags.tls_key:
         raise InputError("with --learner the certificate is the learner's: give --tls_ca, not --tls_cert and --tls_key")
-    token, certificates = env_server.dial_security(flags.learner, flags.token_file, flags.tls_ca, flags.insecure)
-    if not certificates and not all(map(env_server.is_local, flags.learner)):
+    token, certificates = security.dial_security(flags.learner, flags.token_file, flags.tls_ca, flags.insecure)
+    if not certificates and not all(map(security.is_local, flags.learner)):
         log("--insecure: all on the way to the learner can read along, the token too, and answer in its place")
     return token, certificates
 

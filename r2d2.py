@@ -20,7 +20,7 @@ import gymnasium
 from gymnasium import spaces
 
 from beast import envs
-from beast.feeds.actors import run_if_actor
+from beast.feeds.actor import run_if_actor
 from beast.run import command_line
 from beast.run.flags import FREE_ON_RESUME, RUN_LIMITS, RunFlags
 
@@ -194,24 +194,27 @@ import numpy as np
 import torch
 from torch import nn
 
+from beast.device import choose_device, pin_memory
 from beast.envs.groups import finished_episodes
 from beast.envs.probe import probe_env
-from beast.envs.rows import EnvSpaces, is_final, rollout_fields
+from beast.envs.rows import is_final, rollout_fields
+from beast.envs.spaces import EnvSpaces
 from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import ActorProcesses, LocalActors
 from beast.feeds.feed import Feed
 from beast.feeds.memory import RolloutMemory
-from beast.feeds.replay import RatioLimiter, Sample, SequenceReplay, resume_replay
 from beast.feeds.shared_memory import SharedMemoryFeed
 from beast.learn import vtrace
 from beast.learn.distributions import Categoricals, encode_action
-from beast.learn.learner import Learner, PublishedWeights, step_unless
+from beast.learn.learner import Learner, step_unless
 from beast.learn.nests import columns, map_tensors
+from beast.learn.published import PublishedWeights
 from beast.learn.qlearning import n_step_targets, rescale, rescale_inverse, sequence_priorities
 from beast.learn.recurrent import Core
+from beast.learn.replay import RatioLimiter, Sample, SequenceReplay, resume_replay
 from beast.run import checkpoint, evaluation
 from beast.run.flags import check_env_flags, check_limits, run_name
-from beast.run.hardware import choose_device, helper_thread, keep_freed_memory, pin_memory, yield_cores
+from beast.run.hardware import helper_thread, keep_freed_memory, yield_cores
 from beast.run.training import Result, Training
 from monobeast import GROUPS_PER_ACTOR, Encoder, acting_copy, orthogonal
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from beast.run.policy import Policy
 
 __version__ = "0.1.0"
+
+# gRPC's handlers of a fork end some children before they run another program (grpc/grpc issue 43055). Nothing of Beast
+# goes on with streams in a child. gRPC reads this when it is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def load(path: str, agent: str = "") -> Policy:

@@ -28,7 +28,7 @@ import numpy as np
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 
-from beast.run.directory import cpu_model  # noqa: E402
+from beast.machine import cpu_model  # noqa: E402
 
 FRAME_SKIP = 4
 PROTOCOL = {"noop_max": 30, "use_fire_reset": True, "repeat_action_probability": 0.0, "reward_clipping": False}
@@ -102,7 +102,7 @@ def raw_kinds(game: str) -> dict[str, Callable[[], int]]:
     import ale_py
     import libatari
 
-    from beast.envs.atari import read_rom
+    from beast.envs.emulator import read_rom
 
     frames, actions = 200, np.random.default_rng(0).integers(0, 6, 997).astype(np.uint8).tobytes()
     ours = libatari.Console(read_rom(game), game, 1)
@@ -134,7 +134,7 @@ def env_kinds(game: str, num_envs: int, threads: tuple[int, ...], envpool) -> di
     """Name -> a function that steps all environments a few times and returns the number of emulated frames."""
     from ale_py.vector_env import AtariVectorEnv as AleVectorEnv
 
-    from beast.envs.atari import AtariVectorEnv
+    from beast.envs.emulator import AtariVectorEnv
 
     made: dict[str, Callable[[], int]] = {}
 
@@ -180,7 +180,7 @@ def grow(game: str, num_envs: int, threads: int, seconds: float) -> dict:
 
 
 def grown(game: str, num_envs: int, threads: int, seconds: float) -> dict:
-    from beast.envs.atari import AtariVectorEnv
+    from beast.envs.emulator import AtariVectorEnv
 
     def resident() -> int:
         with open("/proc/self/statm") as file:

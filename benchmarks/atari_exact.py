@@ -83,7 +83,7 @@ def main():
 
     from atari.lockstep import CARTS, GAMES, lockstep
 
-    from beast.run.directory import cpu_model
+    from beast.machine import cpu_model
 
     if flags.one:
         equal, difference = lockstep(flags.one, flags.frames, flags.seeds[0], flags.sticky)

@@ -23,9 +23,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import r2d2  # noqa: E402
-from beast.envs.rows import EnvSpaces, rollout_fields  # noqa: E402
-from beast.feeds.memory import nest_observations  # noqa: E402
-from beast.run.directory import code_version, cpu_model, usable_cores  # noqa: E402
+from beast.envs.rows import nest_observations, rollout_fields  # noqa: E402
+from beast.envs.spaces import EnvSpaces  # noqa: E402
+from beast.machine import cpu_model, usable_cores  # noqa: E402
+from beast.run.directory import code_version  # noqa: E402
 
 NUM_GROUPS = 4
 HEAD = "settings", "an update's sequences", "rollout", "store a rollout, ms", "draw a batch, ms", "update, ms"

@@ -65,7 +65,8 @@ class Options:
 
 
 def main(options: Options) -> None:
-    from beast.run.directory import code_version, cpu_model, usable_cores
+    from beast.machine import cpu_model, usable_cores
+    from beast.run.directory import code_version
 
     commit = code_version(ROOT)  # before anybody edits it
 

@@ -27,7 +27,8 @@ sys.path.insert(0, str(ROOT))
 import monobeast  # noqa: E402
 import r2d2  # noqa: E402
 from beast.learn import learner as learner_module  # noqa: E402
-from beast.learn.learner import Learner, PublishedWeights  # noqa: E402
+from beast.learn.learner import Learner  # noqa: E402
+from beast.learn.published import PublishedWeights  # noqa: E402
 from beast.run.training import Training  # noqa: E402
 
 STAGES = ("simulation", "+ inference", "+ learning")

@@ -82,7 +82,8 @@ def main(options: Options) -> None:
     import tyro
 
     import monobeast
-    from beast.run.directory import code_version, cpu_model, usable_cores
+    from beast.machine import cpu_model, usable_cores
+    from beast.run.directory import code_version
 
     commit = code_version(ROOT)  # before anybody edits it
     monobeast.keep_freed_memory()

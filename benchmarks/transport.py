@@ -79,7 +79,8 @@ class Options:
 
 def main(options: Options) -> None:
     sys.path.insert(0, ROOT)
-    from beast.run.directory import cpu_model, git, usable_cores
+    from beast.machine import cpu_model, usable_cores
+    from beast.run.directory import git
 
     others = [os.path.abspath(options.against)] if options.against else []
     measures = list(all_measures(options))
@@ -166,7 +167,7 @@ class Still:
 def serve(task: dict) -> None:
     """An env server's process, until its standard input ends."""
     sys.path.insert(0, task["root"])
-    from beast.feeds import env_server
+    from beast.hosts import env_server
 
     allow_descriptors()
 

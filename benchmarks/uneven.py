@@ -44,7 +44,8 @@ class Options:
 
 
 def main(options: Options) -> None:
-    from beast.run.directory import code_version, cpu_model, usable_cores
+    from beast.machine import cpu_model, usable_cores
+    from beast.run.directory import code_version
 
     checkouts = {"this": ROOT, **({"other": Path(options.against).resolve()} if options.against else {})}
     commits = {name: code_version(checkout) for name, checkout in checkouts.items()}  # before anybody edits them

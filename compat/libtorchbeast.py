@@ -21,7 +21,7 @@ import nest  # noqa: E402
 import numpy as np  # noqa: E402
 
 import libbeast  # noqa: E402
-from beast.feeds import env_server, wire  # noqa: E402
+from beast.hosts import env_server, security, throttle, wire  # noqa: E402
 from libbeast import AsyncError, ClosedBatchingQueue  # noqa: E402
 
 __all__ = ["ActorPool", "AsyncError", "BatchingQueue", "ClosedBatchingQueue", "DynamicBatcher", "Server"]
@@ -131,7 +131,7 @@ class Server:
         Raises:
             ValueError: other machines can reach the address, and it is not said that this is `insecure`.
         """
-        if not insecure and not env_server.is_local(server_address):
+        if not insecure and not security.is_local(server_address):
             raise ValueError(
                 f"other machines can reach {server_address}: take a unix or loopback address, serve your environment "
                 "with polybeast_env.py, which has tokens and TLS, or pass insecure=True in a network that you trust"
@@ -149,7 +149,7 @@ class Server:
                 lambda: ServedEnv(self._env_class()),
                 self._address,
                 max_streams=1024,  # TorchBeast knows no limit; a thread is made only for a stream that comes
-                log=env_server.log_to_stderr,
+                log=throttle.log_to_stderr,
             )
             try:
                 server.start()
@@ -168,7 +168,7 @@ class Server:
 
 
 class ServedEnv:
-    """One environment of the old gym as an env server's group of one (see `env_server.VectorEnvGroup`).
+    """One environment of the old gym as an env server's group of one (see `served_group.VectorEnvGroup`).
 
     It resets in the step that ends an episode: that row is `done` and `terminated`, has the next episode's first
     observation, and the step count and return of the episode that has ended, as TorchBeast has it.

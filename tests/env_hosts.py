@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from waiting import PATIENCE
 
-from beast.feeds import wire
+from beast.hosts import wire
 
 ROOT = Path(__file__).resolve().parent.parent
 WITHOUT_READER = ["bash", "-c", 'exec "$@" 2> >(true)', "bash"]  # a prefix: nobody reads what a command says on stderr

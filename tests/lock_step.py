@@ -11,7 +11,8 @@ from beast.envs.rows import rollout_fields
 from beast.feeds.actors import LocalActors
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.shared_memory import SharedMemoryFeed
-from beast.learn.learner import Learner, PublishedWeights
+from beast.learn.learner import Learner
+from beast.learn.published import PublishedWeights
 from monobeast import Flags
 
 

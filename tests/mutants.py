@@ -31,7 +31,7 @@ import torch._dynamo  # noqa: E402, F401
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = {  # of each file, the quickest first
     "monobeast.py": ["tests/test_update.py", "tests/test_net.py", "tests/test_loss.py"],
-    "beast/feeds/replay.py": ["tests/test_replay.py"],
+    "beast/learn/replay.py": ["tests/test_replay.py"],
     "beast/learn/qlearning.py": ["tests/test_r2d2.py"],
     "r2d2.py": ["tests/test_r2d2.py"],
 }
@@ -273,7 +273,7 @@ MUTANTS = [
 ]
 # R2D2: the replay, its arithmetic, the agent. Name, old and new text.
 R2D2_MUTANTS = {
-    "beast/feeds/replay.py": [
+    "beast/learn/replay.py": [
         (
             "last observations not stored",
             'kept |= {name: field for name, field in fields.items() if name.startswith("final_obs/")}',

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from beast.feeds.wire import DTYPES
+from beast.hosts.wire import DTYPES
 
 _meeting = threading.Barrier(2, timeout=60)
 

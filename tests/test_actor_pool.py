@@ -22,7 +22,7 @@ from waiting import PATIENCE, wait_until
 
 import libbeast
 from beast.envs.rows import ENV_FIELDS
-from beast.feeds import env_server, wire
+from beast.hosts import env_server, wire
 
 UNROLL_LENGTH = 5
 LIMIT = PATIENCE  # seconds after which a test that got stuck is ended

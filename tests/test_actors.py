@@ -17,10 +17,12 @@ import pytest
 from gymnasium import spaces
 from waiting import wait_until
 
-from beast.envs.rows import EnvSpaces, rollout_fields
+from beast.envs.rows import rollout_fields
+from beast.envs.spaces import EnvSpaces
 from beast.errors import WorkerFailure
 from beast.feeds import actors, processes
-from beast.feeds.actors import GO, READY, ActorProcesses
+from beast.feeds.actor import GO, READY
+from beast.feeds.actors import ActorProcesses
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.processes import Child, cpu_seconds_of
 
@@ -29,7 +31,7 @@ SCRIPT = """
 import time
 from dataclasses import dataclass
 import gymnasium, numpy as np
-from beast.feeds.actors import run_if_actor
+from beast.feeds.actor import run_if_actor
 
 @dataclass
 class Flags:

@@ -15,7 +15,7 @@ from ale_py import roms  # noqa: E402
 from atari import programs  # noqa: E402
 from atari.lockstep import GAMES, Rules, compare, compare_rules, load_ale, lockstep, rams_of_play, rom_bytes  # noqa: E402
 
-from beast.envs.atari import EXACT_GAMES  # noqa: E402
+from beast.envs.emulator import EXACT_GAMES  # noqa: E402
 from benchmarks.atari_exact import exact_games  # noqa: E402
 
 FAST = ["pong", "breakout", "seaquest", "qbert", "space_invaders", "beam_rider", "asteroids", "robotank"]

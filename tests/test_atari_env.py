@@ -1,4 +1,4 @@
-"""`beast.envs.atari.AtariVectorEnv` beside ale-py's: the same seeds and actions have to give the same bytes."""
+"""`beast.envs.emulator.AtariVectorEnv` beside ale-py's: the same seeds and actions have to give the same bytes."""
 
 import json
 import os
@@ -29,8 +29,8 @@ from lock_step import small_flags  # noqa: E402
 
 import monobeast  # noqa: E402
 from beast import envs  # noqa: E402
-from beast.envs import atari  # noqa: E402
-from beast.envs.atari import AtariVectorEnv  # noqa: E402
+from beast.envs import emulator  # noqa: E402
+from beast.envs.emulator import AtariVectorEnv  # noqa: E402
 from beast.envs.groups import EnvGroup  # noqa: E402
 from beast.errors import InputError  # noqa: E402
 from beast.run import checkpoint  # noqa: E402
@@ -146,13 +146,13 @@ def test_2000_steps_of_8_games_in_both_protocols_and_both_modes_are_those_of_ale
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("game", sorted(atari.EXACT_GAMES))
+@pytest.mark.parametrize("game", sorted(emulator.EXACT_GAMES))
 def test_every_game_on_the_list_begins_as_it_does_in_ale_py(game):
     play_both(game, 1, 40, seed=3, **DEEPMIND)
 
 
 @pytest.mark.on_demand
-@pytest.mark.parametrize("game", sorted(atari.EXACT_GAMES))
+@pytest.mark.parametrize("game", sorted(emulator.EXACT_GAMES))
 def test_every_game_on_the_list_plays_as_ale_py_does(game):
     """Games last longer than this, so that a limit ends most episodes."""
     for protocol in PROTOCOLS.values():
@@ -207,7 +207,7 @@ def test_rewards_below_minus_1_are_clipped_as_ale_py_clips_them():
 
 
 def test_an_episode_of_a_game_without_fire_begins_without_it_as_in_ale_py():
-    assert atari.Action.FIRE not in AtariVectorEnv("freeway", 1, num_threads=1).get_action_set()
+    assert emulator.Action.FIRE not in AtariVectorEnv("freeway", 1, num_threads=1).get_action_set()
     play_both("freeway", 1, 5, noop_max=0, use_fire_reset=True)
 
 
@@ -468,10 +468,10 @@ def test_the_ram_is_that_of_ale_py_for_every_environment():
 
 @pytest.mark.parametrize("game", ["pong", "pooyan", "adventure"])
 def test_an_environment_takes_at_most_40_kb_beside_its_observations(game):
-    assert atari.known_games()[game]["height"] == {"pong": 210, "pooyan": 220, "adventure": 250}[game]
+    assert emulator.known_games()[game]["height"] == {"pong": 210, "pooyan": 220, "adventure": 250}[game]
     assert AtariVectorEnv(game, 1, num_threads=1).bytes_per_env <= 40 * 1024
     script = (
-        "import resource, sys; from beast.envs.atari import AtariVectorEnv; import numpy as np\n"
+        "import resource, sys; from beast.envs.emulator import AtariVectorEnv; import numpy as np\n"
         "def used(): return int(open('/proc/self/statm').read().split()[1]) * resource.getpagesize()\n"
         "def make(n, out):\n"
         "    env = AtariVectorEnv(sys.argv[1], n, num_threads=1)\n"
@@ -549,7 +549,7 @@ def test_states_travel_between_processes(tmp_path):
         env.step(np.array([t % 18, 1]))
     (tmp_path / "states").write_bytes(pickle.dumps(env.clone_state()))
     script = (
-        "import json, pickle, sys, zlib, numpy as np; from beast.envs.atari import AtariVectorEnv\n"
+        "import json, pickle, sys, zlib, numpy as np; from beast.envs.emulator import AtariVectorEnv\n"
         "settings = dict(noop_max=0, use_fire_reset=False, repeat_action_probability=0.25)\n"
         "env = AtariVectorEnv('seaquest', 2, num_threads=1, **settings)\n"
         "env.restore_state(pickle.load(open(sys.argv[1], 'rb')))\n"
@@ -652,7 +652,7 @@ def test_films_show_in_color_what_ale_py_shows(game, limit, num_steps):
     settings = {"num_threads": 1, **DEEPMIND, **limit}
     ours = AtariVectorEnv(game, 2, render_mode="rgb_array", **settings)
     gray = AtariVectorEnv(game, 2, **settings)
-    height = atari.known_games()[game]["height"]
+    height = emulator.known_games()[game]["height"]
     in_color = {"grayscale": False, "img_height": height, "img_width": 160, "stack_num": 1}
     theirs = AleVectorEnv(game, 2, **in_color, **settings)
     found, expected = ours.reset(seed=1)[0], theirs.reset(seed=1)[0]
@@ -783,7 +783,7 @@ def test_a_second_thread_is_refused_while_the_first_one_steps_and_the_step_is_ri
 
 
 def test_a_rom_that_jams_at_its_start_is_told_by_the_reset(monkeypatch):
-    monkeypatch.setattr(atari, "read_rom", lambda game: b"\x02" * 2042 + b"\x00\xf8" * 3)  # JAM
+    monkeypatch.setattr(emulator, "read_rom", lambda game: b"\x02" * 2042 + b"\x00\xf8" * 3)  # JAM
     env = AtariVectorEnv("pong", 2, num_threads=1)
     with pytest.raises(RuntimeError, match="environment 0 cannot go on: its ROM has an instruction that stops"):
         env.reset(seed=1)
@@ -794,7 +794,7 @@ def test_a_rom_that_jams_in_play_is_told_by_the_step_and_by_recv(monkeypatch):
     frame = program.here
     program.new_frame().add(0xE6, 0xA0, 0xA5, 0xA0, 0xC9, 100, 0xD0, 1, 0x02)  # INC A0; JAM in the 100th frame
     rom = program.lines(200).jump(frame).build()
-    monkeypatch.setattr(atari, "read_rom", lambda game: rom)
+    monkeypatch.setattr(emulator, "read_rom", lambda game: rom)
     env, actions = AtariVectorEnv("pong", 2, num_threads=1, noop_max=0, use_fire_reset=False), np.zeros(2, int)
     env.reset(seed=1)  # 68 frames
     for step in range(7):
@@ -814,8 +814,8 @@ def test_a_rom_that_jams_in_play_is_told_by_the_step_and_by_recv(monkeypatch):
 @pytest.mark.parametrize("game", ["breakout", "double_dunk"])
 def test_a_start_script_that_never_ends_is_told_by_the_reset(monkeypatch, game):
     """Breakout's reset waits for 0 in RAM B2, and Double Dunk's for the next line of its menu."""
-    rom = programs.still_program(len(atari.read_rom(game)), b"\1" * 128)
-    monkeypatch.setattr(atari, "read_rom", lambda game: rom)
+    rom = programs.still_program(len(emulator.read_rom(game)), b"\1" * 128)
+    monkeypatch.setattr(emulator, "read_rom", lambda game: rom)
     with pytest.raises(RuntimeError, match="environment 0 cannot go on: its ROM has a start script that never ends"):
         AtariVectorEnv(game, 1, num_threads=1).reset(seed=1)
 
@@ -861,7 +861,7 @@ def test_the_backend_is_chosen_by_the_flag_and_said(monkeypatch):
         envs.make("ALE/Breakout-v5", 1, atari_backend="stella")
     with pytest.raises(InputError, match="atari_backend is for Atari ids"):
         envs.make("CartPole-v1", 1, atari_backend="beast")
-    monkeypatch.setattr(atari, "EXACT_GAMES", frozenset())
+    monkeypatch.setattr(emulator, "EXACT_GAMES", frozenset())
     assert envs.make("ALE/Breakout-v5", 1, atari_backend="auto").metadata["atari_backend"] == "ale"
     with pytest.raises(InputError, match="--atari_backend beast: breakout is not on the list of games"):
         envs.make("ALE/Breakout-v5", 1, atari_backend="beast")
@@ -879,9 +879,9 @@ def test_a_directory_for_temporary_files_that_is_missing_is_named(monkeypatch):
     def refuse():
         raise FileNotFoundError("No usable temporary directory found")
 
-    monkeypatch.setattr(atari.tempfile, "TemporaryDirectory", refuse)
+    monkeypatch.setattr(emulator.tempfile, "TemporaryDirectory", refuse)
     with pytest.raises(InputError, match="No usable temporary directory found.*: set TMPDIR"):
-        atari.read_palette.__wrapped__()
+        emulator.read_palette.__wrapped__()
 
 
 def test_an_argument_that_only_ale_py_has_is_refused_by_beast_and_auto_takes_ale_py():
@@ -893,23 +893,23 @@ def test_an_argument_that_only_ale_py_has_is_refused_by_beast_and_auto_takes_ale
 
 
 def test_the_list_has_the_57_games_of_the_benchmark_and_all_others_but_three_whose_frames_may_end_in_a_later_call():
-    assert len(ATARI_57) == 57 and len(atari.EXACT_GAMES) == 100
-    assert set(ATARI_57) <= atari.EXACT_GAMES
-    have_rules = {name for name, game in atari.known_games().items() if game["has_rules"]}
-    assert have_rules - atari.EXACT_GAMES == {"tic_tac_toe_3d", "video_checkers", "video_chess"}
-    assert {game: why for game in atari.EXACT_GAMES if (why := atari.why_not(game))} == {}
+    assert len(ATARI_57) == 57 and len(emulator.EXACT_GAMES) == 100
+    assert set(ATARI_57) <= emulator.EXACT_GAMES
+    have_rules = {name for name, game in emulator.known_games().items() if game["has_rules"]}
+    assert have_rules - emulator.EXACT_GAMES == {"tic_tac_toe_3d", "video_checkers", "video_chess"}
+    assert {game: why for game in emulator.EXACT_GAMES if (why := emulator.why_not(game))} == {}
 
 
 def test_another_rom_of_the_same_name_runs_on_ale_py(monkeypatch):
-    monkeypatch.setattr(atari, "read_rom", lambda game: b"\0" * 4096)
-    assert "another one than ale-py 0.12.1 brings" in atari.why_not("breakout")
+    monkeypatch.setattr(emulator, "read_rom", lambda game: b"\0" * 4096)
+    assert "another one than ale-py 0.12.1 brings" in emulator.why_not("breakout")
 
 
 def test_without_the_module_games_run_on_ale_py(monkeypatch):
-    monkeypatch.setattr(atari, "libatari", None)
-    monkeypatch.setattr(atari, "WHY_NO_MODULE", "it is not built: make libbeast", raising=False)
+    monkeypatch.setattr(emulator, "libatari", None)
+    monkeypatch.setattr(emulator, "WHY_NO_MODULE", "it is not built: make libbeast", raising=False)
     assert envs.make("ALE/Breakout-v5", 1, atari_backend="auto").metadata["atari_backend"] == "ale"
-    with pytest.raises(atari.MissingPackage, match="--atari_backend beast: .*make libbeast"):
+    with pytest.raises(emulator.MissingPackage, match="--atari_backend beast: .*make libbeast"):
         envs.make("ALE/Breakout-v5", 1, atari_backend="beast")
 
 
@@ -949,7 +949,7 @@ def test_the_code_of_the_page_on_environments_runs():
 
 
 def test_actions_have_the_names_and_numbers_that_ale_py_gives_them():
-    assert {action.name: int(action) for action in atari.Action} == {
+    assert {action.name: int(action) for action in emulator.Action} == {
         action.name: int(action.value) for action in ale_py.Action.__members__.values()
     }
     env, theirs = AtariVectorEnv("beam_rider", 1, num_threads=1), AleVectorEnv("beam_rider", 1, num_threads=1)

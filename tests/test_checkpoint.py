@@ -22,7 +22,6 @@ from waiting import PATIENCE
 
 import beast
 import monobeast
-from beast.envs import atari
 from beast.errors import InputError, MissingFile
 from beast.run import checkpoint
 
@@ -240,8 +239,8 @@ def test_a_policy_is_loaded_where_the_emulator_that_it_was_trained_on_is_missing
     config = {**dataclasses.asdict(flags), "atari_backend": "beast"}
     path = tmp_path / "checkpoint.pt"
     checkpoint.save(path, {"config": config, "agent": "monobeast", **learner.state_dict()})
-    monkeypatch.setattr(atari, "libatari", None)
-    monkeypatch.setattr(atari, "WHY_NO_MODULE", "not built", raising=False)
+    monkeypatch.setattr(emulator, "libatari", None)
+    monkeypatch.setattr(emulator, "WHY_NO_MODULE", "not built", raising=False)
     assert beast.load(str(path)).make_env(1).reset(seed=1)[0].shape == (1, 4, 84, 84)
 
 

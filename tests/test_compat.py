@@ -19,7 +19,7 @@ from env_hosts import ROOT, ServerProcess, Stream, array_message
 from waiting import PATIENCE, wait_until, wait_until_asleep
 
 from beast.envs.rows import ENV_FIELDS
-from beast.feeds import wire
+from beast.hosts import wire
 
 sys.path.insert(0, str(ROOT / "compat"))
 import nest  # noqa: E402

@@ -24,7 +24,7 @@ from waiting import PATIENCE, wait_until
 import polybeast_env
 from beast import envs
 from beast.errors import InputError
-from beast.feeds import dialer, env_server, wire
+from beast.hosts import dialer, env_server, security, served_group, wire
 
 
 class Learner(grpc.GenericRpcHandler):
@@ -117,7 +117,7 @@ class Call:
 
 
 def toy_group(name: str = "Counting", width: int = 2):
-    return env_server.VectorEnvGroup(envs.make(f"toy_envs:{name}-v0", width))
+    return served_group.VectorEnvGroup(envs.make(f"toy_envs:{name}-v0", width))
 
 
 class Dialing:
@@ -344,7 +344,7 @@ def test_lives_leave_no_threads_and_no_descriptors_behind(unix, quick):
     assert max(counts[20:]) <= max(counts[:10]) or counts[-1] <= counts[0], counts
 
 
-class Crashing(env_server.VectorEnvGroup):
+class Crashing(served_group.VectorEnvGroup):
     def step(self, actions, views):
         if actions.any():
             raise RuntimeError("this group breaks here")
@@ -393,9 +393,9 @@ def test_failures_that_lie_far_apart_are_forgiven(unix, quick, monkeypatch):
 
 
 def test_a_traceback_that_cannot_be_sent_as_it_is_is_escaped_and_cut(unix, quick):
-    class Raising(env_server.VectorEnvGroup):
+    class Raising(served_group.VectorEnvGroup):
         def step(self, actions, views):
-            raise RuntimeError("é" * env_server.MAX_ERROR + "\udcff")
+            raise RuntimeError("é" * served_group.MAX_ERROR + "\udcff")
 
     make_group = partial(Raising, SyncVectorEnv([toy_envs.Counting] * 2))
     with Learner(unix) as learner, Dialing(learner.address, make_group=make_group) as dialing:
@@ -403,7 +403,7 @@ def test_a_traceback_that_cannot_be_sent_as_it_is_is_escaped_and_cut(unix, quick
         call.row()
         call.send(array_message(np.zeros(2, np.int64)))
         error = call.receive().error
-        assert error.endswith("éé\\udcff") and 0 <= env_server.MAX_ERROR - len(error.encode()) < 2
+        assert error.endswith("éé\\udcff") and 0 <= served_group.MAX_ERROR - len(error.encode()) < 2
         call.end()
         wait_until(lambda: "its environment failed" in dialing.text())
 
@@ -436,7 +436,7 @@ def test_environments_that_cannot_be_made_end_the_server(unix, quick):
 # ------------------------------------------------------------------------------------------------- the end
 
 
-class Slow(env_server.VectorEnvGroup):
+class Slow(served_group.VectorEnvGroup):
     """Each step waits until the test lets it go on."""
 
     entered, may_go_on = threading.Event(), threading.Event()
@@ -548,7 +548,7 @@ def test_a_server_that_dials_ends_where_an_environment_keeps_the_gil(tmp_path, u
 
 def test_a_server_ends_where_an_environment_still_steps_long_after_its_learner_left(unix, monkeypatch):
     ended = []
-    monkeypatch.setattr(env_server, "end_stuck", lambda peer, log: ended.append(peer))
+    monkeypatch.setattr(served_group, "end_stuck", lambda peer, log: ended.append(peer))
     with (
         Learner(unix) as learner,
         Dialing(learner.address, make_group=slow_group, stuck_seconds=0.1) as dialing,
@@ -608,24 +608,24 @@ def test_with_tls_the_learner_shows_its_certificate_before_it_gets_the_token(tmp
 
 def test_other_hosts_are_dialed_with_token_and_tls_or_the_word_insecure(tmp_path, token_file, certificate):
     both = {"token_file": str(token_file), "tls_ca": str(certificate[0])}
-    token, certificates = env_server.dial_security(["10.0.0.1:1", "host:2"], **both)
+    token, certificates = security.dial_security(["10.0.0.1:1", "host:2"], **both)
     assert token == "sesame" and b"CERTIFICATE" in certificates
-    assert env_server.dial_security(["127.0.0.1:1", "unix:/x"], str(token_file)) == ("sesame", None)
-    assert env_server.dial_security(["localhost:1"]) == ("", None)
-    assert env_server.dial_security(["host:2"], str(token_file), insecure=True) == ("sesame", None)
+    assert security.dial_security(["127.0.0.1:1", "unix:/x"], str(token_file)) == ("sesame", None)
+    assert security.dial_security(["localhost:1"]) == ("", None)
+    assert security.dial_security(["host:2"], str(token_file), insecure=True) == ("sesame", None)
     for missing in both:
         with pytest.raises(InputError, match="the learner at host:2: give --token_file and --tls_ca"):
-            env_server.dial_security(["127.0.0.1:1", "host:2"], **{**both, missing: ""})
+            security.dial_security(["127.0.0.1:1", "host:2"], **{**both, missing: ""})
     with pytest.raises(InputError, match="unix:/x needs no TLS"):
-        env_server.dial_security(["unix:/x"], **both)
+        security.dial_security(["unix:/x"], **both)
     with pytest.raises(InputError, match="--tls_ca /nowhere cannot be read"):
-        env_server.dial_security(["host:2"], str(token_file), "/nowhere")
+        security.dial_security(["host:2"], str(token_file), "/nowhere")
     for no_certificate in ("", "café", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):
         (path := tmp_path / "ca").write_text(no_certificate)
         with pytest.raises(InputError, match=f"--tls_ca {path} holds no certificate: "):
-            env_server.dial_security(["host:2"], str(token_file), str(path))
+            security.dial_security(["host:2"], str(token_file), str(path))
     (path := tmp_path / "ca").write_text(f"café\n{certificate[0].read_text() * 2}")
-    assert env_server.dial_security(["host:2"], str(token_file), str(path))[1] == path.read_bytes()
+    assert security.dial_security(["host:2"], str(token_file), str(path))[1] == path.read_bytes()
 
 
 def test_a_token_does_not_go_in_plain_text_to_a_proxy(monkeypatch, quick):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from beast.envs.rows import action_shape_dtype, policy_width
+from beast.envs.spaces import action_shape_dtype, policy_width
 from beast.learn.distributions import distribution, encode_action
 
 BOX = spaces.Box(-2.0, 2.0, (2, 3), dtype=np.float64)

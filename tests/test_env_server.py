@@ -27,9 +27,9 @@ from waiting import PATIENCE, wait_until
 import polybeast_env
 from beast import envs
 from beast.envs.groups import EnvGroup
+from beast.envs.rows import nest_observations
 from beast.errors import InputError
-from beast.feeds import env_server, wire
-from beast.feeds.memory import nest_observations
+from beast.hosts import env_server, security, served_group, wire
 
 # ---------------------------------------------------------------------------------------------- messages
 
@@ -65,14 +65,14 @@ def test_messages_are_those_of_the_proto_file(tmp_path):
 
 def test_a_row_is_serialized_as_protobuf_would():
     for size in (0, 1, 127, 128, 16383, 16384, 5_000_000):
-        row = env_server.Row({"a": ((size,), "uint8")}, 1)
+        row = served_group.Row({"a": ((size,), "uint8")}, 1)
         row.views["a"][...] = 7
         assert row.SerializeToString() == wire.FromServer(row=b"\7" * size).SerializeToString()
 
 
 def test_the_message_of_a_row_is_what_its_views_say_now():
     fields = {"obs/image": ((2, 3), "uint8"), "obs/number": ((), "float64"), "reward": ((), "float32")}
-    row, rng = env_server.Row(fields, 4), np.random.default_rng(0)
+    row, rng = served_group.Row(fields, 4), np.random.default_rng(0)
     for _ in range(3):
         image, number, reward = rng.integers(256, size=(4, 2, 3)), rng.normal(size=4), rng.normal(size=4)
         row.views["obs"]["image"][...], row.views["obs"]["number"][...], row.views["reward"][...] = (
@@ -87,7 +87,7 @@ def test_the_message_of_a_row_is_what_its_views_say_now():
 
 def test_rows_have_memory_of_their_own_which_their_views_keep():
     def image_of_a_new_row(value: int):
-        image = env_server.Row({"obs/image": ((100_000,), "uint8")}, 1).views["obs"]["image"]
+        image = served_group.Row({"obs/image": ((100_000,), "uint8")}, 1).views["obs"]["image"]
         image[...] = value
         return image
 
@@ -257,7 +257,7 @@ def test_a_nest_of_actions_is_for_servers_that_take_any_action(tmp_path):
     assert text == "the learner sent a nest of 1 actions, the env server takes one array"
 
 
-class SlowToReset(env_server.VectorEnvGroup):
+class SlowToReset(served_group.VectorEnvGroup):
     def reset(self, seed, views):
         time.sleep(1)
         super().reset(seed, views)
@@ -293,7 +293,7 @@ def test_a_same_step_environment_sends_its_final_observations_beside_the_others(
 
     def make():
         toys = [lambda: toy_envs.Counting(max_length=3)] * 2
-        return env_server.VectorEnvGroup(SyncVectorEnv(toys, autoreset_mode=AutoresetMode.SAME_STEP))
+        return served_group.VectorEnvGroup(SyncVectorEnv(toys, autoreset_mode=AutoresetMode.SAME_STEP))
 
     server = env_server.EnvServer(make, address)
     server.start()
@@ -407,7 +407,7 @@ def test_a_stream_more_than_there_are_places_is_refused_and_a_freed_place_is_giv
     monkeypatch.setattr(env_server, "PLACE_SECONDS", 0.2)
     address, lines = f"unix:{tmp_path / 'envs'}", []
     server = env_server.EnvServer(
-        lambda: env_server.VectorEnvGroup(envs.make("CartPole-v1", 2)), address, max_streams=1, log=lines.append
+        lambda: served_group.VectorEnvGroup(envs.make("CartPole-v1", 2)), address, max_streams=1, log=lines.append
     )
     server.start()
     with Stream(address), Stream(address, wait_for_hello=False) as second:
@@ -519,7 +519,7 @@ def test_a_call_without_a_hello_or_token_is_refused_before_it_has_a_thread_or_a_
 
 def test_connections_that_say_nothing_end_and_shut_nobody_out(tmp_path, monkeypatch):
     monkeypatch.setattr(env_server, "CONNECTING_MS", 500)
-    server = env_server.EnvServer(lambda: env_server.VectorEnvGroup(envs.make("CartPole-v1", 2)), "127.0.0.1:0")
+    server = env_server.EnvServer(lambda: served_group.VectorEnvGroup(envs.make("CartPole-v1", 2)), "127.0.0.1:0")
     server.start()
     host, port = server.address.split(":")
     with contextlib.ExitStack() as stack:
@@ -550,7 +550,7 @@ def test_a_learner_that_leaves_while_environments_are_reset_does_not_end_the_ser
     server.stop()
 
 
-class SlowToStep(env_server.VectorEnvGroup):
+class SlowToStep(served_group.VectorEnvGroup):
     def step(self, actions, views):
         time.sleep(2)
         super().step(actions, views)
@@ -569,7 +569,7 @@ def test_a_server_ends_where_an_environment_still_steps_long_after_its_learner_l
     server.stop()
 
 
-class SlowToClose(env_server.VectorEnvGroup):
+class SlowToClose(served_group.VectorEnvGroup):
     def close(self):
         time.sleep(2)
         super().close()
@@ -577,9 +577,9 @@ class SlowToClose(env_server.VectorEnvGroup):
 
 @pytest.mark.parametrize("closing_seconds", [PATIENCE, 0.2])
 def test_closing_has_a_limit_of_its_own(tmp_path, monkeypatch, closing_seconds):
-    monkeypatch.setattr(env_server, "CLOSING_SECONDS", closing_seconds)
+    monkeypatch.setattr(served_group, "CLOSING_SECONDS", closing_seconds)
     address, ends, lines = f"unix:{tmp_path / 'envs'}", [], []
-    monkeypatch.setattr(env_server, "end_stuck", lambda peer, log: ends.append(peer))
+    monkeypatch.setattr(served_group, "end_stuck", lambda peer, log: ends.append(peer))
     server = env_server.EnvServer(
         lambda: SlowToClose(envs.make("CartPole-v1", 2)), address, stuck_seconds=0.2, log=lines.append
     )
@@ -619,7 +619,7 @@ def test_a_learner_that_is_lost_without_a_word_is_missed_after_the_two_times_of_
     monkeypatch.setattr(env_server, "KEEPALIVE", [(name, value // 20) for name, value in env_server.KEEPALIVE])
     lines: list[str] = []
     server = env_server.EnvServer(
-        lambda: env_server.VectorEnvGroup(envs.make("CartPole-v1", 2)), "127.0.0.1:0", log=lines.append
+        lambda: served_group.VectorEnvGroup(envs.make("CartPole-v1", 2)), "127.0.0.1:0", log=lines.append
     )
     server.start()
     link = Link(server.address)
@@ -655,55 +655,55 @@ def test_with_tls_who_has_the_certificate_is_served_and_plain_text_is_not(tmp_pa
 
 def test_only_addresses_of_this_machine_are_free():
     local = ["unix:/tmp/x", "127.0.0.1:1", "127.8.8.8:1", "[::1]:0", "localhost:65535"]
-    assert [address for address in local if not env_server.is_local(address)] == []
+    assert [address for address in local if not security.is_local(address)] == []
     wide = ["0.0.0.0:1", "[::]:1", "192.168.0.1:1", "localhost.example.com:1", "127.example.com:1"]
-    assert [address for address in wide if env_server.is_local(address)] == []
+    assert [address for address in wide if security.is_local(address)] == []
     for malformed in ("", "host", ":1", "host:", "host:x", "host:65536", "host:-1", "/tmp/x"):
         with pytest.raises(InputError, match="neither unix:/path nor host:port"):
-            env_server.is_local(malformed)
+            security.is_local(malformed)
 
 
 def test_a_wide_address_needs_token_and_tls_or_the_word_insecure(token_file, certificate):
     cert, key = map(str, certificate)
     protected = {"token_file": str(token_file), "tls_cert": cert, "tls_key": key}
-    token, tls = env_server.security("0.0.0.0:1", **protected)
+    token, tls = security.security("0.0.0.0:1", **protected)
     assert token == "sesame" and b"PRIVATE KEY" in tls[0] and b"CERTIFICATE" in tls[1]
-    assert env_server.security("0.0.0.0:1", insecure=True) == ("", None)
-    assert env_server.security("127.0.0.1:1") == env_server.security("unix:/x") == ("", None)
+    assert security.security("0.0.0.0:1", insecure=True) == ("", None)
+    assert security.security("127.0.0.1:1") == security.security("unix:/x") == ("", None)
     for missing in ({"token_file": ""}, {"tls_cert": "", "tls_key": ""}, dict.fromkeys(protected, "")):
         with pytest.raises(InputError, match="other machines can reach 0.0.0.0:1: give --token_file.*--insecure"):
-            env_server.security("0.0.0.0:1", **{**protected, **missing})
+            security.security("0.0.0.0:1", **{**protected, **missing})
     with pytest.raises(InputError, match="give both, or neither"):
-        env_server.security("127.0.0.1:1", tls_cert=cert)
+        security.security("127.0.0.1:1", tls_cert=cert)
     with pytest.raises(InputError, match="needs no TLS"):
-        env_server.security("unix:/x", **protected)
+        security.security("unix:/x", **protected)
     with pytest.raises(InputError, match="--tls_key /nowhere cannot be read: No such file"):
-        env_server.security("127.0.0.1:1", tls_cert=cert, tls_key="/nowhere")
+        security.security("127.0.0.1:1", tls_cert=cert, tls_key="/nowhere")
     with pytest.raises(InputError, match=f"--tls_cert {key} holds no certificate: "):
-        env_server.security("127.0.0.1:1", tls_cert=key, tls_key=key)
+        security.security("127.0.0.1:1", tls_cert=key, tls_key=key)
     readable = token_file.parent / "key.pem"
     readable.write_bytes(Path(key).read_bytes())
     readable.chmod(0o644)
     with pytest.raises(InputError, match="--tls_key .*can be read by other users .mode 644.: chmod 600"):
-        env_server.security("127.0.0.1:1", tls_cert=cert, tls_key=str(readable))
+        security.security("127.0.0.1:1", tls_cert=cert, tls_key=str(readable))
 
 
 def test_a_token_file_must_be_there_hold_something_and_be_its_owners_alone(token_file):
-    assert env_server.read_token(str(token_file)) == "sesame"
+    assert security.read_token(str(token_file)) == "sesame"
     token_file.chmod(0o640)
     with pytest.raises(InputError, match="can be read by other users .mode 640.: chmod 600"):
-        env_server.read_token(str(token_file))
+        security.read_token(str(token_file))
     token_file.chmod(0o600)
     token_file.write_text(" \n")
     with pytest.raises(InputError, match="is empty"):
-        env_server.read_token(str(token_file))
+        security.read_token(str(token_file))
     for content in (b"\xff\xfe", "sésame".encode(), b"two words", b"x" * 1001):
         token_file.write_bytes(content)
         with pytest.raises(InputError, match="must hold at most 1000 characters, ASCII and without spaces"):
-            env_server.read_token(str(token_file))
+            security.read_token(str(token_file))
     token_file.unlink()
     with pytest.raises(InputError, match="cannot be read: No such file"):
-        env_server.read_token(str(token_file))
+        security.read_token(str(token_file))
 
 
 @pytest.fixture
@@ -858,14 +858,14 @@ def test_environments_that_end_the_program_when_they_are_closed_are_logged():
             sys.exit("this toy exits")
 
     lines: list[str] = []
-    env_server.close_group(Exits(), "127.0.0.1:1", lines.append)
+    served_group.close_group(Exits(), "127.0.0.1:1", lines.append)
     assert "did not close" in lines[0] and "SystemExit: this toy exits" in lines[0]
 
 
 def test_an_example_that_cannot_be_described_is_closed(tmp_path):
     address, closed = f"unix:{tmp_path / 'envs'}", threading.Event()
 
-    class TooLong(env_server.VectorEnvGroup):
+    class TooLong(served_group.VectorEnvGroup):
         def __init__(self):
             super().__init__(envs.make("CartPole-v1", 1))
             self.action_space = " " * wire.MAX_HELLO_BYTES
@@ -883,11 +883,11 @@ def test_an_example_that_cannot_be_described_is_closed(tmp_path):
     server.stop()
 
 
-class Raising(env_server.VectorEnvGroup):
+class Raising(served_group.VectorEnvGroup):
     """Its traceback is longer than a learner takes, and has a character that UTF-8 has not."""
 
     def step(self, actions, views):
-        raise RuntimeError("é" * env_server.MAX_ERROR + "\udcff")
+        raise RuntimeError("é" * served_group.MAX_ERROR + "\udcff")
 
 
 def test_a_traceback_that_cannot_be_sent_as_it_is_is_escaped_and_cut(tmp_path):
@@ -898,7 +898,7 @@ def test_a_traceback_that_cannot_be_sent_as_it_is_is_escaped_and_cut(tmp_path):
         stream.row()
         stream.send(array_message(np.zeros(2, np.int64)))
         error = stream.receive().error
-        assert error.endswith("éé\\udcff") and 0 <= env_server.MAX_ERROR - len(error.encode()) < 2
+        assert error.endswith("éé\\udcff") and 0 <= served_group.MAX_ERROR - len(error.encode()) < 2
         code, details = stream.end()
     assert code == grpc.StatusCode.ABORTED and details.endswith("\\udcff")
     server.stop()
@@ -951,7 +951,7 @@ def test_a_step_may_take_longer_than_gil_timeout_if_it_keeps_no_gil(tmp_path):
 
 OWN_ALARM = """
 import signal
-from beast.feeds import env_server
+from beast.hosts import env_server
 
 class Server:
     failure, socket_path = "", None
@@ -963,7 +963,7 @@ class Server:
     def stop(self):
         pass
 
-env_server.serve(Server(), "", gil_seconds=600.0)
+serving.serve(Server(), "", gil_seconds=600.0)
 """
 
 
@@ -1055,7 +1055,7 @@ def test_programs_that_a_serving_process_starts_run_as_others_do():
     """One in 15 to 30 ended before its first instruction, and environments may start programs and fork."""
     script = (
         "import os, subprocess\n"
-        "from beast.feeds.env_server import grpc, futures\n"
+        "from beast.hosts.env_server import grpc, futures\n"
         "server = grpc.server(futures.ThreadPoolExecutor(1))\n"
         "address = f'127.0.0.1:{server.add_insecure_port(\"127.0.0.1:0\")}'\n"
         "server.start()\n"

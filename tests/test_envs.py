@@ -23,13 +23,13 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import create_empty_array
 
 from beast import envs
-from beast.envs.games import ATARI_FRAMES_PER_EPISODE, LifeEpisodes
+from beast.envs.atari import ATARI_FRAMES_PER_EPISODE, LifeEpisodes
+from beast.envs.films import Film
 from beast.envs.groups import EnvGroup, finished_episodes
 from beast.envs.probe import probe_env
-from beast.envs.rows import env_actions, observation_field, parts_by_name
+from beast.envs.spaces import env_actions, observation_field, parts_by_name
 from beast.envs.texts import leave_out_texts
 from beast.errors import InputError, MissingFile, MissingPackage
-from beast.run.evaluation import Film
 from beast.run.flags import EnvFlags
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]

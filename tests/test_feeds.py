@@ -14,7 +14,7 @@ from lock_step import LockStep, new_learner, new_net, small_flags, step
 import monobeast
 from beast.feeds.actors import LocalActors
 from beast.feeds.shared_memory import SharedMemoryFeed
-from beast.learn import learner as learner_module
+from beast.learn import published
 from beast.learn.learner import Learner
 from beast.learn.nests import map_tensors
 from beast.run.training import Training
@@ -188,7 +188,7 @@ class Written:
 
 
 def test_inference_acts_with_the_other_weights_while_a_gpu_writes_the_newest(monkeypatch):
-    monkeypatch.setattr(learner_module, "Fence", Written)
+    monkeypatch.setattr(published, "Fence", Written)
     net = new_net(small_flags())
     both = learner_module.PublishedWeights(net, 0)
     for fence in both._read:

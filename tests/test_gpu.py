@@ -9,12 +9,12 @@ import torch
 from lock_step import new_net, spaces_of, step
 
 import monobeast
+from beast.device import pin_memory
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.remote import SeenObservations
 from beast.feeds.shared_memory import SharedMemoryFeed
 from beast.feeds.slots import SlotTensors
 from beast.learn.nests import map_tensors
-from beast.run.hardware import pin_memory
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 

@@ -38,7 +38,7 @@ from test_dial import quick as quick  # without pauses between two calls
 from waiting import PATIENCE, wait_until
 
 import libbeast
-from beast.feeds import wire
+from beast.hosts import wire
 
 
 class Caller:

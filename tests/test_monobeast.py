@@ -24,18 +24,19 @@ from lock_step import LockStep, new_learner, new_net, small_flags, spaces_of, st
 
 import monobeast
 import r2d2
-from beast.envs.rows import rollout_fields
+from beast.clock import Laps
+from beast.envs.rows import nest_observations, rollout_fields
 from beast.feeds import shared_memory
 from beast.feeds.actors import ActorProcesses
-from beast.feeds.memory import RolloutMemory, nest_observations
+from beast.feeds.memory import RolloutMemory
 from beast.feeds.slots import SlotTensors
 from beast.learn.distributions import distribution
-from beast.learn.learner import Learner, inference_copy
+from beast.learn.learner import Learner
 from beast.learn.nests import map_tensors
+from beast.learn.published import inference_copy
 from beast.run import checkpoint, command_line
 from beast.run.directory import Run
 from beast.run.hardware import num_learner_threads, use_threads
-from beast.run.profile import Laps
 from monobeast import Flags, Net
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -26,15 +26,16 @@ import beast
 import monobeast
 import r2d2
 from beast.envs.groups import finished_episodes
-from beast.envs.rows import EnvSpaces, rollout_fields
+from beast.envs.rows import rollout_fields
+from beast.envs.spaces import EnvSpaces
 from beast.errors import InputError
 from beast.feeds.actors import LocalActors
 from beast.feeds.memory import RolloutMemory
-from beast.feeds.replay import RatioLimiter, Sample, SequenceReplay
 from beast.feeds.shared_memory import SharedMemoryFeed
-from beast.learn.learner import PublishedWeights
 from beast.learn.nests import map_tensors
+from beast.learn.published import PublishedWeights
 from beast.learn.qlearning import n_step_targets, rescale, rescale_inverse, sequence_priorities
+from beast.learn.replay import RatioLimiter, Sample, SequenceReplay
 from beast.learn.vtrace import transition_masks
 from beast.run.evaluation import Evaluations
 

@@ -15,7 +15,7 @@ import torch
 
 import beast
 import monobeast
-from beast.envs.rows import spaces_by_name
+from beast.envs.spaces import spaces_by_name
 from beast.run import command_line
 from beast.run.presets import ABOUT, PRESETS
 

@@ -14,7 +14,7 @@ from beast.envs import make
 from beast.envs.groups import EnvGroup
 from beast.errors import InputError, OutOfMemory
 from beast.feeds.memory import RolloutMemory
-from beast.feeds.replay import RatioLimiter, SequenceReplay, SumTree, resume_replay, stack_images
+from beast.learn.replay import RatioLimiter, SequenceReplay, SumTree, resume_replay, stack_images
 
 CPU = torch.device("cpu")
 FIELDS = {

@@ -13,7 +13,7 @@ import pytest
 from env_hosts import ROOT, ServerProcess, make_certificate
 from waiting import PATIENCE, wait_until
 
-from beast.feeds import wire
+from beast.hosts import wire
 
 pytest.importorskip("libbeast", reason="libbeast is not built: pip install .", exc_type=ImportError)
 
@@ -159,7 +159,7 @@ def test_another_version_of_the_protocol_is_refused_and_both_sides_say_both(host
 
 WRONG_SHAPE = """
 import sys, grpc, numpy as np
-from beast.feeds import wire
+from beast.hosts import wire
 from env_hosts import Stream, array_message
 address, certificate = sys.argv[1:]
 channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(open(certificate, "rb").read()))

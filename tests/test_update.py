@@ -14,8 +14,9 @@ from gymnasium import spaces
 import monobeast
 from beast.errors import InputError
 from beast.learn.distributions import distribution
-from beast.learn.learner import Learner, PublishedWeights
+from beast.learn.learner import Learner
 from beast.learn.nests import map_tensors
+from beast.learn.published import PublishedWeights
 
 OBSERVATIONS, ACTIONS = {"obs": spaces.Box(-1.0, 1.0, (3,), np.float32)}, spaces.Discrete(2)
 

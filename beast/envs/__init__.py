@@ -14,8 +14,9 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from beast.envs.games import ATARI_FRAMES_PER_STEP, ATARI_ID, MINATAR_GAMES, atari_games, make_atari, register_minatar
+from beast.envs.atari import ATARI_FRAMES_PER_STEP, ATARI_ID, atari_games, make_atari
 from beast.envs.images import process_images
+from beast.envs.minatar import MINATAR_GAMES, register_minatar
 from beast.envs.texts import leave_out_texts
 from beast.errors import InputError, MissingPackage, raised
 
@@ -72,8 +73,8 @@ def make(
     None leaves a choice to the id. `frame_stack`, `frame_skip`, `resize` and `grayscale` are for Atari and for all that
     observes images (`beast.envs.images`). `sticky_actions` (a probability), `noops` (fewer than so many),
     `episodic_life` (whether a lost life ends an episode), `full_action_space` and `atari_backend` are for Atari. The
-    backend is "beast" (`beast.envs.atari`), "ale" (ale-py) or "auto" (None, too): Beast's where it is built and knows
-    the game. `env_kwargs` and `kwargs` go to the environment; of Atari, to the backend's `AtariVectorEnv`. With
+    backend is "beast" (`beast.envs.emulator`), "ale" (ale-py) or "auto" (None, too): Beast's where it is built and
+    knows the game. `env_kwargs` and `kwargs` go to the environment; of Atari, to the backend's `AtariVectorEnv`. With
     `render_mode="rgb_array"` Atari renders in color.
 
     `metadata["env_id"]` and `metadata["frames_per_step"]` of the vector env say what it is.

@@ -7,16 +7,9 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
-from beast.envs.games import LifeEpisodes
-from beast.envs.rows import (
-    ENV_FIELDS,
-    EnvSpaces,
-    env_actions,
-    is_final,
-    parts_by_name,
-    rollout_fields,
-    spaces_by_name,
-)
+from beast.envs.atari import LifeEpisodes
+from beast.envs.rows import ENV_FIELDS, is_final, rollout_fields
+from beast.envs.spaces import EnvSpaces, env_actions, parts_by_name, spaces_by_name
 from beast.errors import InputError
 
 

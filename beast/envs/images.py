@@ -8,7 +8,7 @@ from gymnasium import spaces, wrappers
 from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import VectorEnv, VectorWrapper
 
-from beast.envs.rows import channels_first
+from beast.envs.spaces import channels_first
 from beast.errors import InputError, MissingPackage
 
 

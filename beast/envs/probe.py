@@ -16,7 +16,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space, iterate
 
 from beast.envs.groups import EnvGroup
-from beast.envs.rows import EnvSpaces, action_shape_dtype, env_actions, parts_by_name, spaces_by_name
+from beast.envs.spaces import EnvSpaces, action_shape_dtype, env_actions, parts_by_name, spaces_by_name
 from beast.errors import InputError, MissingPackage, UserError, first_line, raised
 
 HOW = "return a vector env, as in gymnasium.vector.SyncVectorEnv([lambda: YourEnv()] * num_envs)"

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from beast.clock import Laps
 from beast.envs.groups import finished_episodes
 from beast.learn.learner import Learner
-from beast.run.profile import Laps
 
 
 class Rows(NamedTuple):

@@ -6,18 +6,17 @@ collide with another run's or be left behind, and the kernel frees it with its l
 
 from __future__ import annotations
 
-import contextlib
 import math
 import mmap
 import os
-import re
 import tempfile
 import weakref
-from pathlib import Path
 
 import numpy as np
 
+from beast.envs.rows import nest_observations
 from beast.errors import OutOfMemory
+from beast.machine import available_memory
 
 ALIGNMENT = 4096  # bytes: every field starts on a page, so that it can be pinned for a GPU
 Fields = dict[str, tuple[tuple[int, ...], str]]  # name -> shape and dtype
@@ -66,29 +65,6 @@ class RolloutMemory:
         """Copy row T of slot `previous` to row 0 of `slot`: consecutive rollouts of a group overlap by one row."""
         for array in self.arrays.values():
             array[slot, 0] = array[previous, -1]
-
-
-def nest_observations(arrays: dict) -> dict:
-    """{"obs/image": a, "reward": r} -> {"obs": {"image": a}, "reward": r}; `final_obs/image` likewise."""
-    nested: dict = {"obs": {}}
-    for name, array in arrays.items():
-        kind, slash, part = name.partition("/")
-        if slash and kind in ("obs", "final_obs"):
-            nested.setdefault(kind, {})[part] = array
-        else:
-            nested[name] = array
-    return nested
-
-
-def available_memory() -> float:
-    """Bytes that are free, or the limit of this container where that is less; infinite where Linux does not tell."""
-    available = math.inf
-    with contextlib.suppress(OSError):
-        if found := re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text()):
-            available = int(found[1]) * 1024
-    with contextlib.suppress(OSError, ValueError):  # a ValueError: "max"
-        available = min(available, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return available
 
 
 def _anonymous_file(size: int) -> int:

@@ -20,16 +20,17 @@ from gymnasium import Space
 from torch import Tensor
 
 import libbeast
-from beast.envs.rows import AGENT_FIELDS, action_shape_dtype
+from beast.device import Fence
+from beast.envs.rows import AGENT_FIELDS, nest_observations
+from beast.envs.spaces import action_shape_dtype
 from beast.errors import WorkerFailure
 from beast.feeds.actors import PROGRESS_SECONDS
-from beast.feeds.env_server import KEPT_GIL, REFUSALS_PER_MINUTE, Throttled
 from beast.feeds.feed import Feed, Rows
-from beast.feeds.memory import nest_observations
 from beast.feeds.processes import Child, cpu_seconds_of_children
+from beast.hosts.serving import KEPT_GIL
+from beast.hosts.throttle import REFUSALS_PER_MINUTE, Throttled
 from beast.learn.learner import Learner
 from beast.learn.nests import map_tensors
-from beast.run.hardware import Fence
 
 ENV_OUTPUTS = "obs reward done episode_step episode_return terminated truncated group life".split()  # libbeast's order
 AGENT_OUTPUTS = [*AGENT_FIELDS, "number"]

@@ -7,9 +7,9 @@ import threading
 
 import torch
 
-from beast.envs.rows import AGENT_FIELDS, ORIGIN_FIELDS
-from beast.feeds.memory import RolloutMemory, nest_observations
-from beast.run.hardware import Fence
+from beast.device import Fence
+from beast.envs.rows import AGENT_FIELDS, ORIGIN_FIELDS, nest_observations
+from beast.feeds.memory import RolloutMemory
 
 NO_SLOT = -1
 

@@ -22,7 +22,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from beast.envs.rows import action_shape_dtype, category_sizes, policy_width
+from beast.envs.spaces import action_shape_dtype, category_sizes, policy_width
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0  # in units of half a Box's range: 0.0067 to 7.4
 HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)

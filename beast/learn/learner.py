@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import math
 import threading
 from collections import deque
-from collections.abc import Iterator
 
 import torch
 from torch import nn
 
+from beast.clock import Laps
 from beast.envs.rows import is_final
-from beast.run.hardware import Fence
-from beast.run.profile import Laps
 
 
 class Learner:
@@ -160,51 +156,3 @@ def step_unless(optimizer: torch.optim.Optimizer, is_bad: torch.Tensor) -> None:
         optimizer.step()
     elif not is_bad:
         optimizer.step()
-
-
-def inference_copy(net: nn.Module, is_compiled: bool = False) -> nn.Module:
-    """A copy of a net to act with: by its own `inference_copy()`, where it has one, or a plain one."""
-    own = getattr(net, "inference_copy", None)
-    acting = own() if own else copy.deepcopy(net).eval().requires_grad_(False)
-    if is_compiled:
-        acting.forward = torch.compile(acting.forward)
-    return acting
-
-
-class PublishedWeights:
-    """Two copies of a net for inference: the learner writes the one that is not in use, then they swap roles."""
-
-    def __init__(self, net: nn.Module, version: int, is_compiled: bool = False):
-        self._copies = [inference_copy(net, is_compiled) for _ in range(2)]
-        self._locks = [threading.Lock() for _ in range(2)]
-        device = next(net.parameters()).device
-        self._written = [Fence(device) for _ in range(2)]
-        self._read = [Fence(device) for _ in range(2)]
-        self._versions = [version, version]
-        self._current = 0
-
-    @torch.no_grad()
-    def publish(self, net: nn.Module, version: int) -> None:
-        """Give inference the weights (and buffers) after learner update number `version`."""
-        spare = 1 - self._current
-        with self._locks[spare]:  # waits only for a forward pass that began two updates ago
-            self._read[spare].wait()
-            for mine, theirs in zip(self._copies[spare].state_dict().values(), net.state_dict().values()):
-                mine.copy_(theirs)
-            self._written[spare].set()
-            self._versions[spare] = version
-        self._current = spare
-
-    @contextlib.contextmanager
-    def newest(self) -> Iterator[tuple[nn.Module, int]]:
-        """The net to act with, and the learner update that its weights come from.
-
-        A GPU writes the newest weights when it is done with the update before them; until then the others serve.
-        """
-        current = self._current
-        if not self._written[current].is_reached():
-            current = 1 - current
-        with self._locks[current]:
-            self._written[current].wait()
-            yield self._copies[current], self._versions[current]
-            self._read[current].set()

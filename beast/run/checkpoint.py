@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from beast.errors import InputError, MissingFile, first_line
-from beast.run.directory import PROGRAMS, replace_file
+from beast.files import replace_file
+from beast.run.directory import PROGRAMS
 
 FORMAT = 2  # raise it when weights or fields change their meaning; 2: images are flattened as [H, W, C]
 PLAIN_TYPES = (type(None), bool, int, float, str, torch.Tensor, torch.nn.Parameter)

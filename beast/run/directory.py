@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
-import glob
 import json
-import math
 import os
 import platform
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from beast.errors import InputError, first_line
+from beast.errors import InputError
+from beast.files import read_json, write_json
+from beast.machine import cpu_model, usable_cores
 from beast.run.console import tell
 
 PROGRAMS = {"mono": "monobeast.py", "poly": "polybeast.py", "r2d2": "r2d2.py"}  # by the variant of their runs
@@ -125,61 +123,6 @@ def as_argument(flag: str, value: Any) -> str:
     return " ".join([f"--{flag}", *map(shlex.quote, words)])
 
 
-def replace_file(path: str | os.PathLike, write: Callable[[BinaryIO], object]) -> None:
-    """Replace the file at `path` at once by what `write(file)` writes, synced to the disk. It has one writer at a time.
-
-    Whatever happens, the file holds its old content or the new one. Raises InputError if it cannot be written.
-    """
-    path = Path(path)
-    # Beside it, as a rename is atomic only within a file system.
-    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
-    try:
-        for leftover in path.parent.glob(f"{glob.escape(path.name)}.tmp*"):  # of killed writers
-            leftover.unlink(missing_ok=True)
-        try:
-            with open(temporary, "wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)  # otherwise a power cut can undo the rename
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # of file systems that sync no directories
-                raise
-        finally:
-            os.close(directory)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-        raise InputError(
-            f"{path}: cannot be written ({first_line(error)}); an older file there is untouched. "
-            "Check the free space and the permissions of its directory"
-        ) from error
-
-
-def copy_file(source: Path, path: Path) -> None:
-    """Replace the file at `path` by a copy of `source`, as `replace_file` does."""
-    with open(source, "rb") as original:
-        replace_file(path, lambda file: shutil.copyfileobj(original, file))
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Replace the file by `value` as JSON."""
-    replace_file(path, lambda file: file.write((json.dumps(value, indent=2) + "\n").encode()))
-
-
-def read_json(path: Path, missing: Any) -> Any:
-    """The content of a JSON file, or `missing` if there is none. Raises InputError naming a damaged file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return missing
-    except ValueError as error:
-        raise InputError(f"{path}: damaged ({error}); repair it, or choose another --name") from error
-
-
 def describe_machine() -> dict[str, Any]:
     """What a result depends on besides its flags: commit, uncommitted changes, versions and hardware."""
     import torch  # only here: plot.py and the programs that ask for a processor's name need no torch
@@ -237,21 +180,3 @@ def code_version(code: Path) -> str:
     """The commit of a checkout, followed by ` with uncommitted changes` where Python or C++ files differ from it."""
     changed = git(code, "status", "--porcelain", "--", "*.py", "csrc")
     return (git(code, "rev-parse", "HEAD") or "unknown") + (" with uncommitted changes" if changed else "")
-
-
-def usable_cores() -> int:
-    """The number of cores that this process may run on, by its affinity and the limit of its container."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):  # a ValueError: "max 100000"
-        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
-        cores = min(cores, math.ceil(quota / period))
-    return cores
-
-
-def cpu_model() -> str:
-    """The name of the processor."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from beast.errors import InputError, MissingPackage, first_line
-from beast.run.directory import read_json, replace_file
+from beast.files import read_json, replace_file
 
 # The first columns of metrics.csv, whose names dashboards know. All others follow in the order of their first values.
 COLUMNS = (

@@ -20,7 +20,7 @@ from gymnasium import Space
 from torch import nn
 
 from beast.envs.groups import EnvGroup
-from beast.envs.rows import action_shape_dtype, env_actions, observation_field, parts_by_name, spaces_by_name
+from beast.envs.spaces import action_shape_dtype, env_actions, observation_field, parts_by_name, spaces_by_name
 from beast.errors import InputError
 from beast.learn.distributions import policy_of
 from beast.run import checkpoint

@@ -19,18 +19,21 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from beast.clock import Laps
+from beast.device import stream, wait_for
 from beast.envs import is_atari
 from beast.errors import UserError, WorkerFailure
 from beast.feeds.feed import Feed
+from beast.files import copy_file
 from beast.learn.learner import Learner
 from beast.run import checkpoint
 from beast.run.console import Console
-from beast.run.directory import Run, copy_file
+from beast.run.directory import Run
 from beast.run.evaluation import Evaluations
-from beast.run.hardware import num_learner_threads, stream, use_threads, wait_for
+from beast.run.hardware import num_learner_threads, use_threads
 from beast.run.metrics import Metrics
 from beast.run.policy import agent_of
-from beast.run.profile import Laps, Profile
+from beast.run.profile import Profile
 
 
 class Result(NamedTuple):

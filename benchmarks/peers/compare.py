@@ -78,7 +78,8 @@ class Options:
 
 def main(options: Options) -> None:
     import monobeast
-    from beast.run.directory import code_version, cpu_model, usable_cores
+    from beast.machine import cpu_model, usable_cores
+    from beast.run.directory import code_version
 
     commit = code_version(ROOT)  # before anybody edits it
     flags = monobeast.Flags(env="BreakoutNoFrameskip-v4", batch_width=32)

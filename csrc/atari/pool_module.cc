@@ -1,4 +1,4 @@
-// The class `Pool` of the Python module: many environments of one game. beast/envs/atari.py is its user.
+// The class `Pool` of the Python module: many environments of one game. beast/envs/emulator.py is its user.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))
 
 from beast.envs.rows import ENV_FIELDS  # noqa: E402
-from beast.feeds import wire  # noqa: E402
+from beast.hosts import wire  # noqa: E402
 
 ACTION = wire.Field(name="action", dtype="int64")
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from beast.errors import InputError  # noqa: E402
-from beast.feeds import env_server, wire  # noqa: E402
+from beast.hosts import env_server, served_group, wire  # noqa: E402
 
 
 class Group:
@@ -65,7 +65,7 @@ def read_spaces(data: bytes) -> None:
 
 
 TARGETS = [(read_hello, LEARNER_HELLO), (read_actions, ACTIONS), (read_actions, NEST), (read_spaces, SPACES)]
-REFUSALS = (env_server.Refusal, InputError, DecodeError)  # gRPC ends the call at a DecodeError
+REFUSALS = (served_group.Refusal, InputError, DecodeError)  # gRPC ends the call at a DecodeError
 WORDS = [b"-1", b"1e999", b"4294967296", b"null", b"[]", b"{}", b'"', b"NaN", b"[" * 2000, b"\xff\xff\xff\xff\x0f"]
 NUMBERS = [0, -1, 10**9, 2**63, 1e999, "x", None, [], {}, [10**5] * 4, True]
 

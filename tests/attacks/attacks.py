@@ -43,7 +43,7 @@ from env_hosts import ServerProcess, Stream, headers  # noqa: E402
 
 from beast import envs  # noqa: E402
 from beast.envs.rows import ENV_FIELDS  # noqa: E402
-from beast.feeds import env_server, wire  # noqa: E402
+from beast.hosts import served_group, wire  # noqa: E402
 
 TOKEN = "sesame"
 MEGABYTE = 2**20
@@ -258,8 +258,8 @@ KNOWN = [(wire.TOKEN_HEADER, f"Bearer {TOKEN}")]
 HONEST = ("CartPole-v1", 2)  # what the learner trains: environment and width of a group
 
 
-def make_group() -> env_server.VectorEnvGroup:
-    return env_server.VectorEnvGroup(envs.make(*HONEST))
+def make_group() -> served_group.VectorEnvGroup:
+    return served_group.VectorEnvGroup(envs.make(*HONEST))
 
 
 class Liar:
@@ -267,9 +267,9 @@ class Liar:
 
     def __init__(self):
         group = make_group()
-        self._served = env_server.ServedGroup(group, HONEST[0])
+        self._served = served_group.ServedGroup(group, HONEST[0])
         self._served.reset(1)
-        env_server.close_group(group, "liar", lambda line: None)
+        served_group.close_group(group, "liar", lambda line: None)
         self.hello = self._served.hello.SerializeToString()
         self.row = self._served.row.SerializeToString()  # the first one: both are done
 
@@ -491,7 +491,7 @@ def listener_attacks() -> list[tuple[str, Callable]]:
 # An honest env server with one stream: it dials when it reads a line, and prints its log and "served".
 HONEST_SERVER = """
 import sys, attacks
-from beast.feeds import dialer
+from beast.hosts import dialer
 address, name = sys.argv[1:]
 log = lambda line: print(line, flush=True)
 options = {"max_streams": 1, "env_id": attacks.HONEST[0], "token": attacks.TOKEN, "log": log}

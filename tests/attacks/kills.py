@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import libbeast  # noqa: E402
-from beast.feeds import dialer, env_server  # noqa: E402
+from beast.hosts import dialer, env_server  # noqa: E402
 
 T, K = 5, 3
 PADDING = 20_000  # bytes of a row of one environment, so that a cut may come in the midst of it

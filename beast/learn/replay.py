@@ -18,9 +18,10 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import torch
 
+from beast.envs.rows import nest_observations
 from beast.errors import InputError, OutOfMemory
-from beast.feeds.memory import available_memory, nest_observations
-from beast.run.directory import replace_file
+from beast.files import replace_file
+from beast.machine import available_memory
 
 LEAST_PRIORITY = 1e-6  # of a sequence that can be trained on: none is forgotten
 ROW_FIELDS = ("reward", "done", "terminated", "truncated", "action", "policy_logits", "policy_version", "episode_step")

@@ -21,6 +21,7 @@ STREAM, DIAL = f"/{PACKAGE}.Environments/Stream", f"/{PACKAGE}.Environments/Dial
 HELLO_HEADER, TOKEN_HEADER = "hello-bin", "authorization"  # the learner's hello; of who calls
 STREAM_HEADER = "beast-stream"  # of an env server that dials: 32 hexadecimal digits of its own and the stream's index
 MAX_HELLO_BYTES = 2**20
+MAKING_SECONDS = 240.0  # more while environments are made and first reset: 128 of Atari take 25 to 66 CPU seconds
 MAX_TEXT = 1000  # characters of a message about the other host
 MAX_NUMBERS = 2**23  # of all Boxes of a space: a line of JSON must not fill the learner's memory
 DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from beast.errors import InputError
-from beast.feeds import env_server, wire
+from beast.hosts import env_server, served_group, throttle, wire
 
 PAUSE, FULL_PAUSE = (0.5, 30.0), (1.0, 10.0)  # seconds between two calls: first and longest; of who found no place
 END_SECONDS = 3.0  # for a step to be done, and a learner to end a stream that was closed on this side
@@ -73,7 +73,7 @@ class Dialer:
         """
         self.failure = ""  # why this server cannot go on
         self.make_group, self.addresses, self.env_id, self.log = make_group, addresses, env_id, log
-        self.log_connection = env_server.Throttled(log, LINES_PER_MINUTE, 60.0)
+        self.log_connection = throttle.Throttled(log, LINES_PER_MINUTE, 60.0)
         self.stuck_seconds, self.stopping = stuck_seconds, threading.Event()
         self._credentials = grpc.ssl_channel_credentials(root_certificates) if root_certificates else None
         self._headers = [(wire.TOKEN_HEADER, f"Bearer {token}")] if token else []
@@ -174,7 +174,7 @@ class DialedStream(threading.Thread):
         try:
             self._dial()
         except BaseException:
-            self._dialer.fail(env_server.last_traceback())  # or the server would live on without this stream
+            self._dialer.fail(served_group.last_traceback())  # or the server would live on without this stream
 
     def _dial(self) -> None:
         """Until `stopping` is set: dial one learner after the other."""
@@ -193,7 +193,7 @@ class DialedStream(threading.Thread):
                 self._log(f"stream {self._index}: its environment failed\n{failure}")
                 self._close_group()
                 self._dialer.count_failure(str(failure))
-            except env_server.Refusal as refusal:
+            except served_group.Refusal as refusal:
                 self._tell_lost(address, str(refusal))
             except grpc.RpcError as error:
                 code, details = error.code(), wire.readable(error.details() or "")
@@ -210,18 +210,18 @@ class DialedStream(threading.Thread):
         began = time.monotonic()
         try:
             self._group = self._dialer.make_group()
-            self._served = env_server.ServedGroup(self._group, self._dialer.env_id)
+            self._served = served_group.ServedGroup(self._group, self._dialer.env_id)
         except InputError as error:
             raise Final(str(error)) from error
         except (Exception, SystemExit, KeyboardInterrupt):
-            raise EnvironmentFailure(env_server.last_traceback()) from None
+            raise EnvironmentFailure(served_group.last_traceback()) from None
         seconds = time.monotonic() - began
         self._log(f"stream {self._index}: made {self._served.num_envs} environments in {seconds:.1f} s")
 
     def _close_group(self) -> None:
         group, self._group = self._group, None
         if group:
-            env_server.close_group(group, f"stream {self._index}", self._log, self._dialer.stuck_seconds > 0)
+            served_group.close_group(group, f"stream {self._index}", self._log, self._dialer.stuck_seconds > 0)
 
     def _live(self, address: str) -> None:
         """A life of the environments: from a call to its end.
@@ -230,13 +230,13 @@ class DialedStream(threading.Thread):
         EnvironmentFailure.
         """
         outgoing: queue.SimpleQueue = queue.SimpleQueue()
-        with self._dialer.connect(address, env_server.max_action_bytes(self._group)) as channel:
+        with self._dialer.connect(address, served_group.max_action_bytes(self._group)) as channel:
             dial = channel.stream_stream(wire.DIAL, lambda message: message.SerializeToString(), wire.Array.FromString)
             outgoing.put(self._served.hello)
             call = self._call = dial(iter(outgoing.get, None), metadata=self._dialer.headers(self._index))
             ended = threading.Event()
             call.add_done_callback(lambda call: ended.set())
-            stuck = threading.Timer(env_server.MAKING_SECONDS, env_server.end_stuck, [address, self._log])
+            stuck = threading.Timer(wire.MAKING_SECONDS, served_group.end_stuck, [address, self._log])
             stuck.daemon = True
             if self._dialer.stuck_seconds:
                 call.add_done_callback(lambda call: stuck.start())
@@ -254,8 +254,8 @@ class DialedStream(threading.Thread):
             except (Exception, SystemExit, KeyboardInterrupt) as error:
                 if error is call or isinstance(error, Final):
                     raise
-                is_refusal = isinstance(error, env_server.Refusal)
-                failure = str(error) if is_refusal else env_server.last_traceback()
+                is_refusal = isinstance(error, served_group.Refusal)
+                failure = str(error) if is_refusal else served_group.last_traceback()
                 outgoing.put(wire.FromServer(error=failure))
                 outgoing.put(None)
                 ended.wait(END_SECONDS)
@@ -278,7 +278,7 @@ class DialedStream(threading.Thread):
             return next(call, None)  # or raises the reason
         try:
             hello = env_server.read_learner_hello(headers, self._dialer.env_id)
-        except env_server.Refusal as refusal:
+        except served_group.Refusal as refusal:
             raise Final(f"{address}: {refusal}") from refusal
         self._dialer.log_connection(
             f"{address} is served {self._served.num_envs} environments by stream {self._index}, the first with seed "

@@ -1,0 +1,504 @@
+"""Atari games on our own emulator, in the shape of `ale_py.vector_env.AtariVectorEnv`, equal to it where compared."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import hashlib
+import math
+import numbers
+import os
+import tempfile
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from beast.errors import InputError, MissingPackage
+
+try:
+    import libatari
+except ImportError as error:
+    libatari = None
+    WHY_NO_MODULE = f"the extension libatari is not built ({error}): `make libatari` or `pip install .` builds it"
+
+REWARD, LIVES, FRAME_NUMBER, EPISODE_FRAME_NUMBER, ERROR = range(5)  # rows of the numbers that the pool writes
+ERRORS = {1: "an instruction that stops the processor", 2: "a start script that never ends"}
+
+
+class Unsupported(InputError):
+    """What ale-py's vector env has and this one has not."""
+
+
+Action = enum.IntEnum(  # as in ale_py.Action
+    "Action",
+    "NOOP FIRE UP RIGHT LEFT DOWN UPRIGHT UPLEFT DOWNRIGHT DOWNLEFT UPFIRE RIGHTFIRE LEFTFIRE DOWNFIRE UPRIGHTFIRE "
+    "UPLEFTFIRE DOWNRIGHTFIRE DOWNLEFTFIRE",
+    start=0,
+)
+
+
+def why_not(game: str) -> str:
+    """Why this emulator cannot stand in for ale-py in `game` (the name of its ROM); empty if it can."""
+    if libatari is None:
+        return WHY_NO_MODULE
+    if game not in EXACT_GAMES:
+        return f"{game} is not on the list of games that were shown to be exact (beast.envs.emulator.EXACT_GAMES)"
+    try:
+        rom = read_rom(game)
+    except (OSError, MissingPackage) as error:
+        return f"the ROM of {game} cannot be read ({error})"
+    if hashlib.md5(rom, usedforsecurity=False).hexdigest() != known_games()[game]["md5"]:
+        return f"the ROM of {game} is another one than ale-py 0.12.1 brings"
+    return ""
+
+
+@functools.cache
+def known_games() -> dict[str, dict[str, Any]]:
+    """Name of the ROM -> what the emulator knows of the game: its minimal set of actions, rows of its screen, md5 …"""
+    return {game["name"]: game for game in libatari.games()}
+
+
+def read_rom(game: str) -> bytes:
+    """The ROM that ale-py would load. Raises OSError, or MissingPackage without ale-py."""
+    try:
+        from ale_py.roms import get_rom_path
+    except ImportError as error:
+        raise MissingPackage(f"Atari's ROMs come with ale-py ({error}): pip install ale-py") from error
+    path = get_rom_path(game)
+    if path is None:
+        raise FileNotFoundError(f"ale-py has no ROM for {game}")
+    return Path(path).read_bytes()
+
+
+class AtariVectorEnv(VectorEnv):
+    """Atari games stepped together in this process; see `ale_py.vector_env.AtariVectorEnv` for its arguments.
+
+    Observations are uint8 [num_envs, stack_num, img_height, img_width], or [..., 3] in color. Rewards and infos are
+    int32. With `num_threads=1` steps and resets run in the calling thread, but `send` starts one; 0 takes a thread per
+    core. Beyond ale-py's:
+
+    - `observe_into(array)` has steps and resets write their observations there, without a copy;
+    - `clone_state` and `restore_state` take environments back, or to other processes;
+    - `render_mode="rgb_array"` renders in color what the newest image shows.
+
+    Not supported are `continuous` actions, `thread_affinity_offset`, images larger than the screen, a `batch_size` that
+    does not divide `num_envs`, games for two players, `xla()` and the attribute `ale`. A seed of -1 is refused.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}
+
+    def __init__(
+        self, game: str, num_envs: int, *, batch_size: int = 0, num_threads: int = 0, thread_affinity_offset: int = -1,
+        max_num_frames_per_episode: int = 108_000, repeat_action_probability: float = 0.0,
+        full_action_space: bool = False, continuous: bool = False, continuous_action_threshold: float = 0.5,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP, img_height: int = 84, img_width: int = 84,
+        grayscale: bool = True, stack_num: int = 4, frameskip: int = 4, maxpool: bool = True, noop_max: int = 30,
+        episodic_life: bool = False, life_loss_info: bool = False, reward_clipping: bool = True,
+        use_fire_reset: bool = True, render_mode: str | None = None,
+    ):  # fmt: skip
+        """Raises InputError for an invalid argument, MissingPackage where the emulator is not built, OSError
+        where the ROM cannot be read."""
+        if libatari is None:
+            raise MissingPackage(WHY_NO_MODULE)
+        if game not in known_games():
+            known = ", ".join(sorted(known_games()))
+            raise InputError(f"the emulator knows no game {game!r}; its games are {known}")
+        if not known_games()[game]["has_rules"]:
+            raise Unsupported(f"{game} has no rules for one player: it would never end, and reward nothing")
+        minimal_actions, rows = known_games()[game]["actions"], known_games()[game]["height"]
+        limits = {  # argument: value, lowest, highest
+            "num_envs": (num_envs, 1, 2**20),
+            "batch_size": (batch_size, 0, num_envs),
+            "num_threads": (num_threads, 0, 1024),
+            "max_num_frames_per_episode": (max_num_frames_per_episode, 1, 10**9),
+            "repeat_action_probability": (repeat_action_probability, 0, 1),
+            "stack_num": (stack_num, 1, 1024),
+            "frameskip": (frameskip, 1, 10**6),
+            "noop_max": (noop_max, 0, 10**6),
+            "img_height": (img_height, 1, math.inf),
+            "img_width": (img_width, 1, math.inf),
+        }
+        for name, (value, lowest, highest) in limits.items():
+            kind = numbers.Real if name == "repeat_action_probability" else numbers.Integral
+            if isinstance(value, bool) or not isinstance(value, kind):
+                raise InputError(f"{name} is {value!r}: give {'a' if kind is numbers.Real else 'a whole'} number")
+            if not lowest <= value <= highest:
+                raise InputError(f"{name} is {value}: it must lie between {lowest} and {highest}")
+        switches = {
+            "full_action_space": full_action_space, "continuous": continuous, "grayscale": grayscale,
+            "maxpool": maxpool, "episodic_life": episodic_life, "life_loss_info": life_loss_info,
+            "reward_clipping": reward_clipping, "use_fire_reset": use_fire_reset,
+        }  # fmt: skip
+        for name, value in switches.items():
+            if not isinstance(value, (bool, np.bool_)):
+                raise InputError(f"{name} is {value!r}: give True or False")
+        if batch_size and num_envs % batch_size:
+            raise Unsupported(f"batch_size {batch_size} does not divide num_envs {num_envs}: ale-py can do that")
+        if img_height > rows or img_width > 160:
+            raise Unsupported(
+                f"img_height {img_height} and img_width {img_width}: Beast's emulator only scales down, to at most "
+                f"{rows} and 160"
+            )
+        if continuous or thread_affinity_offset != -1:
+            name = "continuous" if continuous else "thread_affinity_offset"
+            raise Unsupported(f"{name} is not supported by Beast's emulator, ale-py has it")
+        if render_mode not in (None, "rgb_array"):
+            raise InputError(f"render_mode is {render_mode!r}: it is None or 'rgb_array'")
+        try:
+            self.autoreset_mode = AutoresetMode(autoreset_mode)
+        except ValueError:
+            self.autoreset_mode = None
+        if self.autoreset_mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+            raise InputError(f"autoreset_mode is {autoreset_mode}: it is AutoresetMode.NEXT_STEP or SAME_STEP")
+
+        self.num_envs, self.batch_size, self.render_mode = num_envs, batch_size or num_envs, render_mode
+        self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}
+        self._actions = [action for action in Action if full_action_space or action in minimal_actions]
+        settings = {
+            "frame_skip": frameskip, "max_pool": maxpool, "stack": stack_num, "height": img_height, "width": img_width,
+            "grayscale": grayscale, "keeps_rgb": render_mode is not None, "noop_max": noop_max,
+            "fire_reset": use_fire_reset, "episodic_life": episodic_life, "life_loss_info": life_loss_info,
+            "clip_rewards": reward_clipping, "same_step": self.autoreset_mode == AutoresetMode.SAME_STEP,
+            "max_frames": max_num_frames_per_episode, "sticky": repeat_action_probability,
+            "actions": [int(action) for action in self._actions],
+        }  # fmt: skip
+        rom = read_rom(game)
+        is_pal = known_games()[game]["is_pal"]  # the emulator knows the luminances of NTSC only
+        needs_palette = is_pal or not grayscale or render_mode is not None
+        palette = read_palette(is_pal) if needs_palette else np.empty(0, np.uint8)
+        threads = min(num_threads or os.cpu_count() or 1, self.batch_size)
+        self._pool = libatari.Pool(rom, game, num_envs, threads, palette, settings)
+
+        shape = (stack_num, img_height, img_width, *(() if grayscale else (3,)))
+        self.single_observation_space = spaces.Box(0, 255, shape, np.uint8)
+        self.single_action_space = spaces.Discrete(len(self._actions))
+        self.action_space = batch_space(self.single_action_space, self.batch_size)
+        self._all_ids = np.arange(num_envs, dtype=np.int32)
+        self._out: np.ndarray | None = None
+        self._finished: deque[_Results] = deque()  # that recv() has not returned yet
+        self._running: _Results | None = None
+        self._received: np.ndarray | None = None  # environments that the next send() is for
+
+    @functools.cached_property
+    def observation_space(self) -> spaces.Space:
+        """Made when it is asked for: it has 112 KB for every environment."""
+        return batch_space(self.single_observation_space, self.batch_size)
+
+    def get_action_set(self) -> list[Action]:
+        """What the action of each index does."""
+        return list(self._actions)
+
+    @property
+    def bytes_per_env(self) -> int:
+        """Memory of one environment beside the observations that it writes."""
+        return self._pool.bytes_per_env
+
+    def observe_into(self, array: np.ndarray | None) -> None:
+        """Have resets and steps write their observations into `array` from now on, and return it.
+
+        It is a writable uint8 array of the observations' shape in which each environment's lie in one piece; None goes
+        back to a new array each time. It is for `reset` without a mask and for `step`. Raises InputError for another
+        array, and where `batch_size` is less than `num_envs`.
+        """
+        if array is not None:
+            if self.batch_size < self.num_envs:
+                raise InputError(
+                    f"observe_into() needs batch_size == num_envs: they are {self.batch_size}, {self.num_envs}"
+                )
+            shape = (self.num_envs, *self.single_observation_space.shape)
+            if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.shape != shape:
+                given = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else repr(array)
+                raise InputError(f"observe_into() was given {given}: give a uint8 array of shape {shape}")
+            if not array.flags.writeable:
+                raise InputError("observe_into() was given an array that is read-only: give a writable one")
+            if not array[0].flags.c_contiguous or (self.num_envs > 1 and array.strides[0] < array[0].nbytes):
+                raise InputError(
+                    f"observe_into() was given an array of strides {array.strides}: give one in which the environments "
+                    "follow each other, each in one piece"
+                )
+        self._out = array
+
+    def reset(
+        self, *, seed: int | Sequence[int] | np.ndarray | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Begin new episodes, in all environments or where `options["reset_mask"]` (bool [num_envs]) says so.
+
+        A number is the first environment's seed, the next has one more, and so on; an array has one for each that is
+        reset. Seeded environments begin as if they were made anew. Without a seed all generators go on; if one of those
+        that are reset never was before, all of them draw their seeds from the system. Raises InputError for an invalid
+        seed or mask, which changes nothing, and RuntimeError where a ROM stops its console.
+        """
+        if options and "reset_mask" in options:
+            return self._reset_some(seed, self._checked_mask(options["reset_mask"]))
+        results = self._new_results(self._all_ids, self._out)
+        seeds = self._checked_seeds(seed, self.num_envs)
+        self._collect()
+        self._finished.clear()
+        self._reset(results, seeds)
+        if self.batch_size < self.num_envs:
+            for begin in range(0, self.num_envs, self.batch_size):
+                self._finished.append(results.part(slice(begin, begin + self.batch_size)))
+            results = self._finished.popleft()
+        self._received = results.ids
+        return results.observations, results.info()
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """Step the environments of the last observations by one action each, an index into `get_action_set()`.
+
+        Raises InputError for actions of a wrong value or shape, RuntimeError where a ROM stops its console.
+        """
+        if self.batch_size < self.num_envs:
+            self.send(actions)
+            return self.recv()
+        ids, actions = self._checked_actions(actions)
+        results = self._new_results(ids, self._out)
+        self._call(self._pool.step, results, actions)
+        return self._returned(results)
+
+    def send(self, actions: np.ndarray) -> None:
+        """Start to step the environments that `reset` or `recv` returned last. Raises InputError as `step` does."""
+        ids, actions = self._checked_actions(actions)
+        self._collect()
+        results = self._new_results(ids, None)
+        self._call(self._pool.start_step, results, actions)
+        self._running, self._received = results, None
+
+    def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """The results of the next `batch_size` environments, in the order in which they were sent. Raises InputError if
+        there are none, RuntimeError where a ROM stops its console."""
+        if not self._finished:
+            self._collect()
+        if not self._finished:
+            raise InputError("recv() without anything under way: call reset() or send() first")
+        results = self._finished.popleft()
+        self._received = results.ids
+        return self._returned(results)
+
+    def render(self) -> np.ndarray | None:
+        """The newest images in color, uint8 [num_envs, rows, 160, 3] with the game's 210 to 250 rows; None without
+        render_mode="rgb_array"."""
+        return self._pool.rgb() if self.render_mode else None
+
+    def ram(self) -> np.ndarray:
+        """The consoles' memory, uint8 [num_envs, 128]."""
+        return self._pool.ram()
+
+    def clone_state(self, ids: Sequence[int] | None = None) -> list[bytes]:
+        """The states of environments (all of them by default), generators and stacks included."""
+        return [self._pool.clone(int(index)) for index in self._checked_ids(ids)]
+
+    def restore_state(
+        self, states: Sequence[bytes], ids: Sequence[int] | None = None
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Take environments (all by default) back to cloned states; returns their observations and infos.
+
+        The states may come from another process whose environments have the same game and settings. Steps under way are
+        dropped. Raises InputError for other and for damaged states, and where `batch_size` is less than `num_envs`,
+        before anything is changed.
+        """
+        if self.batch_size < self.num_envs:
+            raise InputError(
+                f"restore_state() needs batch_size == num_envs: they are {self.batch_size}, {self.num_envs}"
+            )
+        which = self._checked_ids(ids)
+        if len(states) != len(which):
+            raise InputError(f"{len(states)} states for {len(which)} environments: give one for each")
+        try:
+            for state in states:
+                self._pool.check_state(state)
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        self._collect()
+        self._finished.clear()  # of before
+        for index, state in zip(which, states):
+            self._pool.restore(int(index), state)
+        if all(self._pool.was_reset):
+            self._received = self._all_ids
+        return self._observe(which)
+
+    def close_extras(self, **kwargs) -> None:
+        self._pool.wait()
+
+    def _checked_ids(self, ids) -> np.ndarray:
+        if ids is None:
+            return self._all_ids
+        array = np.asarray(ids)
+        if array.size == 0:
+            array = array.astype(np.int32)
+        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+            raise InputError(f"ids are {ids!r}: give a list of environments' numbers")
+        if (array < 0).any() or (array >= self.num_envs).any():
+            raise InputError(f"ids are {ids!r}: give numbers of environments, from 0 to {self.num_envs - 1}")
+        return array.astype(np.int32)
+
+    def _checked_seeds(self, seed, width: int) -> np.ndarray | None:
+        if seed is None:
+            return None
+        seeds = np.asarray(seed)
+        if not np.issubdtype(seeds.dtype, np.integer):
+            raise InputError(f"seed is {seed!r}: give whole numbers from 0 to 2147483647")
+        if seeds.ndim == 0:
+            seeds = np.array([int(seeds) + k for k in range(width)])
+        if seeds.shape != (width,):
+            raise InputError(f"seed has the shape {seeds.shape}: give one number, or {width}, one per environment")
+        if (seeds < 0).any() or (seeds >= 2**31).any():
+            raise InputError(f"the seeds {seeds.min()} to {seeds.max()} are not all from 0 to 2147483647")
+        return seeds.astype(np.int64)
+
+    def _reset(self, results: _Results, seeds: np.ndarray | None) -> None:
+        if seeds is None and np.asarray(self._pool.was_reset)[results.ids].all():
+            self._call(self._pool.reset, results, np.empty(0, np.int64))
+        else:
+            if seeds is None:
+                seeds = np.random.SeedSequence().generate_state(len(results.ids)).astype(np.int64)
+            self._call(self._pool.seeded_reset, results, seeds)
+        self._raise_errors(results)
+
+    def _reset_some(self, seed, mask: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        chosen = self._all_ids[mask]
+        if len(chosen):
+            self._reset(self._new_results(chosen, None), self._checked_seeds(seed, len(chosen)))
+        return self._observe(self._all_ids)
+
+    def _checked_mask(self, mask) -> np.ndarray:
+        if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (self.num_envs,):
+            raise InputError(f"reset_mask is {mask!r}: it is a bool array of shape ({self.num_envs},)")
+        if self.batch_size < self.num_envs or self._received is None:
+            raise InputError("reset_mask needs batch_size == num_envs and a reset of all environments before it")
+        return mask
+
+    def _checked_actions(self, actions) -> tuple[np.ndarray, np.ndarray]:
+        """The environments that are stepped next, and their actions."""
+        if self._received is None:
+            raise InputError("there are no observations to act on: call reset() first, or recv() after send()")
+        actions = np.asarray(actions)
+        if actions.shape != self._received.shape or not np.issubdtype(actions.dtype, np.integer):
+            raise InputError(
+                f"actions are {actions.dtype} of shape {actions.shape}: give integers of shape {self._received.shape}, "
+                "one for each environment"
+            )
+        if (actions < 0).any() or (actions >= len(self._actions)).any():
+            wrong = int(np.flatnonzero((actions < 0) | (actions >= len(self._actions)))[0])
+            raise InputError(
+                f"action {actions[wrong]} of environment {self._received[wrong]} is none of {len(self._actions)}: give "
+                f"an index from 0 to {len(self._actions) - 1} into get_action_set()"
+            )
+        return self._received, actions.astype(np.int64)
+
+    def _new_results(self, ids: np.ndarray, out: np.ndarray | None) -> _Results:
+        shape = (len(ids), *self.single_observation_space.shape)
+        same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
+        return _Results(
+            ids, np.empty(shape, np.uint8) if out is None else out, np.empty(shape, np.uint8) if same_step else None
+        )
+
+    def _call(self, function, results: _Results, actions_or_seeds: np.ndarray) -> None:
+        arrays = results.observations, results.final_observations, results.numbers, results.flags
+        function(results.ids, actions_or_seeds, *arrays)
+
+    def _collect(self) -> None:
+        """Wait for what is under way."""
+        if self._running is not None:
+            self._pool.wait()
+            self._finished.append(self._running)
+            self._running = None
+
+    def _raise_errors(self, results: _Results) -> None:
+        errors = results.numbers[ERROR]
+        if errors.any():
+            k = int(np.flatnonzero(errors)[0])
+            raise RuntimeError(f"environment {results.ids[k]} cannot go on: its ROM has {ERRORS[int(errors[k])]}")
+
+    def _returned(self, results: _Results):
+        self._raise_errors(results)
+        terminated, truncated = results.flags
+        return results.observations, results.numbers[REWARD], terminated, truncated, results.info()
+
+    def _observe(self, ids: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        results = _Results(ids, np.empty((len(ids), *self.single_observation_space.shape), np.uint8), None)
+        self._pool.observe(ids, results.observations, results.numbers)
+        return results.observations, results.info()
+
+
+class _Results:
+    """What a reset or step of environments `ids` [n] writes."""
+
+    def __init__(self, ids, observations, final_observations, numbers=None, flags=None):
+        self.ids, self.observations, self.final_observations = ids, observations, final_observations
+        self.numbers = np.zeros((5, len(ids)), np.int32) if numbers is None else numbers
+        self.flags = np.zeros((2, len(ids)), bool) if flags is None else flags
+
+    def part(self, which: slice) -> _Results:
+        return _Results(self.ids[which], self.observations[which], None, self.numbers[:, which], self.flags[:, which])
+
+    def info(self) -> dict[str, np.ndarray]:
+        info = {
+            "env_id": self.ids.copy(),
+            "lives": self.numbers[LIVES],
+            "frame_number": self.numbers[FRAME_NUMBER],
+            "episode_frame_number": self.numbers[EPISODE_FRAME_NUMBER],
+        }
+        if self.final_observations is not None and self.flags.any():
+            info["final_obs"] = self.final_observations
+        return info
+
+
+@functools.cache
+def read_palette(is_pal: bool = False) -> np.ndarray:
+    """Red, green, blue and gray of each index of ALE's palette, uint8 [256, 4], read off screens that show them all.
+
+    No table of colors is kept here: ale-py is given programs of our own. Raises InputError where a temporary
+    file cannot be written.
+    """
+    import ale_py
+
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    palette = np.zeros((256, 4), np.uint8)
+    # In PAL a frame with an odd number of lines shows the odd indices: colors get lost.
+    for lines_below in (50, 51) if is_pal else (1,):
+        program = bytes.fromhex(
+            "78 D8 A2 FF 9A"  # SEI CLD LDX #FF TXS
+            "A9 02 85 02 85 00 85 02 85 02 85 02"  # a frame: three lines of VSYNC
+            "A9 00 85 00 85 01 A2 00 A0 00"  # VBLANK off, X = Y = 0
+            "86 09 85 02 E8 E8 88 D0 F7"  # 256 times: COLUBK = X, WSYNC, X += 2
+            f"A0 {lines_below:02X} 85 02 88 D0 FB"  # so many times: WSYNC
+            "4C 05 F0"  # JMP to the next frame
+        )
+        rom = program.ljust(4096 - 6, b"\0") + bytes.fromhex("00F0 00F0 00F0")
+        ale = ale_py.ALEInterface()
+        try:
+            with tempfile.TemporaryDirectory() as directory:
+                path = Path(directory, "boxing.bin")  # ale-py goes by the name
+                path.write_bytes(rom)
+                ale.loadROM(path)
+        except OSError as error:
+            raise InputError(f"ale-py's colors are read with a temporary file ({error}): set TMPDIR") from error
+        screen = ale.getScreen()
+        palette[screen, :3] = ale.getScreenRGB()
+        palette[screen, 3] = ale.getScreenGrayscale().reshape(screen.shape)
+    return palette
+
+
+# Equal to ale-py's vector env over 500 random steps in each protocol, which an on-demand test of
+# tests/test_atari_env.py plays. Not among them are tic_tac_toe_3d, video_checkers and video_chess: their frames may end
+# in a later call, and an image then lacks the rows that an earlier step drew.
+EXACT_GAMES = frozenset(
+    """
+    adventure air_raid alien amidar assault asterix asteroids atlantis atlantis2 backgammon bank_heist
+    basic_math battle_zone beam_rider berzerk blackjack bowling boxing breakout carnival casino centipede
+    chopper_command crazy_climber crossbow darkchambers defender demon_attack donkey_kong double_dunk earthworld
+    elevator_action enduro entombed et fishing_derby flag_capture freeway frogger frostbite galaxian gopher
+    gravitar hangman haunted_house hero human_cannonball ice_hockey jamesbond journey_escape kaboom kangaroo
+    keystone_kapers king_kong klax koolaid krull kung_fu_master laser_gates lost_luggage mario_bros miniature_golf
+    montezuma_revenge mr_do ms_pacman name_this_game othello pacman phoenix pitfall pong pooyan
+    private_eye qbert riverraid road_runner robotank seaquest sir_lancelot skiing solaris space_invaders
+    space_war star_gunner superman surround tennis tetris time_pilot trondead turmoil tutankham up_n_down venture
+    video_cube video_pinball wizard_of_wor word_zapper yars_revenge zaxxon
+    """.split()
+)

@@ -1,0 +1,123 @@
+"""How observations and actions of each space lie in a row."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from beast.errors import InputError
+
+
+class EnvSpaces(NamedTuple):
+    """What the rows of an environment look like, and what it is called."""
+
+    observations: dict[str, Space]  # by the name of each part of an observation
+    action: Space
+    final_observations: bool = False  # beside a new episode's first one lies that of a truncated episode (SAME_STEP)
+    env_id: str = ""  # for people to read, where `probe_env` found it
+    frames_per_step: int = 1
+    atari_backend: Literal["auto", "beast", "ale"] = "auto"  # for Atari what `probe_env` found
+
+
+def parts_by_name(space: Space, nest: Any) -> dict[str, Any]:
+    """Name -> part of `nest`, which is nested as the observation space is: an observation or a batch of them.
+
+    The name is `obs`, or a Dict's own, or the index in a Tuple (nested ones joined by '.'). Raises InputError if two
+    parts get one name.
+    """
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return {"obs": nest}
+    parts: dict[str, Any] = {}
+    for key, inner in space.items() if isinstance(space, spaces.Dict) else enumerate(space):
+        for name, part in parts_by_name(inner, nest[key]).items():
+            name = f"{key}.{name}" if isinstance(inner, (spaces.Dict, spaces.Tuple)) else str(key)
+            if name in parts:
+                raise InputError(f"two parts of the observation space are called {name!r}: rename one")
+            parts[name] = part
+    return parts
+
+
+def spaces_by_name(space: Space) -> dict[str, Space]:
+    """Name -> space of each part of an observation."""
+    return parts_by_name(space, space)
+
+
+def observation_field(space: Space) -> tuple[tuple[int, ...], str]:
+    """(shape, dtype) of one part of an observation as it is stored; InputError if it is not supported."""
+    if isinstance(space, spaces.Discrete):
+        return (), "int64"
+    if isinstance(space, (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)):
+        return tuple(space.shape), str(space.dtype)
+    remedy = "wrap the environment so that its observations are one of them"
+    if isinstance(space, spaces.Text):
+        remedy = "beast.envs.texts.leave_out_texts wraps an environment so that the texts of a Dict are left out"
+    raise InputError(
+        f"observation space {space} is not supported; supported are Box, Discrete, MultiDiscrete, MultiBinary and "
+        f"a Dict or Tuple of these: {remedy}"
+    )
+
+
+def action_shape_dtype(space: Space) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of one action in the rollout; InputError for a space that is not supported."""
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return (math.prod(space.shape),), "float32"
+    sizes = category_sizes(space)
+    return (() if isinstance(space, spaces.Discrete) else (len(sizes),)), "int64"
+
+
+def channels_first(shape: tuple[int, ...]) -> bool:
+    """Whether an image of this shape is [C, H, W] rather than [H, W, C]. Height and width are the two neighboring sizes
+    that are more alike: [7, 7, 20] and [20, 7, 7] both have 20 channels."""
+    first, second, third = shape
+    return max(second, third) * min(first, second) < max(first, second) * min(second, third)
+
+
+def category_sizes(space: Space) -> list[int]:
+    """Number of choices of each categorical part, nested spaces in order."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.flatten().tolist()
+    if isinstance(space, spaces.Tuple) and len(space) > 0:
+        return [size for part in space for size in category_sizes(part)]
+    raise InputError(
+        f"action space {space} is not supported; supported are Discrete, MultiDiscrete, a Tuple of these, and a Box of "
+        "floats: wrap the environment so that its actions are one of them"
+    )
+
+
+def policy_width(space: Space) -> int:
+    """Length of the flat parameter vector; InputError for a space that is not supported."""
+    return 2 * action_shape_dtype(space)[0][0] if isinstance(space, spaces.Box) else sum(category_sizes(space))
+
+
+def env_actions(space: Space, actions: np.ndarray):
+    """Actions [K, *action_shape] as a rollout stores them, in the form that a vector env of this action space takes.
+
+    Adds a space's `start`, nests the parts of a Tuple, and takes [-1, 1] to the bounds of a Box that is bounded on
+    both sides (clipped to them; a number without two bounds is only clipped). Raises ValueError for a category that the
+    space does not have: ale-py would hang on it.
+    """
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        sizes = space.n if isinstance(space, spaces.Discrete) else space.nvec
+        actions = actions.reshape(-1, *np.shape(sizes))
+        if (actions < 0).any() or (actions >= sizes).any():
+            raise ValueError(f"actions {actions.tolist()} are not all in {space} (counted from 0)")
+        return (actions + space.start).astype(space.dtype)
+    if isinstance(space, spaces.Tuple):
+        parts, first = [], 0
+        for part in space:
+            width = len(category_sizes(part))
+            columns = actions[:, first] if isinstance(part, spaces.Discrete) else actions[:, first : first + width]
+            parts.append(env_actions(part, columns))
+            first += width
+        return tuple(parts)
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    actions = actions.reshape(-1, *space.shape).astype(np.float64)
+    bounded = np.isfinite(low) & np.isfinite(high)
+    with np.errstate(invalid="ignore"):  # inf - inf where a number has no bounds
+        scaled = np.where(bounded, low + (actions + 1) / 2 * (high - low), actions)
+    return np.clip(scaled, low, high).astype(space.dtype)

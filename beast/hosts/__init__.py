@@ -1,0 +1,1 @@
+"""What runs on a host of environments. Nothing in here imports torch."""

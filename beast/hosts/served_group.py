@@ -1,0 +1,177 @@
+"""A group of environments as an env server serves it: its hello, its rows as they lie on the wire, its end."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import numpy as np
+
+from beast.envs.groups import EnvGroup
+from beast.envs.rows import ENV_FIELDS, nest_observations
+from beast.errors import InputError
+from beast.hosts import wire
+
+CLOSING_SECONDS = 240.0  # for environments to close, before they count as hanging
+MAX_ACTION_BYTES = 2**20  # of one message, where it is not known what the actions are
+MAX_ERROR = 60_000  # bytes of a traceback that a learner gets: it takes 64 KB more than a row
+
+
+class Refusal(Exception):
+    """A stream that does not fit. It ends with this gRPC status; the learner and the log get the message."""
+
+    def __init__(self, message: str, code: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT):
+        super().__init__(wire.readable(message))
+        self.code = code
+
+
+class VectorEnvGroup(EnvGroup):
+    """A gymnasium vector env in the form that `EnvServer` serves: an EnvGroup that describes itself.
+
+    Such a group has `reset(seed, row)`, `step(actions, row)` and `close()` of an EnvGroup, and
+    - `num_envs`: environments of a stream, as the hello says; by default `env`'s own number
+    - `observation_fields`: name -> (shape, dtype) of one environment
+    - `structure`: a nest of these names
+    - `action`: (shape, dtype) of one environment's action, or None where any will do, nests of arrays too
+    - `observation_space`, `action_space`: as JSON, or ""
+
+    An observation `name` is the field `obs/<name>`. Under SAME_STEP autoreset the final observation has the field
+    `final_obs/<name>` and this same name in `structure`. Errors are those of EnvGroup.
+    """
+
+    def __init__(self, env, num_envs: int | None = None):
+        super().__init__(env)
+        self.num_envs = num_envs or env.num_envs
+        # `obs/` and `final_obs/` set an observation apart from `reward`, …
+        self.observation_fields = {name: field for name, field in self.fields.items() if "obs/" in name}
+        self.structure = {name.removeprefix("obs/"): name for name in self.observation_fields}
+        self.action = self.fields["action"]
+        self.observation_space = wire.space_to_json(env.single_observation_space)
+        self.action_space = wire.space_to_json(env.single_action_space)
+
+
+class Row:
+    """One row as it lies on the wire: its fields side by side in the memory of its message, with a view of each."""
+
+    def __init__(self, fields: dict[str, tuple[tuple[int, ...], str]], num_envs: int):
+        """`fields` maps names to (shape, dtype) of one environment. `views` maps them to arrays [num_envs, *shape];
+        `obs/<name>` is `views["obs"][name]`."""
+        layout = np.dtype([(name, wire.little_endian(d), (num_envs, *shape)) for name, (shape, d) in fields.items()])
+        # gRPC takes `bytes` and nothing else, and copies them before it asks for the next message. Environments write
+        # into the memory of the very object that it gets, which nobody else has, so that its copy is the only one.
+        self._message = wire.FromServer(row=bytes(layout.itemsize)).SerializeToString()
+        size = len(self._message)
+        memory: Any = (ctypes.c_ubyte * size).from_address(np.frombuffer(self._message, np.uint8).ctypes.data)
+        memory.owner = self._message  # which the views keep alive, also after this row
+        record = np.ndarray((), layout, memory, size - layout.itemsize)
+        self.views = nest_observations({name: record[name] for name in fields})
+
+    def SerializeToString(self) -> bytes:
+        """The message FromServer(row=…), as protobuf would serialize it. The next row overwrites it in place."""
+        return self._message
+
+
+class ServedGroup:
+    """A group of environments (see `VectorEnvGroup`) with what is said of it: `hello` and, time after time, `row`."""
+
+    def __init__(self, group, env_id: str):
+        """Raises InputError where its spaces cannot be sent."""
+        self._group, self.num_envs = group, group.num_envs
+        self.hello = describe(group, env_id)
+        self.row = Row(_fields(group), group.num_envs)
+
+    def reset(self, seed: int) -> None:
+        """Begin new episodes, with the seed of a learner's hello."""
+        self._group.reset(seed % (2**31 - self.num_envs), self.row.views)
+
+    def step(self, actions) -> None:
+        """Step with an Array message. Raises Refusal where the actions are not what the hello said."""
+        self._group.step(_checked_actions(actions, self._group), self.row.views)
+
+
+def describe(group, env_id: str):
+    """The hello of a group's stream, a FromServer. Raises InputError where its spaces cannot be sent."""
+    fields, (shape, dtype) = _fields(group), group.action or ((), "")
+    hello = wire.ServerHello(
+        protocol=wire.PROTOCOL,
+        env=env_id,
+        num_envs=group.num_envs,
+        fields=[wire.Field(name=name, shape=shape, dtype=dtype) for name, (shape, dtype) in fields.items()],
+        observation=wire.structure_message(group.structure, {name: index for index, name in enumerate(fields)}),
+        action=wire.Field(name="action", shape=shape, dtype=dtype),
+        observation_space=group.observation_space,
+        action_space=group.action_space,
+    )
+    if hello.ByteSize() > wire.MAX_HELLO_BYTES - 1000:
+        raise InputError(
+            f"the description of the spaces has {hello.ByteSize()} bytes, learners take {wire.MAX_HELLO_BYTES}: "
+            "give a Box one bound for all of its numbers"
+        )
+    return wire.FromServer(hello=hello)
+
+
+def max_action_bytes(group) -> int:
+    """Of one message of a learner, for gRPC to refuse what is longer."""
+    if not group.action:
+        return MAX_ACTION_BYTES
+    shape, dtype = group.action
+    return group.num_envs * math.prod(shape) * np.dtype(dtype).itemsize + 2**16
+
+
+def _fields(group) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Name -> (shape, dtype) of each field of a row."""
+    return {**group.observation_fields, **{name: ((), dtype) for name, dtype in ENV_FIELDS.items()}}
+
+
+def _checked_actions(actions, group):
+    """The actions [K, *shape] of a message, once they are what the hello said; else Refusal. Where any action will do,
+    they may be a nest of such arrays."""
+    is_nest = actions.HasField("structure")
+    for array in actions.parts if is_nest else (actions,):
+        shape, dtype = group.action or (array.shape[1:], array.dtype)
+        sent, expected = f"{array.dtype} {list(array.shape)}", f"{dtype} {[group.num_envs, *shape]}"
+        if sent != expected:
+            raise Refusal(f"the learner sent actions {sent}, the env server takes {expected}")
+    if is_nest and group.action:
+        raise Refusal(f"the learner sent a nest of {len(actions.parts)} actions, the env server takes one array")
+    try:
+        return wire.nest_from_message(actions)
+    except ValueError as error:
+        raise Refusal(f"the learner's actions are malformed: {error}") from error
+
+
+def close_group(group, whose: str, log: Callable[[str], None], ends_when_stuck: bool = False) -> None:
+    """Close environments, and log if they raise. End this process, if it shall, where that takes too long."""
+    stuck = threading.Timer(CLOSING_SECONDS, end_stuck, [whose, log])
+    stuck.daemon = True
+    if ends_when_stuck:
+        stuck.start()
+    try:
+        group.close()
+    except (Exception, SystemExit, KeyboardInterrupt):
+        log(f"the environments of {whose} did not close\n{traceback.format_exc()}")
+    finally:
+        stuck.cancel()
+    log(f"closed the environments of {whose}")
+
+
+def last_traceback() -> str:
+    """The end of the traceback of the exception that is handled, as a learner takes it: MAX_ERROR bytes at most, and
+    lone surrogates, which UTF-8 has not, are escaped."""
+    text = traceback.format_exc().strip().encode("utf-8", "backslashreplace")
+    return text[-MAX_ERROR:].decode("utf-8", "ignore")
+
+
+def end_stuck(peer: str, log: Callable[[str], None]) -> None:
+    """End this process, as nothing else ends a thread that hangs in an environment."""
+    log(f"{peer} has left and its environment hangs: this env server ends; with --keep it starts again")
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)  # with what the environment started
+    os._exit(1)
