@@ -190,7 +190,7 @@ class Written:
 def test_inference_acts_with_the_other_weights_while_a_gpu_writes_the_newest(monkeypatch):
     monkeypatch.setattr(published, "Fence", Written)
     net = new_net(small_flags())
-    both = learner_module.PublishedWeights(net, 0)
+    both = published.PublishedWeights(net, 0)
     for fence in both._read:
         fence.set = lambda: None
     both.publish(net, 1)
