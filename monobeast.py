@@ -13,7 +13,7 @@ trains this same agent on env servers. docs/rollout.md explains every field of a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import gymnasium
@@ -22,7 +22,8 @@ from gymnasium import spaces
 from beast import envs
 from beast.feeds.actor import run_if_actor
 from beast.run import command_line
-from beast.run.flags import RUN_LIMITS, RunFlags
+from beast.run.flags import ActorFlags, RunFlags
+from monobeast_presets import ABOUT, PRESETS
 
 
 @dataclass
@@ -33,15 +34,15 @@ class AgentFlags(RunFlags):
     group_width: int = 16
     """Environments in a group, which share one forward pass. Wider: less CPU time a step, more policy lag."""
     batch_width: int = 4
-    """Environments in one update: a divisor of --group_width (several updates a rollout), or a multiple."""
+    """Columns of a batch (B), one for each environment in it. It must divide --group_width, or be a multiple of it."""
     unroll_length: int = 20
     """Steps of one rollout (T), after which the value of the last observation stands in for later rewards."""
     epochs: int = 1
     """Passes over a batch, each with V-trace's targets of the net as it is then; together they are one update."""
     minibatches: int = 1
-    """Parts of a batch, each some of its columns, dealt anew in every epoch. Each is a step of the optimizer."""
+    """Random groups of a batch's columns, drawn again in every epoch; one optimizer step each."""
     max_policy_lag: int = 0
-    """Updates after which a rollout's oldest action is too old to learn from: it is dropped and counted. 0: never."""
+    """Drop and count a rollout whose oldest action is more updates old than this. 0: never."""
 
     # The agent.
     net: Literal["shallow", "deep", "mlp"] = "shallow"
@@ -57,11 +58,9 @@ class AgentFlags(RunFlags):
     core_size: int = 256
     """Units of the recurrent core."""
     center_images: bool = True
-    """Subtract each pixel's running mean and scale by its deviation, so that a static background says nothing and a
-    ball much."""
+    """Normalize each pixel by its running mean and deviation: the ball counts, the static background does not."""
     normalize_observations: bool = True
     """Normalize vectors of floats by running statistics, and clip them to ±10. Checkpoints have the statistics."""
-
     initial_std: float = 1.0
     """Standard deviation of continuous actions at the start, where the bounds of an action are -1 and 1."""
 
@@ -77,23 +76,19 @@ class AgentFlags(RunFlags):
     ppo_clip: float = 0.2
     """Clip the policy ratio to [1/(1+x), 1+x] as in APPO; 0 takes the V-trace policy gradient instead."""
     normalize_advantages: bool = True
-    """Shift and scale the advantages of an update to mean 0 and deviation 1: the policy's step no longer depends on
-    the reward's scale."""
+    """Shift and scale the advantages of an update to mean 0 and deviation 1, whatever the rewards' scale."""
     reward_scale: float = 1.0
     """Multiplies rewards in the learner, before the clip; logged returns stay as they are."""
     reward_clip: float | Literal["auto"] = "auto"
-    """Clip rewards to [-x, x] in the learner; 0 means no clip, auto clips to [-1, 1] for Atari ids only. Logged returns
-    are never clipped."""
+    """Clip rewards to [-x, x] in the learner, not in the log; 0: no clip; auto: [-1, 1] for Atari ids only."""
     normalize_returns: Literal["auto", "on", "off"] = "auto"
-    """Learn values in units of the returns' running deviation, by a ValueHead (PopArt); auto does unless rewards are
-    clipped."""
+    """Learn values in units of the returns' running deviation (PopArt); auto: unless rewards are clipped."""
     baseline_cost: float = 0.5
     """Weight of the value loss."""
     entropy_cost: float = 0.01
     """Weight of the entropy bonus: more keeps the policy random for longer."""
     reduction: Literal["sum", "mean"] = "mean"
-    """Whether a loss is the sum or the mean over the steps of an update. With the sum, learning rate and clip depend on
-    the batch."""
+    """Sum or mean of the loss over an update's steps. With the sum, learning rate and clip depend on the batch."""
 
     # The optimizer.
     optimizer: Literal["adam", "rmsprop"] = "adam"
@@ -111,29 +106,15 @@ class AgentFlags(RunFlags):
 
 
 @dataclass
-class Flags(AgentFlags):
+class Flags(ActorFlags, AgentFlags):  # polybeast.py combines AgentFlags with those of env servers
     """IMPALA with V-trace on one machine. A *step* is one decision of the agent; in Atari it lasts 4 frames."""
 
-    # Actors.
     mode: Literal["train", "test", "tune"] = "train"  # type: ignore[assignment]  # only this agent tunes
     """train, play whole games with a run's checkpoint (test), or measure this environment, model and machine for about
     40 seconds and print the fastest setting of actors, widths, threads and precision (tune), and with --compile whether
     that is faster."""
     auto: bool = False
-    """Measure first, as --mode tune does, and train with --num_actors, --group_width, --num_slots, --learner_threads
-    and --amp as found, and without --compile where that was slower. A run that is resumed keeps those it began with."""
-    num_actors: int = 1
-    """Actor processes, each with two groups of environments: one steps while the other waits for its actions."""
-    num_slots: int = 0
-    """Rollouts in shared memory: more keep the learner busy, and add policy lag. 0 chooses one more than there are
-    groups, or enough for a batch."""
-    actor_niceness: int = 5
-    """Unix niceness added to actors (0 to 19), so that they yield to the learner where cores are short. Linux with
-    autogroups (kernel.sched_autogroup_enabled) ignores it between the actors and the learner."""
-    pin_actors: bool = False
-    """Bind each actor to a core in turn."""
-    deterministic: bool = False
-    """Run everything in lock-step in one process: slow, but two runs with one seed are equal to the bit on a CPU."""
+    """Measure first, as --mode tune does, and train with the setting found. A resumed run keeps what it began with."""
 
 
 # FORK HERE: your environment. Any gymnasium environment will do, for example
@@ -146,50 +127,72 @@ def create_env(flags: Flags, num_envs: int, **overrides) -> gymnasium.vector.Vec
     return envs.make(flags.env, num_envs, **envs.options(flags) | overrides)
 
 
-run_if_actor(Flags, create_env)  # an actor process reads this file down to here, and never imports torch
+# An actor process never returns from this call: it steps environments until the run ends, without importing torch.
+run_if_actor(Flags, create_env)
 if __name__ == "__main__":
-    command_line.print_help_if_asked(Flags, __doc__)  # nor does --help
+    command_line.print_help_if_asked(Flags, __doc__, PRESETS, ABOUT)  # without torch, too
 
 import copy
 import math
-import os
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from beast.device import choose_device, pin_memory
-from beast.envs.probe import probe_env
-from beast.envs.rows import rollout_fields
+from beast.device import choose_device
 from beast.envs.spaces import EnvSpaces, category_sizes, channels_first, policy_width
 from beast.errors import InputError, exit_with_message
-from beast.feeds.actors import ActorProcesses, LocalActors
+from beast.feeds.actors import GROUPS_PER_ACTOR
 from beast.feeds.feed import Feed
-from beast.feeds.memory import RolloutMemory
-from beast.feeds.shared_memory import SharedMemoryFeed
-from beast.feeds.slots import even_policy_lag
 from beast.learn import vtrace
-from beast.learn.distributions import distribution, encode_action
-from beast.learn.learner import Learner, step_unless
+from beast.learn.distributions import distribution, to_features
+from beast.learn.learner import Learner, Outcome, step_unless
 from beast.learn.nests import map_tensors, minibatches
-from beast.learn.published import PublishedWeights
+from beast.learn.normalization import Normalize, ReturnMoments, ValueHead, value_head
+from beast.learn.published import PublishedWeights, start_weights
 from beast.learn.recurrent import Core
-from beast.run import checkpoint, evaluation, tuning
-from beast.run.flags import FREE_ON_RESUME, check_env_flags, check_limits, check_slots, describe_updates, run_name
-from beast.run.hardware import keep_freed_memory
-from beast.run.training import Result, Training
-
-F = TypeVar("F", bound=AgentFlags)
-GROUPS_PER_ACTOR = 2  # double buffering: one group steps while the other's actions are chosen
+from beast.run import evaluation, tuning
+from beast.run.flags import FREE_ON_RESUME, RUN_LIMITS, check_env_flags, check_limits, check_slots, run_name
+from beast.run.training import Result, Training, prepare, shared_memory_feed
 
 
 def orthogonal(layer: nn.Module, gain: float) -> nn.Module:
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+class VectorEncoder(nn.Module):
+    """Features [T, B, size] of vectors, categories and small arrays [T, B, *shape], by an MLP."""
+
+    def __init__(self, space: gymnasium.Space, flags: AgentFlags):
+        super().__init__()
+        self.size = flags.hidden_size // 4
+        self.categories = None
+        if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+            self.categories = spaces.MultiDiscrete(category_sizes(space))
+            self.register_buffer("start", torch.as_tensor(space.start), persistent=False)
+        inputs = spaces.flatdim(space) if self.categories else math.prod(space.shape)
+        first, second = (orthogonal(nn.Linear(width, self.size), math.sqrt(2)) for width in (inputs, self.size))
+        self.head = nn.Sequential(first, nn.Tanh(), second, nn.Tanh())
+        self.unit = 1 / 255 if space.dtype == np.uint8 and not self.categories else 1.0
+        is_normalized = flags.normalize_observations and np.issubdtype(space.dtype, np.floating)
+        self.center = Normalize((inputs,), self.unit) if is_normalized else None
+
+    def inputs(self, x):  # [T, B, inputs]
+        if self.categories:
+            return to_features(self.categories, (x - self.start).reshape(*x.shape[:2], -1))
+        return x.reshape(*x.shape[:2], -1).float()
+
+    def observe(self, x):
+        if self.center:
+            self.center.observe(self.inputs(x).flatten(0, 1))
+
+    def forward(self, x):
+        x = self.inputs(x)
+        return self.head(self.center(x) if self.center else x * self.unit)
 
 
 class ResidualBlock(nn.Module):
@@ -206,78 +209,18 @@ class ResidualBlock(nn.Module):
         return x + self.layers(x)
 
 
-class Normalize(nn.Module):
-    """Images [T, B, C, H, W], or vectors [T, B, size] clipped to ±10, in units of each number's own deviation.
-
-    In training mode the last row of images, or all of vectors, then enter the running statistics (Chan et al. 1979).
-
-    Most of a Pong image never changes, and after a convolution the ball is a few percent of a large constant. Without
-    the constant the value loss was a quarter to a half at step 100,000 (benchmarks/results/pong-search.csv).
-    """
-
-    def __init__(self, shape: tuple[int, ...], unit: float):
-        super().__init__()
-        self.unit, self.is_image = unit, len(shape) == 3
-        # Added to a deviation: noise of rare pixels stays small. The numbers of a grid are few and mean something.
-        self.floor = (0.2 if min(shape[1:]) >= 36 else 0.01) if self.is_image else 1e-4
-        for name in ("count", "mean", "variance"):
-            self.register_buffer(name, torch.zeros(() if name == "count" else shape))
-        self.register_buffer("scale", torch.full(shape, unit))
-        self.register_buffer("offset", torch.zeros(shape))
-
-    def forward(self, x):
-        output = torch.addcmul(self.offset.to(x.dtype), x, self.scale.to(x.dtype))
-        if self.training and torch.is_grad_enabled():
-            self.observe(x[-1] if self.is_image else x.flatten(0, 1))
-        # An Inf is not clipped, so that its update is bad.
-        return output if self.is_image else output.clamp(-10, 10).where(x.isfinite(), output)
-
-    @torch.no_grad()
-    def observe(self, x: torch.Tensor) -> None:
-        """Take images [B, C, H, W] or vectors [N, size] into the running mean and variance."""
-        x = (x.float() * self.unit).where(x.abs() < 1e15, self.mean)  # NaN, Inf and what has no square in float32
-        share = len(x) / (self.count + len(x))
-        mean = x.mean(0)
-        variance = (x - mean).square().mean(0)
-        difference = mean - self.mean
-        self.mean += difference * share
-        self.variance += (variance - self.variance + difference.square() * (1 - share)) * share
-        self.count += len(x)
-        rounding = 1e-5 * self.mean.abs()  # a constant of 10,000 is one in float32, too
-        self.scale.copy_(self.unit / (self.variance.sqrt() + self.floor + rounding))
-        self.offset.copy_(-self.mean * self.scale / self.unit)
-
-
-class Encoder(nn.Module):
-    """Features [T, B, size] of one part of the observations [T, B, *shape]: images by convolutions, else by an MLP."""
+class ImageEncoder(nn.Module):
+    """Features [T, B, size] of images [T, B, *shape], by convolutions; with `amp` in bfloat16."""
 
     def __init__(self, space: gymnasium.Space, flags: AgentFlags, amp: bool):
         super().__init__()
-        self.amp, gain, shape = amp, math.sqrt(2), space.shape
-        self.categories: spaces.MultiDiscrete | None = None
-        if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-            self.categories = spaces.MultiDiscrete(category_sizes(space))
-            self.register_buffer("start", torch.as_tensor(space.start), persistent=False)
-        self.unit = 1 / 255 if space.dtype == np.uint8 and self.categories is None else 1.0
-        self.is_image = len(shape) == 3 and flags.net != "mlp" and self.categories is None
-        self.center: Normalize | None = None
-        if not self.is_image:
-            width = flags.hidden_size // 4
-            inputs = spaces.flatdim(space) if self.categories is not None else math.prod(shape)
-            layers = [orthogonal(nn.Linear(size, width), gain) for size in (inputs, width)]
-            self.head, self.size = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh()), width
-            if flags.normalize_observations and np.issubdtype(space.dtype, np.floating):
-                self.center = Normalize((inputs,), self.unit)
-            return
-        self.channels_first = channels_first(shape)
-        self.memory_format = torch.channels_last if flags.channels_last else torch.contiguous_format
-        shape = shape if self.channels_first else (shape[2], shape[0], shape[1])
-        channels = shape[0]
-        if flags.center_images and space.dtype == np.uint8:
-            self.center = Normalize(shape, self.unit)
+        self.amp, self.size, gain = amp, flags.hidden_size, math.sqrt(2)
+        self.channels_first = channels_first(space.shape)
+        channels, *_ = shape = space.shape if self.channels_first else (space.shape[2], *space.shape[:2])
+        is_small = min(shape[1:]) < 36  # MinAtar and other grids
         if flags.net == "shallow" and min(shape[1:]) < 3:
             raise InputError(f"an image of {list(space.shape)}: a convolution needs 3 pixels a side; give --net mlp")
-        if flags.net == "shallow" and min(shape[1:]) < 36:  # MinAtar and other grids
+        if flags.net == "shallow" and is_small:
             layers = [orthogonal(nn.Conv2d(channels, 16, 3), gain), nn.ReLU()]
         elif flags.net == "shallow":  # Mnih et al. 2015
             convolutions = [nn.Conv2d(channels, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3)]
@@ -291,86 +234,41 @@ class Encoder(nn.Module):
             layers.append(nn.ReLU())
         self.convolutions = nn.Sequential(*layers)
         flat = self.convolutions(torch.zeros(1, *shape)).numel()
-        self.head = nn.Sequential(orthogonal(nn.Linear(flat, flags.hidden_size), gain), nn.ReLU())
-        self.size = flags.hidden_size
+        self.head = nn.Sequential(orthogonal(nn.Linear(flat, self.size), gain), nn.ReLU())
+        self.unit = 1 / 255 if space.dtype == np.uint8 else 1.0
+        self.center = Normalize(shape, self.unit) if flags.center_images and space.dtype == np.uint8 else None
+        self.memory_format = torch.channels_last if flags.channels_last else torch.contiguous_format
         self.to(memory_format=self.memory_format)
 
-    def _load_from_state_dict(self, state_dict: dict, prefix: str, *arguments):
-        """Weights that were trained without statistics stay without; statistics of another shape begin anew."""
-        if self.center and f"{prefix}center.mean" not in state_dict:
-            if state_dict.pop(f"{prefix}center.count", None) is None and f"{prefix}head.0.weight" in state_dict:
-                self.center = None
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
+    def cast_weights(self):
+        """For a copy that only acts (`acting_copy`): cast once what every pass would cast."""
+        if self.amp:
+            self.convolutions.bfloat16()
+            self.head.bfloat16()
+
+    def inputs(self, x):  # [T, B, C, H, W]
+        return x if self.channels_first else x.permute(0, 1, 4, 2, 3)
+
+    def observe(self, x):
+        if self.center:
+            self.center.observe(self.inputs(x[-1:])[0])  # one image of each environment says enough
 
     def forward(self, x):
-        if self.categories is not None:
-            return self.head(encode_action(self.categories, (x - self.start).reshape(*x.shape[:2], -1)))
-        if not self.is_image:
-            x = x.reshape(*x.shape[:2], -1).float()
-            return self.head(self.center(x) if self.center else x * self.unit)
         rows = x.shape[:2]
-        x = (x if self.channels_first else x.permute(0, 1, 4, 2, 3)).to(torch.bfloat16 if self.amp else torch.float32)
-        x = self.center(x) if self.center else x * self.unit  # a uint8 is exact in both
-        x = x.flatten(0, 1)
-        x = x.contiguous(memory_format=self.memory_format)  # last: converting in the same step took half as long again
+        x = self.inputs(x).to(torch.bfloat16 if self.amp else torch.float32)  # a uint8 is exact in both
+        x = self.center(x) if self.center else x * self.unit
+        # After the centering: one step for both took 1.5 times as long (benchmarks/LEDGER.md).
+        x = x.flatten(0, 1).contiguous(memory_format=self.memory_format)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.amp):
             x = self.convolutions(x).permute(0, 2, 3, 1)  # channels last, as it lies: flattening copies nothing
             x = self.head(x.flatten(1))
         return x.float().unflatten(0, rows)
 
 
-class ValueHead(nn.Linear):
-    """Values [T, B, 1] of features [T, B, size], learned in units of the returns' deviation: PopArt (arXiv 1602.07714).
-
-    `observe` follows mean and deviation of the returns. It changes weight and bias with them, so that no value changes.
-    """
-
-    RATE = 1e-3  # share of an update in the running statistics
-    LEAST_DEVIATION = 1e-2
-
-    def __init__(self, size: int):
-        super().__init__(size, 1)
-        for name, start in (("mean", 0.0), ("variance", 1.0), ("deviation", 1.0)):
-            self.register_buffer(name, torch.tensor(start))
-
-    def _load_from_state_dict(self, state_dict: dict, prefix: str, *arguments):
-        for name, buffer in self.named_buffers():  # a checkpoint of before this class has none
-            state_dict.setdefault(prefix + name, buffer)
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
-
-    def forward(self, x):
-        return super().forward(x) * self.deviation + self.mean
-
-    @torch.no_grad()
-    def observe(self, mean: torch.Tensor, deviation: torch.Tensor, is_bad: torch.Tensor) -> None:
-        """Take mean and deviation of an update's returns into the running ones, unless the update is bad."""
-        rate = torch.where(is_bad, 0, self.RATE)
-        mean, deviation = (torch.where(is_bad, 0, x) for x in (mean, deviation))  # NaN times a rate of 0 is NaN
-        old_mean, old_deviation = self.mean.clone(), self.deviation.clone()
-        difference = mean - self.mean
-        self.mean += rate * difference
-        variance = deviation.square() + difference.square() * (1 - rate)
-        self.variance += rate * (variance - self.variance)
-        self.deviation.copy_(self.variance.sqrt().clamp(min=self.LEAST_DEVIATION))
-        self.weight *= old_deviation / self.deviation
-        self.bias.copy_((self.bias * old_deviation + old_mean - self.mean) / self.deviation)
-
-
-def acting_copy(net: nn.Module) -> nn.Module:
-    """A copy of a net to act with. Weights that every pass would cast to bf16 are cast once, when they are copied."""
-    net = copy.deepcopy(net).eval().requires_grad_(False)
-    for module in net.modules():
-        if isinstance(module, Encoder) and module.is_image and module.amp:
-            module.convolutions.bfloat16()
-            module.head.bfloat16()
-        elif isinstance(module, Core) and module.kind == "lstm" and module.amp:
-            for weight in (module.weight_ih_l0, module.weight_hh_l0):
-                weight.data = weight.data.bfloat16()
-    return net
-
-
-def value_head(net: nn.Module) -> ValueHead | None:
-    return next((module for module in net.modules() if isinstance(module, ValueHead)), None)
+def make_encoder(space: gymnasium.Space, flags: AgentFlags, amp: bool) -> VectorEncoder | ImageEncoder:
+    """The encoder of one part of the observations."""
+    is_image = len(space.shape) == 3 and not isinstance(space, spaces.MultiDiscrete) and flags.net != "mlp"
+    return ImageEncoder(space, flags, amp) if is_image else VectorEncoder(space, flags)
 
 
 # FORK HERE: your model. Observations arrive as they are stored (uint8 images included), time-major.
@@ -380,17 +278,17 @@ class Net(nn.Module):
     `forward(inputs, core_state)` takes `inputs["obs"][name]` [T, B, *shape], `inputs["done"]` [T, B], the last action
     `inputs["action"]` [T, B, …] and its reward `inputs["reward"]` [T, B] (unclipped), and the core's state before row
     0, a tuple of [1, B, core_size] (empty without a core). It returns the policy's parameters [T, B, policy_width] and
-    the values [T, B], both float32, and the core's state after row T-1.
+    the values [T, B], both float32, and the core's state after row T-1. It changes nothing: `observe` does.
     """
 
     def __init__(self, observation_spaces: dict, action_space: gymnasium.Space, flags: AgentFlags, amp: bool = False):
         super().__init__()
         self.action_space, self.flags = action_space, flags
         self.names = list(observation_spaces)
-        self.encoders = nn.ModuleList([Encoder(space, flags, amp) for space in observation_spaces.values()])
+        self.encoders = nn.ModuleList([make_encoder(space, flags, amp) for space in observation_spaces.values()])
         self.value_encoders = copy.deepcopy(self.encoders) if flags.value_net == "separate" else nn.ModuleList()
-        size = sum(encoder.size for encoder in self.encoders) + 1 + spaces.flatdim(action_space)
-        self.join: nn.Module = nn.Identity()
+        size = sum(encoder.size for encoder in self.encoders) + 1 + spaces.flatdim(action_space)  # 1: the last reward
+        self.join: nn.Module = nn.Identity()  # of a single part
         if len(self.encoders) > 1:  # what one part means may depend on another
             self.join = nn.Sequential(orthogonal(nn.Linear(size, flags.hidden_size), math.sqrt(2)), nn.ReLU())
             size = flags.hidden_size
@@ -401,20 +299,27 @@ class Net(nn.Module):
         self.policy = orthogonal(nn.Linear(size, policy_width(action_space)), 0.01)
         self.baseline = orthogonal(ValueHead(size) if flags.normalize_returns == "on" else nn.Linear(size, 1), 1.0)
         if isinstance(action_space, spaces.Box):
-            nn.init.constant_(self.policy.bias.chunk(2)[1], math.log(flags.initial_std))
-        self.amp = amp and (flags.core == "lstm" or any(encoder.is_image for encoder in self.encoders))
+            _, log_std = self.policy.bias.chunk(2)
+            nn.init.constant_(log_std, math.log(flags.initial_std))
+        has_images = any(isinstance(encoder, ImageEncoder) for encoder in self.encoders)
+        self.amp = amp and (flags.core == "lstm" or has_images)  # for the log's first line
 
-    def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
+    def initial_state(self, batch_size: int) -> tuple[Tensor, ...]:
         return self.core.initial_state(batch_size) if self.core is not None else ()
 
-    def inference_copy(self) -> nn.Module:
-        return acting_copy(self)
+    @torch.no_grad()
+    def observe(self, observations: dict) -> None:
+        """Take observations [T, B, *shape] by name into the running statistics that `forward` normalizes by."""
+        for encoders in (self.encoders, self.value_encoders):
+            for name, encoder in zip(self.names, encoders):
+                encoder.observe(observations[name])
 
-    def forward(self, inputs: dict, core_state: tuple) -> tuple[torch.Tensor, torch.Tensor, tuple]:
+    def forward(self, inputs: dict, core_state: tuple) -> tuple[Tensor, Tensor, tuple]:
         # Zero what would cross an episode boundary; masked_fill also removes NaN.
         begins = inputs["done"].unsqueeze(-1)  # [T, B, 1]
+        # An input stays within [-1, 1] whatever the loss clips.
         last_reward = scale_rewards(self.flags, inputs["reward"]).clamp(-1, 1).unsqueeze(-1).masked_fill(begins, 0)
-        last_action = encode_action(self.action_space, inputs["action"]).masked_fill(begins, 0)
+        last_action = to_features(self.action_space, inputs["action"]).masked_fill(begins, 0)
 
         def encode(encoders, join):
             features = [encoder(inputs["obs"][name]) for name, encoder in zip(self.names, encoders)]
@@ -423,19 +328,19 @@ class Net(nn.Module):
         x = encode(self.encoders, self.join)
         if self.core is not None:
             x, core_state = self.core(x, begins, core_state)  # [T, B, core_size]
-        of_values = encode(self.value_encoders, self.value_join) if self.value_encoders else x
-        return self.policy(x), self.baseline(of_values).squeeze(-1), core_state
+        value_features = encode(self.value_encoders, self.value_join) if self.value_encoders else x
+        return self.policy(x), self.baseline(value_features).squeeze(-1), core_state
 
 
-def scale_rewards(flags: AgentFlags, rewards: torch.Tensor) -> torch.Tensor:
+def scale_rewards(flags: AgentFlags, rewards: Tensor) -> Tensor:
     """Rewards as the loss sees them."""
     rewards, clip = rewards * flags.reward_scale, float(flags.reward_clip)
     return rewards.clamp(-clip, clip) if clip else rewards
 
 
 # FORK HERE: your loss.
-def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) -> tuple[torch.Tensor, dict]:
-    """The loss of one batch of rollouts [T+1, B, …], and its statistics as tensors."""
+def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) -> tuple[Tensor, ReturnMoments, dict]:
+    """The loss of one batch of rollouts [T+1, B, …], the moments of its returns for PopArt, and metrics as tensors."""
     policy_logits, values, _ = net(batch, core_state)  # [T+1, B, W], [T+1, B]
     mask, discounts = vtrace.transition_masks(batch["done"], batch["terminated"], batch["truncated"], flags.discount)
     # Row t+1 holds the action chosen at row t, and the policy that chose it.
@@ -445,7 +350,7 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
     policy = distribution(net.action_space, policy_logits[:-1])
     log_probs = policy.log_prob(actions)
     log_rhos = log_probs - distribution(net.action_space, batch["policy_logits"][1:]).log_prob(actions)  # [T, B]
-    vs, _ = vtrace.from_importance_weights(
+    vs = vtrace.from_importance_weights(
         log_rhos=log_rhos.detach().masked_fill(~mask, -torch.inf),  # a void transition has no weight
         discounts=discounts,
         rewards=rewards,
@@ -453,7 +358,7 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
         bootstrap_value=values[-1].detach(),
         clip_rho_threshold=flags.clip_rho,
         lambda_=flags.vtrace_lambda,
-    )
+    ).vs
     ratio = torch.where(mask, log_rhos, 0).exp()
     # V-trace's own advantages have the importance weights in them. These have not: they are normalized first, and then
     # multiplied by the ratio, through which the clipped surrogate gets its gradient.
@@ -475,41 +380,44 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
     else:
         policy_gains = ratio.detach().clamp(max=flags.clip_pg_rho) * advantages * log_probs
     policy_loss = -(policy_gains * weight).sum()
-    unit = head.deviation if (head := value_head(net)) else 1.0
+    head = value_head(net)
+    unit = head.deviation if head else 1.0
     value_loss = 0.5 * (((vs - values[:-1]) / unit).square() * weight).sum()
     entropy = (policy.entropy() * weight).sum()
     loss = policy_loss + flags.baseline_cost * value_loss - flags.entropy_cost * entropy
     if flags.reduction == "mean":
         loss = loss / count
     with torch.no_grad():
-        stats = {
-            "losses/return_mean": mean(vs),
-            "losses/return_deviation": variance(vs).sqrt(),
+        returns = ReturnMoments(mean(vs), variance(vs).sqrt())
+        metrics = {
+            "losses/return_mean": returns.mean,
+            "losses/return_deviation": returns.deviation,
             "losses/policy_loss": policy_loss / count,
             "losses/value_loss": value_loss / count,
             "losses/entropy": entropy / count,
             "losses/approx_kl": ((ratio - 1 - log_rhos) * weight).nan_to_num().sum() / count,
             "losses/clipfrac": mean(((ratio - 1).abs() > (flags.ppo_clip or 0.2)).float()),
             "losses/explained_variance": 1 - variance(vs - values[:-1]) / variance(vs).clamp(min=1e-8),
+            "losses/total_loss": loss.detach(),
         }
-    return loss, stats
+    return loss, returns, metrics
 
 
 @torch.no_grad()
-def final_values(net: Net, batch: dict, core_state: tuple) -> torch.Tensor:
+def final_values(net: Net, batch: dict, core_state: tuple) -> Tensor:
     """The value of the last observation of every truncated episode, [T, B], and 0 elsewhere.
 
     In a SAME_STEP rollout row t+1 already shows the next episode; the last observation of this one lies beside it.
     """
     is_cut = (batch["done"] & batch["truncated"] & ~batch["terminated"])[1:]  # [T, B]
-    values, begin = torch.zeros_like(batch["reward"][1:]), 0
+    values, first = torch.zeros_like(batch["reward"][1:]), 0  # first: the row before which `core_state` is
     for t in is_cut.any(1).nonzero().flatten().tolist():  # a GPU's host waits here
-        if core_state:
-            _, _, core_state = net(map_tensors(lambda x: x[begin : t + 1], batch), core_state)
+        if core_state:  # bring it up to date, then value the last observation from it
+            _, _, core_state = net(map_tensors(lambda x: x[first : t + 1], batch), core_state)
         last = map_tensors(lambda x: x[t + 1 : t + 2], batch)
         last |= {"obs": last["final_obs"], "done": torch.zeros_like(last["done"])}
         values[t] = net(last, core_state)[1][0]
-        begin = t + 1
+        first = t + 1
     return values.where(is_cut, 0)
 
 
@@ -526,42 +434,42 @@ def learning_rate(flags: AgentFlags, steps: int) -> float:
 
 
 # FORK HERE: your update, such as a target network or a second optimizer.
-def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) -> dict[str, torch.Tensor]:
+def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) -> Outcome:
     """Steps of the optimizer on minibatches of rollouts [T+1, B, …]; none after a NaN or Inf in loss or gradients.
 
-    Returns scalar statistics of the last minibatch, or of the first bad one, on the device. Only RMSProp and SAME_STEP
-    environments make the host wait for a GPU.
+    Only RMSProp and SAME_STEP environments make the host wait for a GPU.
     """
     net, optimizer, laps = learner.net, learner.optimizer, learner.laps
-    is_bad = torch.zeros_like(batch["done"][0, 0])
-    numbers: dict[str, torch.Tensor] = {}
+    head = value_head(net)
+    outcome: Outcome | None = None
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(flags, learner.steps)
     for _ in range(flags.epochs):
         for part, state in minibatches(batch, core_state, flags.minibatches):
-            with net.register_forward_hook(lambda *_: laps.lap("forward")):
-                loss, stats = compute_loss(flags, net, part, state)
+            with net.register_forward_hook(lambda *_: laps.lap("forward")):  # for the profile: the net is done
+                loss, returns, metrics = compute_loss(flags, net, part, state)
             laps.lap("loss")
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             laps.lap("backward")
-            norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
-            latest = {**stats, "losses/total_loss": loss.detach(), "losses/grad_norm": norm}
-            numbers = {name: torch.where(is_bad, numbers[name], x) for name, x in latest.items()} if numbers else latest
-            is_bad = is_bad | ~(loss.detach().isfinite() & norm.isfinite())
-            step_unless(optimizer, is_bad)
-            if head := value_head(net):
-                head.observe(stats["losses/return_mean"], stats["losses/return_deviation"], is_bad)
+            grad_norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
+            step = Outcome(~(loss.detach().isfinite() & grad_norm.isfinite()), grad_norm, metrics)
+            outcome = outcome.then(step) if outcome else step
+            step_unless(optimizer, outcome.is_bad)
+            if head:
+                head.observe(returns, outcome.is_bad)
             laps.lap("optimizer")
-    return {**numbers, "is_bad": is_bad}
+    net.observe(batch["obs"])
+    assert outcome
+    return outcome
 
 
-def infer(training: Training, feed: Feed, weights: PublishedWeights) -> None:
-    """Choose the actions of all rows that wait for them, until the feed closes."""
+def infer(feed: Feed, weights: PublishedWeights, generator: torch.Generator) -> None:
+    """Choose the actions of all rows that wait for them, until the feed closes. `generator` draws them."""
     for rows in feed.acting():  # [1, N, …]
         with torch.no_grad(), weights.newest() as (net, version):
             policy_logits, baseline, core_state = net(rows.inputs, rows.core_state)
-            action = distribution(net.action_space, policy_logits).sample(training.generator)
+            action = distribution(net.action_space, policy_logits).sample(generator)
         rows.answer(action, policy_logits, baseline, version, core_state)
 
 
@@ -570,11 +478,12 @@ def learn(training: Training, feed: Feed, weights: PublishedWeights) -> None:
     learner = training.learner
     for rollout, core_state in feed.rollouts():  # [T+1, B, …]
         with learner.updating:  # a checkpoint never holds half an update
-            stats = learner.measure(rollout) | update(training.flags, learner, rollout, core_state)
-            numbers = learner.count(stats)
+            measured = learner.measure(rollout)  # before the update, which may edit its batch
+            outcome = update(training.flags, learner, rollout, core_state)
+            counted = learner.count(measured, outcome)  # on a GPU the update before this one, or None
             weights.publish(learner.net, learner.updates)
             learner.laps.lap("publish")
-            training.record(numbers)
+            training.record(counted)
         if training.finished():
             return
 
@@ -587,76 +496,45 @@ def make_learner(flags: AgentFlags, spaces: EnvSpaces) -> Learner:
 
 
 def train(flags: Flags) -> Result:
-    """Train until steps or minutes are used up, or a signal asks for an end; a checkpoint is left in any case.
-
-    SIGTERM and SIGHUP end it as steps do; Ctrl-C raises KeyboardInterrupt when all is saved. A failure while it trains
-    is logged and raises SystemExit(1).
-    """
-    keep_freed_memory()
-    validate(flags)  # before any environment is made
-    spaces = probe_env(create_env, flags)
-    flags = validate(replace(flags, env=spaces.env_id, atari_backend=spaces.atari_backend))
+    """Train until steps or minutes are used up, or a signal asks for an end (see `Training.run_threads`)."""
+    flags, spaces = prepare(flags, create_env, validate)
     if flags.auto:
         flags = tuning.settings_of_existing_run(flags) or tune(flags)
     torch.manual_seed(flags.seed)
     learner = make_learner(flags, spaces)
-    resume_free = FREE_ON_RESUME | {"actor_niceness", "pin_actors", "auto"}
-    with Training("mono", flags, learner, resume_free, spaces.frames_per_step) as training:
+    with Training("mono", flags, learner, FREE_ON_RESUME | {"auto"}, spaces.frames_per_step) as training:
+        weights = start_weights(learner, flags.compile)
         num_groups = flags.num_actors * GROUPS_PER_ACTOR
-        memory = RolloutMemory(rollout_fields(spaces), flags.num_slots, flags.unroll_length, flags.group_width)
-        if training.device.type == "cuda":
-            training.cleanup.callback(pin_memory(memory.buffer, training.device, training.run.log))
-        weights = PublishedWeights(learner.net, learner.updates, flags.compile)
-        if flags.compile:
-            learner.net.forward = torch.compile(learner.net.forward)
-        actors: LocalActors | ActorProcesses
-        if flags.deterministic:
-            actors = LocalActors(create_env, flags, memory, num_groups, training.env_seed)
-        else:
-            script = os.path.abspath(__file__)
-            actors = ActorProcesses(script, flags, memory, num_groups, training.env_seed, training.run.log)
-        training.cleanup.callback(actors.close)
-        feed = SharedMemoryFeed(learner, flags, memory, actors)
-        introduction = (
-            f"{num_groups} groups of {flags.group_width} environments, {memory.num_bytes / 1e6:.0f} MB of slots, "
-            f"{describe_updates(flags, value_head(learner.net))}, "
-            f"policy lag up to {even_policy_lag(flags)} updates where all groups are equally fast"
+        feed = shared_memory_feed(training, create_env, spaces, num_groups, __file__, flags.batch_width)
+        return training.run_threads(
+            feed,
+            infer=partial(infer, feed, weights, training.generator),
+            learn=partial(learn, training, feed, weights),
+            introduction=describe_updates(flags, learner.net),
         )
-        return training.train(
-            feed, lambda: infer(training, feed, weights), lambda: learn(training, feed, weights), introduction
-        )
+
+
+def describe_updates(flags: AgentFlags, net: nn.Module) -> str:
+    """What an update learns from, for the log's first line."""
+    clip = f"clipped to ±{flags.reward_clip:g}" if flags.reward_clip else "not clipped"
+    normalized = ", returns normalized" if value_head(net) else ""
+    epochs = f" in {flags.epochs} epochs" if flags.epochs > 1 else ""
+    parts = f" of {flags.minibatches} minibatches" if flags.minibatches > 1 else ""
+    return f"updates of {flags.batch_width} x {flags.unroll_length} steps{epochs}{parts}, rewards {clip}{normalized}"
 
 
 def tune(flags: Flags) -> Flags:
     """Print what each stage costs here and the fastest setting that follows from it; returns the flags with it."""
-    keep_freed_memory()
-    spaces = probe_env(create_env, validate(flags))
-    flags = validate(replace(flags, env=spaces.env_id, atari_backend=spaces.atari_backend))
-    tuned, report = tuning.choose(flags, create_env, spaces, make_learner, update, validate)
-    print(report)
-    return tuned
+    flags, spaces = prepare(flags, create_env, validate)
+    return tuning.choose(flags, create_env, spaces, make_learner, update, validate)
 
 
 def test(flags: AgentFlags, create_env: Callable = create_env) -> dict:
-    """Play whole games with a checkpoint, print mean ± standard error and write them to test.json in the run's
-    directory."""
-    path = flags.checkpoint or os.path.join(flags.root, flags.name, "checkpoint.pt")
-    state = checkpoint.load(path, "--checkpoint" if flags.checkpoint else "", variants=("mono", "poly"))
-    # create_env may look at these.
-    own = {name: getattr(flags, name) for name in ("seed", "video", "greedy", "atari_backend")} | {"mode": "test"}
-    known = {field.name for field in fields(flags)}
-    trained = type(flags)(**{key: value for key, value in {**state["config"], **own}.items() if key in known})
-    overrides = {"render_mode": "rgb_array"} if flags.video else {}
-    spaces = probe_env(create_env, trained, **overrides)
-    trained = replace(trained, env=spaces.env_id)
-    net = Net(spaces.observations, spaces.action, trained).eval()
-    checkpoint.load_weights(net, state["net"], path)
-    make_envs = partial(create_env, trained, **overrides)
-    played = evaluation.play(make_envs, net, flags.episodes, flags.seed, flags.greedy, flags.video)
-    return evaluation.report(played, trained, path, state["counts"]["steps"])
+    """Play whole games with a checkpoint, and print and write their returns (see `evaluation.report`)."""
+    return evaluation.play_checkpoint(flags, create_env, Net, variants=("mono", "poly"))
 
 
-def validate_agent(flags: F) -> F:
+def validate_agent(flags):
     """The flags with `auto` filled in. Raises InputError with the value, the limit and the remedy."""
     flags = replace(flags, env_kwargs=check_env_flags(flags))
     if flags.reward_clip == "auto":
@@ -674,7 +552,7 @@ def validate_agent(flags: F) -> F:
         **{name: (0, 1) for name in ("discount", "vtrace_lambda", "rmsprop_alpha")},
         "max_policy_lag": (0, 10**9),
         "minibatches": (1, flags.batch_width, "each has a column of the batch or more: raise --batch_width"),
-        "initial_std": (0.0068, 7.38),  # Gaussian's
+        "initial_std": (0.0068, 7.38),  # exp of distributions.LOG_STD_MIN and LOG_STD_MAX
     }
     check_limits(flags, limits)
     if flags.value_net == "separate" and flags.core != "none":
@@ -687,14 +565,7 @@ def validate_agent(flags: F) -> F:
 def validate(flags: Flags) -> Flags:
     """The flags with automatic values filled in. Raises InputError with the value, the limit and the remedy."""
     flags = validate_agent(flags)
-    check_limits(flags, {"num_actors": (1, 1024), "actor_niceness": (0, 19)})
-    num_slots = check_slots(flags.num_slots, flags.num_actors * GROUPS_PER_ACTOR, flags.group_width, flags.batch_width)
-    least = max(flags.group_width // flags.batch_width, 1) - 1
-    if 0 < flags.max_policy_lag < least:
-        raise InputError(
-            f"--max_policy_lag {flags.max_policy_lag}: a rollout of {flags.group_width} columns gives {least + 1} "
-            f"updates, the last of which lags by {least} or more: give at least {least}, or 0 for no limit"
-        )
+    num_slots = check_slots(flags, flags.num_actors * GROUPS_PER_ACTOR)
     if flags.auto and flags.deterministic:
         raise InputError("--auto with --deterministic: what is measured differs from run to run; leave one of them out")
     threads = 1 if flags.deterministic else flags.learner_threads
@@ -702,7 +573,7 @@ def validate(flags: Flags) -> Flags:
 
 
 def main() -> None:
-    flags = command_line.parse(Flags, __doc__)
+    flags = command_line.parse(Flags, __doc__, PRESETS, ABOUT)
     with exit_with_message():
         {"train": train, "test": lambda flags: test(validate(flags)), "tune": tune}[flags.mode](flags)
 

@@ -205,7 +205,7 @@ from beast.feeds.feed import Feed
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.shared_memory import SharedMemoryFeed
 from beast.learn import vtrace
-from beast.learn.distributions import Categoricals, encode_action
+from beast.learn.distributions import Categoricals, to_features
 from beast.learn.learner import Learner, step_unless
 from beast.learn.nests import columns, map_tensors
 from beast.learn.published import PublishedWeights
@@ -269,7 +269,7 @@ class Net(nn.Module):
         # Zero what would cross an episode boundary; masked_fill also removes NaN.
         begins = inputs["done"].unsqueeze(-1)  # [T, N, 1]
         last_reward = inputs["reward"].clamp(-1, 1).unsqueeze(-1).masked_fill(begins, 0)
-        last_action = encode_action(self.action_space, inputs["action"]).masked_fill(begins, 0)
+        last_action = to_features(self.action_space, inputs["action"]).masked_fill(begins, 0)
         features = [encoder(inputs["obs"][name]) for name, encoder in zip(self.names, self.encoders)]
         x = torch.cat([*features, last_reward, last_action], dim=-1)  # [T, N, size]
         if self.core is not None:

@@ -21,7 +21,7 @@ from env_hosts import ROOT, ServerProcess, make_certificate
 from waiting import PATIENCE, wait_until
 
 import libbeast
-from beast.envs.rows import ENV_FIELDS
+from beast.envs.rows import written_by
 from beast.hosts import env_server, wire
 
 UNROLL_LENGTH = 5
@@ -141,7 +141,7 @@ class Group:
         pass
 
     def _write(self, row):
-        for name in ENV_FIELDS:
+        for name in written_by("env"):
             row[name][...] = 0
         row["done"][...] = self.count == 0
         row["episode_step"][...] = self.count
@@ -810,7 +810,7 @@ def hello(fields=None, **changes):
     """What a server of one environment with one number for an observation says, but for the changes."""
     fields = [("x", "float32", ())] if fields is None else fields
     fields = [wire.Field(name=n, dtype=d, shape=s) for n, d, s in fields]
-    fields += [wire.Field(name=n, dtype=d) for n, d in ENV_FIELDS.items()]
+    fields += [wire.Field(name=n, dtype=d) for n, d in written_by("env").items()]
     default = {
         "protocol": wire.PROTOCOL,
         "env": "lies",
@@ -964,9 +964,9 @@ def test_a_row_that_is_not_what_the_hello_announced_is_refused(tmp_path, message
 def row_of(x: float, reward: float, done: bool = True, num_envs: int = 1, truncated: int = 0) -> bytes:
     """A row of `hello()`'s environments, which all have the same."""
     types = {"float32": np.float32, "bool": np.bool_, "int32": np.int32}
-    values = {name: types[dtype](0) for name, dtype in ENV_FIELDS.items()}
+    values = {name: types[dtype](0) for name, dtype in written_by("env").items()}
     values |= {"reward": np.float32(reward), "done": np.bool_(done), "truncated": np.uint8(truncated)}
-    row = np.float32(x).tobytes() * num_envs + b"".join(values[name].tobytes() * num_envs for name in ENV_FIELDS)
+    row = np.float32(x).tobytes() * num_envs + b"".join(values[name].tobytes() * num_envs for name in written_by("env"))
     return wire.FromServer(row=row).SerializeToString()
 
 

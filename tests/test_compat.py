@@ -18,7 +18,7 @@ from blocking import InThread, stays_blocked
 from env_hosts import ROOT, ServerProcess, Stream, array_message
 from waiting import PATIENCE, wait_until, wait_until_asleep
 
-from beast.envs.rows import ENV_FIELDS
+from beast.envs.rows import written_by
 from beast.hosts import wire
 
 sys.path.insert(0, str(ROOT / "compat"))
@@ -227,7 +227,7 @@ def test_an_old_environment_that_raises_tells_the_learner(tmp_path, capfd):
 def first_and_next_row(env, action=0) -> tuple[dict, dict]:
     """The rows of one environment before and after an action."""
     served_env = libtorchbeast.ServedEnv(env)
-    fields = {**served_env.observation_fields, **{name: ((), dtype) for name, dtype in ENV_FIELDS.items()}}
+    fields = {**served_env.observation_fields, **{name: ((), dtype) for name, dtype in written_by("env").items()}}
     rows = [{name: np.zeros((1, *shape), dtype) for name, (shape, dtype) in fields.items()} for _ in range(2)]
     served_env.reset(0, rows[0])
     served_env.step(nest.map(lambda x: np.asarray(x)[None], action), rows[1])

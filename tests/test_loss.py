@@ -18,7 +18,7 @@ from torch.distributions import Categorical, Independent, Normal
 
 import monobeast
 from beast.envs.groups import EnvGroup
-from beast.envs.rows import ENV_FIELDS
+from beast.envs.rows import written_by
 from beast.learn.nests import map_tensors
 
 NUM_ENVS = 5
@@ -70,7 +70,7 @@ def play(autoreset: AutoresetMode, T: int, actions: str = "discrete", has_final_
             action = policy[:, :2] + np.exp(policy[:, 2:]) * rng.normal(size=(NUM_ENVS, 2)).astype(np.float32)
         else:
             action = rng.integers(3, size=NUM_ENVS)
-        row = {name: np.zeros(NUM_ENVS, dtype) for name, dtype in ENV_FIELDS.items()}
+        row = {name: np.zeros(NUM_ENVS, dtype) for name, dtype in written_by("env").items()}
         row |= {"obs": {"obs": np.zeros((NUM_ENVS, 3), np.float32)}, "policy_logits": policy, "action": action}
         if has_final_obs:  # where there is none, nothing may read it
             row["final_obs"] = {"obs": np.full((NUM_ENVS, 3), np.nan, np.float32)}

@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from beast.envs.atari import LifeEpisodes
-from beast.envs.rows import ENV_FIELDS, is_final, rollout_fields
+from beast.envs.rows import is_final, rollout_fields, written_by
 from beast.envs.spaces import EnvSpaces, env_actions, parts_by_name, spaces_by_name
 from beast.errors import InputError
 
@@ -16,8 +16,8 @@ from beast.errors import InputError
 class EnvGroup:
     """Steps a vector env and writes each result into a row of a rollout; `spaces` and `fields` say what a row holds.
 
-    A row is a dict of arrays: `row["obs"][name]` [K, *shape], and [K] of each of rows.ENV_FIELDS. Each observation is
-    copied once, from the vector env's array.
+    A row is a dict of arrays: `row["obs"][name]` [K, *shape], and [K] of each field that environments write
+    (rows.ROW_FIELDS). Each observation is copied once, from the vector env's array.
 
     Under SAME_STEP autoreset a row may have `row["final_obs"][name]` [K, *shape], too (docs/rollout.md). It means
     something only in columns whose episode this row truncates. An episode that is truncated without `info["final_obs"]`
@@ -44,21 +44,21 @@ class EnvGroup:
             inner = inner.env
         self._observe_into = None if isinstance(inner, VectorWrapper) else getattr(inner, "observe_into", None)
         self.spaces = EnvSpaces(observations, env.single_action_space, mode == AutoresetMode.SAME_STEP)
-        self.fields = rollout_fields(self.spaces)
+        self.fields, self._numbers = rollout_fields(self.spaces), list(written_by("env"))
 
     def reset(self, seed: int, row: dict) -> None:
         """Begin new episodes with seeds `seed`, `seed + 1`, … (below 2³¹) and write their first row."""
         if self._observe_into:
             self._observe_into(row["obs"]["obs"])
-        observations, _ = self.env.reset(seed=int(seed))
+        observations, info = self.env.reset(seed=int(seed))
         self._write_observations(observations, row["obs"])
         for array in row.get("final_obs", {}).values():
             array[...] = 0
         # NEXT_STEP: whether the row before was the last of its episode, and of its game.
         self._was_final = self._was_game_over = np.zeros(self.num_envs, bool)
         self._return, self._step = np.zeros(self.num_envs), np.zeros(self.num_envs, np.int32)
-        for name in ENV_FIELDS:
-            row[name][...] = name == "done"
+        nothing_yet = dict.fromkeys(("reward", "terminated", "truncated", "episode_return", "episode_step"), 0)
+        self._write_numbers({**nothing_yet, "done": True}, info, row)
 
     def step(self, actions: np.ndarray, row: dict) -> None:
         """Step all with `actions` [K, *action_shape] as a rollout stores them and write the row that came of it."""
@@ -81,12 +81,19 @@ class EnvGroup:
         self._step = np.where(new_game, 0, self._step + 1)
         if "final_obs" in row and truncated.any():
             terminated = terminated | (truncated & ~self._write_final_observations(info, truncated, row["final_obs"]))
-        written = reward, done, terminated, truncated, self._return, self._step  # in the order of ENV_FIELDS
-        for name, values in zip(ENV_FIELDS, written):
-            row[name][...] = values
+        computed = {
+            "reward": reward, "done": done, "terminated": terminated, "truncated": truncated,
+            "episode_return": self._return, "episode_step": self._step,
+        }  # fmt: skip
+        self._write_numbers(computed, info, row)
 
     def close(self) -> None:
         self.env.close()
+
+    def _write_numbers(self, computed: dict, info: dict, row: dict) -> None:
+        """Write the fields of ROW_FIELDS that environments write: those not `computed` here are in the infos, or 0."""
+        for name in self._numbers:
+            row[name][...] = computed[name] if name in computed else info.get(name, 0)
 
     def _write_observations(self, observations, fields: dict[str, np.ndarray]) -> None:
         for name, part in parts_by_name(self.env.single_observation_space, observations).items():

@@ -1,20 +1,50 @@
-"""What a row of a rollout holds, how observations and actions lie in it, and which rows nobody acts from."""
+"""What a row of a rollout holds: one table of its fields. docs/rollout.md says what each means."""
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
 from beast.envs.spaces import EnvSpaces, action_shape_dtype, observation_field, policy_width
 
-# One number per environment, name -> dtype; docs/rollout.md says what each is.
-ENV_FIELDS = {  # written with the observation
-    "reward": "float32",
-    "done": "bool",
-    "terminated": "bool",
-    "truncated": "bool",
-    "episode_return": "float32",
-    "episode_step": "int32",
+
+class RowField(NamedTuple):
+    """A field that each environment has in every row, beside its observations."""
+
+    dtype: str  # of one number; the fields of `shaped_fields` have the shape and type that they have there
+    writer: Literal["env", "feed", "agent"]
+    is_replayed: bool = False  # R2D2's replay keeps it
+
+
+# Everything else follows from this table: slots, groups, feeds, replay, wire and libbeast. A new field is one line. A
+# field that environments write, and that `EnvGroup` does not compute, comes from their infos.
+ROW_FIELDS = {
+    "reward": RowField("float32", "env", is_replayed=True),
+    "done": RowField("bool", "env", is_replayed=True),
+    "terminated": RowField("bool", "env", is_replayed=True),
+    "truncated": RowField("bool", "env", is_replayed=True),
+    "episode_return": RowField("float32", "env"),
+    "episode_step": RowField("int32", "env", is_replayed=True),
+    "group": RowField("int32", "feed"),  # which group of environments,
+    "env_number": RowField("int32", "feed"),  # which environment of it,
+    "life": RowField("int32", "feed"),  # and how often the group has been restarted
+    "action": RowField("", "agent", is_replayed=True),
+    "policy_logits": RowField("", "agent", is_replayed=True),
+    "baseline": RowField("float32", "agent"),
+    "policy_version": RowField("int32", "agent", is_replayed=True),
 }
-ORIGIN_FIELDS = {"group": "int32", "life": "int32"}  # written by the feed: whose row it is
-AGENT_FIELDS = ("action", "policy_logits", "baseline", "policy_version")  # written by inference
+
+
+def written_by(writer: str) -> dict[str, str]:
+    """Name -> dtype of the fields that it writes, in the table's order."""
+    return {name: field.dtype for name, field in ROW_FIELDS.items() if field.writer == writer}
+
+
+def shaped_fields(spaces: EnvSpaces) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Name -> (shape, dtype) of the fields whose shape depends on the action space."""
+    return {
+        "action": action_shape_dtype(spaces.action),
+        "policy_logits": ((policy_width(spaces.action),), "float32"),
+    }
 
 
 def rollout_fields(spaces: EnvSpaces) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -25,21 +55,9 @@ def rollout_fields(spaces: EnvSpaces) -> dict[str, tuple[tuple[int, ...], str]]:
     kinds = ("obs", "final_obs") if spaces.final_observations else ("obs",)
     return {
         **{f"{kind}/{name}": observation_field(x) for kind in kinds for name, x in spaces.observations.items()},
-        **{name: ((), dtype) for name, dtype in (ENV_FIELDS | ORIGIN_FIELDS).items()},
-        "action": action_shape_dtype(spaces.action),
-        "policy_logits": ((policy_width(spaces.action),), "float32"),
-        "baseline": ((), "float32"),
-        "policy_version": ((), "int32"),
+        **{name: ((), field.dtype) for name, field in ROW_FIELDS.items()},
+        **shaped_fields(spaces),
     }
-
-
-def is_final(done, terminated, truncated):
-    """Whether a row is the last of its episode, which nobody acts from: bool arrays or tensors of one shape.
-
-    The transition from such a row to the next one is void. A row that is also `done` is the first of the next episode
-    (SAME_STEP autoreset), and the agent acts from it.
-    """
-    return (terminated | truncated) & ~done
 
 
 def nest_observations(arrays: dict) -> dict:
@@ -52,3 +70,12 @@ def nest_observations(arrays: dict) -> dict:
         else:
             nested[name] = array
     return nested
+
+
+def is_final(done, terminated, truncated):
+    """Whether a row is the last of its episode, which nobody acts from: bool arrays or tensors of one shape.
+
+    The transition from such a row to the next one is void. A row that is also `done` is the first of the next episode
+    (SAME_STEP autoreset), and the agent acts from it.
+    """
+    return (terminated | truncated) & ~done

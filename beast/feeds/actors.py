@@ -1,8 +1,4 @@
-"""Actor processes: environments that read actions from shared memory and write observations into it.
-
-An actor holds no model and does not import torch. It talks to its parent over one socket, in slot, group and row
-numbers only. Either side learns of the other's death, whatever killed it, by the end of that socket.
-"""
+"""What the actors of this machine are to a feed, and the parent that starts, watches and restarts their processes."""
 
 from __future__ import annotations
 
@@ -15,8 +11,9 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from beast.errors import WorkerFailure
 from beast.feeds.actor import ACTOR_ARGUMENT, GO, READY, Actor
@@ -24,6 +21,7 @@ from beast.feeds.memory import RolloutMemory
 from beast.feeds.processes import Child, cpu_seconds_of
 
 IMPORT_SECONDS = 60.0  # more than the timeout, for an actor's imports
+GROUPS_PER_ACTOR = 2  # double buffering: one group steps while the other's actions are chosen
 PROGRESS_SECONDS = 5.0  # between two log lines while environments are made
 # While an actor makes and first resets environments, CPU time counts as a sign of life: on a busy machine it takes
 # long, and neither ale-py's constructor nor its reset reports how far it is. But so many timeouts are the limit.
@@ -60,8 +58,34 @@ class ActorProcess(Child):
         return {**seconds, stage: seconds[stage] + time.monotonic() - since}
 
 
+class Actors(Protocol):
+    """What steps the groups of environments of a feed. Used by one thread, but for `wake` and `close`."""
+
+    num_groups: int
+    total_restarts: int  # of lost environments, so far
+    workers: dict[str, Callable[[], dict[str, float]]]  # a name, and a function that gives the seconds by stage so far
+
+    @property
+    def processes(self) -> Sequence[Child]:
+        """Whose CPU time counts."""
+
+    def go(self, group: int, slot: int, row: int) -> None:
+        """Have the group write this row of this slot, by the actions in it; row 0 begins new episodes."""
+
+    def wait(self, timeout: float) -> tuple[list[int], list[int]]:
+        """Groups that are ready and groups that were lost since the last call; waits up to `timeout` seconds.
+
+        A lost group is ready again with new environments, which were never reset."""
+
+    def wake(self) -> None:
+        """Make `wait` return now."""
+
+    def close(self) -> None:
+        """Stop all, and wait for their end."""
+
+
 class ActorProcesses:
-    """Starts, watches, restarts and stops the actor processes. Used by one thread, but for `wake` and `close`."""
+    """Starts, watches, restarts and stops the actor processes (see `Actors`)."""
 
     def __init__(self, script: str, flags, memory: RolloutMemory, num_groups: int, seed: Callable, log: Callable):
         """`seed(group, life)` gives the seed of a group's environments in its nth life (0 at first).
@@ -90,7 +114,7 @@ class ActorProcesses:
             raise
 
     def go(self, group: int, slot: int, row: int) -> None:
-        """Have the group write this row of this slot. Ignores an actor that has died: `wait` reports it."""
+        """See `Actors`. Ignores an actor that has died: `wait` reports it."""
         process = self.processes[group // self.groups_per_actor]
         if process.popen is None:
             return
@@ -103,11 +127,8 @@ class ActorProcesses:
             process.connection.sendall(GO.pack(group, slot, row))
 
     def wait(self, timeout: float) -> tuple[list[int], list[int]]:
-        """Groups that are ready and groups that were lost since the last call; waits up to `timeout` seconds.
-
-        A lost group is ready again, with new environments that were never reset, once its actor is restarted.
-        Raises WorkerFailure with the actor's traceback when it has been restarted too often, or never got to work.
-        """
+        """See `Actors`. Raises WorkerFailure, with its traceback, for an actor that was restarted too often or never
+        worked."""
         ready, lost = [], []
         for key, _ in self._selector.select(timeout):
             process = key.data
@@ -151,7 +172,6 @@ class ActorProcesses:
         return [group for group in ready if group not in lost], lost
 
     def wake(self) -> None:
-        """Make `wait` return now. May be called from any thread."""
         with contextlib.suppress(OSError):  # a full socket wakes it too, and a closed one needs no waking
             self._wake_sender.send(b"\0")
 
@@ -241,7 +261,7 @@ class ActorProcesses:
 
 
 class LocalActors(Actor):
-    """The same calls as ActorProcesses, with all groups in this process and in one fixed order (`--deterministic`)."""
+    """All groups in this process and in one fixed order (`--deterministic`); see `Actors`."""
 
     processes: list = []
     workers: dict = {}

@@ -6,51 +6,67 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import torch
+
 from beast.clock import Laps
-from beast.envs.groups import finished_episodes
-from beast.learn.learner import Learner
 
 
 class Rows(NamedTuple):
     """The newest rows of one or more groups of environments, which wait for their actions."""
 
     inputs: dict[str, Any]
-    """`obs[name]`, `reward`, `done`, `group`, `life`, and `action`, the last one; each [1, N, …], on the device."""
+    """All that environments and the feed write into a row (`envs/rows.py`), and `action`, the last one; each
+    [1, N, …], on the device."""
     core_state: tuple
     """The core's state before these rows, tensors [layers, N, …]."""
     answer: Callable
     """`answer(action, policy_logits, baseline, version, core_state)` sends the actions back. All are of these rows,
-    [1, N, …], but `version`, the learner update whose weights chose, and `core_state`, the one after them."""
+    [1, N, …], but `core_state`, the one after them. `version` is the learner update whose weights chose, one number for
+    all or int32 [1, N] on the CPU."""
+
+
+class Consumer(NamedTuple):
+    """Whom a feed works for, as far as it is told."""
+
+    device: torch.device
+    core_state: tuple
+    """The core's state of one environment that begins, tensors [layers, 1, …]."""
+    newest_update: Callable[[], int]
+    """The number of the learner's newest update."""
+    record_games: Callable[[dict], None]
+    """Takes the rows of a rollout, numpy arrays [T+1, B] by field, in which games may have ended."""
+    laps: Laps
+    """Of the thread that trains."""
+    max_policy_lag: int = 0
+    """Drop a rollout whose oldest action would be more updates old than this in its last update; 0 drops none."""
 
 
 class Feed:
-    """Brings rows to act on and rollouts to train on, each to a thread of its own; `close`, from any thread, ends both.
+    """Brings rows to act on and rollouts to train on, each to a thread of its own; `close`, from any thread, ends both
+    loops."""
 
-    A rollout whose oldest action would be more than `max_policy_lag` updates old in its last update is dropped and
-    counted; 0 drops none.
-    """
-
+    description: str
+    """Its environments and memory, for the log's first line."""
     workers: dict[str, Callable[[], dict[str, float]]]
     """Whoever else works for the feed: a name, and a function that gives the seconds by stage so far."""
     cores: dict[str, Callable[[], float]]
     """Processes on this machine: a name, and a function that gives their CPU seconds so far."""
 
-    def __init__(self, learner: Learner, max_policy_lag: int):
-        self.learner, self.max_policy_lag = learner, max_policy_lag
-        self.device = next(learner.net.parameters()).device
+    def __init__(self, consumer: Consumer):
+        self.consumer, self.device = consumer, consumer.device
         self.laps = Laps()  # of the thread that acts
         self.dropped_rollouts = 0
         self.closed = threading.Event()
-        self.return_columns = slice(None)  # of each rollout: the environments whose games the learner's returns are of
 
     def acting(self) -> Iterator[Rows]:
         """Rows whenever groups are ready. Answer them before asking for the next."""
         raise NotImplementedError
 
-    def rollouts(self) -> Iterator[tuple[dict, tuple]]:
+    def rollouts(self, limit: float | None = None) -> Iterator[tuple[dict, tuple]]:
         """Rollouts [T+1, B, …] (docs/rollout.md) with the core's state before row 0, on the device.
 
-        A rollout is valid until the next one is asked for.
+        A rollout is valid until the next one is asked for. The loop ends when the feed closes, and when nothing has
+        come for `limit` seconds; then ask again.
         """
         raise NotImplementedError
 
@@ -59,16 +75,15 @@ class Feed:
         raise NotImplementedError
 
     def measure(self, seconds: float, shares: dict[str, float]) -> dict[str, float]:
-        """Statistics over the `seconds` since the last call, of which `shares` are the profile's."""
-        bound = {"stats/policy_lag_bound": self.max_policy_lag} if self.max_policy_lag else {}
+        """Metrics over the `seconds` since the last call, of which `shares` are the profile's."""
+        limit = self.consumer.max_policy_lag
+        bound = {"stats/policy_lag_bound": limit} if limit else {}
         return {**bound, "stats/dropped_rollouts": self.dropped_rollouts}
 
     def _accept(self, rollout: dict, lag: int) -> bool:
         """Record the games that ended in a rollout of numpy arrays; False if its `lag` is too high."""
-        with self.learner.updating:
-            rows = {name: x[:, self.return_columns] for name, x in rollout.items() if not isinstance(x, dict)}
-            self.learner.record_episodes(finished_episodes(rows))
-        self.learner.laps.lap("records")
-        is_too_old = 0 < self.max_policy_lag < lag
+        self.consumer.record_games({name: x for name, x in rollout.items() if not isinstance(x, dict)})
+        self.consumer.laps.lap("records")
+        is_too_old = 0 < self.consumer.max_policy_lag < lag
         self.dropped_rollouts += is_too_old
         return not is_too_old

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
 import signal
@@ -21,19 +20,16 @@ from torch import Tensor
 
 import libbeast
 from beast.device import Fence
-from beast.envs.rows import AGENT_FIELDS, nest_observations
+from beast.envs.rows import nest_observations, written_by
 from beast.envs.spaces import action_shape_dtype
 from beast.errors import WorkerFailure
 from beast.feeds.actors import PROGRESS_SECONDS
-from beast.feeds.feed import Feed, Rows
+from beast.feeds.feed import Consumer, Feed, Rows
 from beast.feeds.processes import Child, cpu_seconds_of_children
 from beast.hosts.serving import KEPT_GIL
 from beast.hosts.throttle import REFUSALS_PER_MINUTE, Throttled
-from beast.learn.learner import Learner
 from beast.learn.nests import map_tensors
 
-ENV_OUTPUTS = "obs reward done episode_step episode_return terminated truncated group life".split()  # libbeast's order
-AGENT_OUTPUTS = [*AGENT_FIELDS, "number"]
 LOST_PER_MINUTE = 20  # streams that dialed in, that are logged
 START_SECONDS = 300.0  # until a server listens: imports, and one environment
 
@@ -42,13 +38,15 @@ class RemoteFeed(Feed):
     """Rows from streams of env servers, answered in batches, and their rollouts in the order in which they arrive."""
 
     def __init__(
-        self, learner: Learner, flags, action_space: Space, addresses: list[str], servers, listener, *,
+        self, consumer: Consumer, flags, action_space: Space, addresses: list[str], servers, listener, *,
         log: Callable[[str], None], min_streams: int, **stream_options,
     ):  # fmt: skip
         """`addresses` has one entry for each stream, or there is a libbeast.EnvListener where streams dial in.
         `stream_options` are those of libbeast.ActorPool. `servers` are LocalServers, whose CPU time is told, or None.
         `log` gets a line when a stream is lost."""
-        super().__init__(learner, flags.max_policy_lag)
+        super().__init__(consumer)
+        self._env_outputs = ["obs", *written_by("env"), "group", "life", "env_number"]  # libbeast's order
+        self._agent_outputs = [*written_by("agent"), "number"]
         self._log, self._is_lost, self._listener, self._min_streams = log, threading.Event(), listener, min_streams
         # A caller that is let in and lost again and again fills no log.
         self._log_lost = Throttled(log, LOST_PER_MINUTE, 60.0) if listener else log
@@ -65,17 +63,19 @@ class RemoteFeed(Feed):
         self.batcher = libbeast.DynamicBatcher(batch_dim=1, maximum_batch_size=inference_width)
         shape, dtype = action_shape_dtype(action_space)
         # What a group carries from row to row: the core's state and its last action, which the net sees, too.
-        state = learner.net.initial_state(1), torch.from_numpy(np.zeros((1, 1, *shape), dtype))
+        state = consumer.core_state, torch.from_numpy(np.zeros((1, 1, *shape), dtype))
         self.pool = libbeast.ActorPool(
-            T, self.queue, self.batcher, addresses, state, listener=listener, min_streams=min_streams,
+            T, self.queue, self.batcher, addresses, state, row_fields=list(written_by("env")), listener=listener,
+            min_streams=min_streams,
             # No method of this feed: the pool would keep it, and no garbage collector sees through the pool.
             log=partial(_tell_lost, self._log_lost, self._is_lost), **stream_options,
         )  # fmt: skip
         # As many as streams, queue and learner hold, twice, as a stream may be slower than the others.
         self._seen = SeenObservations(2 * (num_rows + flags.queue_width + B) * T, self.device)
         self._to_device = partial(Tensor.to, device=self.device, non_blocking=True)
-        self._group_width, self._batch_width = flags.group_width, B
-        self._num_batches: collections.Counter = collections.Counter()  # that began with this group
+        self._group_width = flags.group_width
+        at_most = "up to " if listener else ""
+        self.description = f"{at_most}{self.num_streams} groups of {flags.group_width} environments"
         self._waiting: list[int] = []  # columns in the queue, at each update since the last row of metrics
 
     def close(self) -> None:
@@ -143,39 +143,43 @@ class RemoteFeed(Feed):
         for batch in self.batcher:
             self.laps.lap("wait")
             env_outputs, (core_state, action) = batch.get_inputs()
-            row = dict(zip(ENV_OUTPUTS, env_outputs))
-            inputs = {name: row[name] for name in ("reward", "done", "group", "life")}
-            inputs |= {"obs": split_observations(row["obs"])["obs"], "action": action}
+            inputs = dict(zip(self._env_outputs, env_outputs)) | {"action": action}
+            inputs |= split_observations(inputs["obs"])
             inputs, core_state = map_tensors(self._to_device, (inputs, core_state))
             self.laps.lap("gather")
             yield Rows(inputs, core_state, partial(self._answer, batch, inputs["obs"]))
 
-    def _answer(self, batch, obs: dict, action, policy_logits, baseline, version: int, core_state) -> None:
+    def _answer(self, batch, obs: dict, action, policy_logits, baseline, version, core_state) -> None:
         self.laps.lap("forward")
-        versions = torch.full(baseline.shape, version, dtype=torch.int32)
+        versions = torch.as_tensor(version, dtype=torch.int32).expand(baseline.shape).contiguous()
         outputs = (action, policy_logits, baseline, versions, self._seen.keep(obs)), (core_state, action)
         batch.set_outputs(map_tensors(lambda x: x.cpu(), outputs))  # waits for all of it
         self.laps.lap("answer")
 
-    def rollouts(self) -> Iterator[tuple[dict, tuple]]:
-        learner = self.learner
-        for (env_outputs, agent_outputs), (core_state, _) in self.queue:
-            learner.laps.lap("wait")
-            rollout = dict(zip(ENV_OUTPUTS + AGENT_OUTPUTS, (*env_outputs, *agent_outputs)))  # [T+1, B, …]
+    def rollouts(self, limit: float | None = None) -> Iterator[tuple[dict, tuple]]:
+        laps = self.consumer.laps
+        while item := self._next_item(limit):
+            laps.lap("wait")
+            (env_outputs, agent_outputs), (core_state, _) = item
+            names = self._env_outputs + self._agent_outputs
+            rollout = dict(zip(names, (*env_outputs, *agent_outputs)))  # [T+1, B, …]
             rollout |= split_observations(rollout["obs"])
             obs, numbers = rollout.pop("obs"), rollout.pop("number")
-            group = int(rollout["group"][0, 0])  # a group wider than a batch comes in parts, in order
-            first = self._num_batches[group] * self._batch_width % self._group_width
-            self._num_batches[group] += 1
-            lag = learner.updates - int(rollout["policy_version"][1:].min())
+            lag = self.consumer.newest_update() - int(rollout["policy_version"][1:].min())
             if not self._accept(map_tensors(Tensor.numpy, rollout), lag):
                 continue
             batch, core_state = map_tensors(self._to_device, (rollout, core_state))
             batch["obs"] = self._seen.find(obs, numbers)
-            learner.laps.lap("gather")
-            learner.first_env, learner.group_width = first, self._group_width
+            laps.lap("gather")
             yield batch, core_state
             self._waiting.append(self.queue.size())
+
+    def _next_item(self, limit: float | None):
+        """The next batch of the queue; None when it is closed, or when none came for `limit` seconds."""
+        try:
+            return self.queue.get(limit)
+        except libbeast.ClosedBatchingQueue:
+            return None
 
 
 def _tell_lost(log: Callable[[str], None], is_lost: threading.Event, message: str) -> None:

@@ -10,12 +10,12 @@ from functools import partial
 
 import torch
 
-from beast.feeds.actors import ActorProcesses, LocalActors
-from beast.feeds.feed import Feed, Rows
+from beast.envs.rows import written_by
+from beast.feeds.actors import Actors
+from beast.feeds.feed import Consumer, Feed, Rows
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.processes import cpu_seconds_of_children
-from beast.feeds.slots import NO_SLOT, Slots, SlotTensors
-from beast.learn.learner import Learner
+from beast.feeds.slots import NO_SLOT, Slots, SlotTensors, even_policy_lag
 from beast.learn.nests import columns, join
 
 
@@ -36,13 +36,29 @@ class SharedMemoryFeed(Feed):
     acting waits while the learner has anything to train on: then the order of all work is fixed.
     """
 
-    def __init__(self, learner: Learner, flags, memory: RolloutMemory, actors: ActorProcesses | LocalActors):
-        super().__init__(learner, flags.max_policy_lag)
+    def __init__(
+        self, consumer: Consumer, memory: RolloutMemory, actors: Actors, batch_width: int, *,
+        lock_step: bool = False, joins_groups: bool | None = None,
+    ):  # fmt: skip
+        """`lock_step` is for `--deterministic`. `joins_groups` is for tests: answer all ready groups at once, as on a
+        GPU."""
+        super().__init__(consumer)
         self.workers, self.cores = actors.workers, {"envs": partial(cpu_seconds_of_children, actors.processes)}
-        self.memory, self.actors, self.batch_width = memory, actors, flags.batch_width
-        self.slots, self.tensors = Slots(memory.num_slots, flags.deterministic), SlotTensors(memory, self.device)
+        self.memory, self.actors, self.batch_width = memory, actors, batch_width
+        self.slots, self.tensors = Slots(memory.num_slots, lock_step), SlotTensors(memory, self.device)
         self.groups = [Group() for _ in range(actors.num_groups)]
-        self._new_state = tuple(state.to(self.device) for state in learner.net.initial_state(memory.group_width))
+        lag = even_policy_lag(memory.num_slots, memory.group_width, batch_width)
+        self.description = (
+            f"{actors.num_groups} groups of {memory.group_width} environments, {memory.num_bytes / 1e6:.0f} MB of "
+            f"slots, policy lag up to {lag} updates where all groups are equally fast"
+        )
+        # A group's rows fit a CPU's cache, and need no gathering. A GPU is faster with more of them.
+        self._joins_groups = self.device.type != "cpu" if joins_groups is None else joins_groups
+        self._input_names = [name for name in memory.row(0, 0) if name not in written_by("agent")] + ["action"]
+        self._new_state = tuple(
+            x.to(self.device).repeat_interleave(memory.group_width, dim=1) for x in consumer.core_state
+        )
+        self._taken: list[int] = []  # full slots of the next batch, which waits for more
         self._starving: list[int] = []  # groups that wait for a free slot
         self._starved_seconds, self._starving_since = 0.0, time.monotonic()  # time of all groups together
         self._initial_states: list[tuple] = [()] * memory.num_slots  # of each slot's rollout, before its row 0
@@ -70,11 +86,8 @@ class SharedMemoryFeed(Feed):
     def acting(self) -> Iterator[Rows]:
         while self.slots.may_act():
             ready = self._ready_groups()
-            if self.device.type == "cpu":  # a group's rows fit the cache, and need no gathering
-                for group in ready:
-                    yield self._rows([group])
-            elif ready:
-                yield self._rows(ready)
+            for groups in [ready] if self._joins_groups and ready else [[group] for group in ready]:
+                yield self._rows(groups)
 
     def _ready_groups(self) -> list[int]:
         """Groups whose newest row waits for actions and has a place for them; waits for the first."""
@@ -122,25 +135,25 @@ class SharedMemoryFeed(Feed):
     def _rows(self, numbers: list[int]) -> Rows:
         groups = [self.groups[number] for number in numbers]
         rows = [self.tensors.row(group.slot, group.row) for group in groups]
-        names = ("obs", "reward", "done", "action", "group", "life")
-        inputs = join([{name: row[name] for name in names} for row in rows], self.device)
+        inputs = join([{name: row[name] for name in self._input_names} for row in rows], self.device)
         core_state = tuple(torch.cat(parts, dim=1) for parts in zip(*(group.core_state for group in groups)))
         self.laps.lap("gather")
         return Rows(inputs, core_state, partial(self._answer, numbers))
 
-    def _answer(self, numbers: list[int], action, policy_logits, baseline, version: int, core_state) -> None:
+    def _answer(self, numbers: list[int], action, policy_logits, baseline, version, core_state) -> None:
         self.laps.lap("forward")
         groups, width = [self.groups[number] for number in numbers], self.memory.group_width
+        versions = torch.as_tensor(version, dtype=torch.int32).expand(baseline.shape)
         for index, group in enumerate(groups):
             mine = slice(index * width, (index + 1) * width)
             if group.row == 0:
-                self._oldest_versions[group.slot] = version
+                self._oldest_versions[group.slot] = int(versions[:, mine].min())
             group.row += 1
             row = self.tensors.row(group.slot, group.row)
             row["action"].copy_(action[:, mine])
             row["policy_logits"].copy_(policy_logits[:, mine])
             row["baseline"].copy_(baseline[:, mine])
-            row["policy_version"].fill_(version)
+            row["policy_version"].copy_(versions[:, mine], non_blocking=True)
             group.core_state = tuple(state[:, mine] for state in core_state)
         self.tensors.download_actions([(group.slot, group.row) for group in groups])
         for number, group in zip(numbers, groups):
@@ -150,21 +163,20 @@ class SharedMemoryFeed(Feed):
 
     # The thread that trains.
 
-    def rollouts(self) -> Iterator[tuple[dict, tuple]]:
+    def rollouts(self, limit: float | None = None) -> Iterator[tuple[dict, tuple]]:
         width = self.batch_width
-        while taken := self._take(max(width // self.memory.group_width, 1)):
+        while taken := self._take(max(width // self.memory.group_width, 1), limit):
             for slot in taken:
                 self.tensors.full[slot].wait()
             rollouts = [self.tensors.rollout(slot) for slot in taken]
             rollout = join(rollouts, self.device)  # [T+1, m·K, …]
             states = zip(*(self._initial_states[slot] for slot in taken))
             core_state = tuple(torch.cat(parts, dim=1) for parts in states)
-            self.learner.laps.lap("gather")
+            self.consumer.laps.lap("gather")
             is_copy = len(taken) > 1
             if is_copy:
                 self._release(taken)
             for first in range(0, len(taken) * self.memory.group_width, width):
-                self.learner.first_env, self.learner.group_width = first, self.memory.group_width
                 yield columns(rollout, first, width), tuple(state[:, first : first + width] for state in core_state)
             if not is_copy:
                 self.tensors.check_unwritten(rollout)
@@ -176,20 +188,21 @@ class SharedMemoryFeed(Feed):
         self.slots.release(slots)
         self.actors.wake()
 
-    def _take(self, count: int) -> list[int]:
-        """The next `count` full slots that are not too old; none when closed."""
-        taken: list[int] = []
+    def _take(self, count: int, limit: float | None) -> list[int]:
+        """The next `count` full slots that are not too old; none when closed, or when they did not come for `limit`
+        seconds. Those that came by then stay for the next call."""
         updates_of_a_slot = max(self.memory.group_width // self.batch_width, 1)
-        while len(taken) < count:
-            found = self.slots.take(count - len(taken))
-            self.learner.laps.lap("wait")
-            if found is None:
+        while len(self._taken) < count:
+            found = self.slots.take(count - len(self._taken), limit)
+            self.consumer.laps.lap("wait")
+            if not found:
                 return []
             for slot in found:
-                lag = self.learner.updates + updates_of_a_slot - 1 - self._oldest_versions[slot]
+                lag = self.consumer.newest_update() + updates_of_a_slot - 1 - self._oldest_versions[slot]
                 if self._accept(self.memory.rollout(slot), lag):
-                    taken.append(slot)
+                    self._taken.append(slot)
                 else:
                     self.slots.release([slot])
                     self.actors.wake()
+        taken, self._taken = self._taken, []
         return taken

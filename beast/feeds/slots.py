@@ -8,7 +8,7 @@ import threading
 import torch
 
 from beast.device import Fence
-from beast.envs.rows import AGENT_FIELDS, ORIGIN_FIELDS, nest_observations
+from beast.envs.rows import nest_observations, written_by
 from beast.feeds.memory import RolloutMemory
 
 NO_SLOT = -1
@@ -46,16 +46,19 @@ class Slots:
             self._full.append(slot)
             self._condition.notify_all()
 
-    def take(self, count: int) -> list[int] | None:
-        """The next `count` full slots, in the order in which they were filled. Waits for them; None when closed."""
+    def take(self, count: int, timeout: float | None = None) -> list[int]:
+        """The next `count` full slots, in the order in which they were filled. Waits for them; none when closed, and
+        when `timeout` seconds are over."""
         with self._condition:
             num_full = len(self._full)
             self._wanted = count
             self._condition.notify_all()
-            self._condition.wait_for(lambda: self._closed or (len(self._full) >= count and self._may_take))
+            are_there = self._condition.wait_for(
+                lambda: self._closed or (len(self._full) >= count and self._may_take), timeout
+            )
             self._wanted = 0
-            if self._closed:
-                return None
+            if self._closed or not are_there:
+                return []
             self._found_full.append(num_full)
             return [self._full.popleft() for _ in range(count)]
 
@@ -87,14 +90,14 @@ class Slots:
             self._condition.notify_all()
 
 
-def even_policy_lag(flags) -> int:
+def even_policy_lag(num_slots: int, group_width: int, batch_width: int) -> int:
     """The highest policy lag, in updates, where all groups are equally fast.
 
     All slots together make ceil(slots * K / B) updates. A slot waits for no more than these, and its own last update
     does not count. Joined slots are free one update earlier, so they wait for one more.
     """
-    updates = -(-flags.num_slots * flags.group_width // flags.batch_width)
-    return updates if flags.batch_width > flags.group_width else updates - 1
+    updates = -(-num_slots * group_width // batch_width)
+    return updates if batch_width > group_width else updates - 1
 
 
 class SlotTensors:
@@ -113,7 +116,8 @@ class SlotTensors:
         self._tensors = self._shared
         if self.is_twin:
             self._tensors = {name: torch.empty_like(x, device=device) for name, x in self._shared.items()}
-        self._env_fields = [name for name in self._tensors if name not in (*AGENT_FIELDS, *ORIGIN_FIELDS)]
+        others = {**written_by("agent"), **written_by("feed")}
+        self._env_fields = [name for name in self._tensors if name not in others]
         self._rows: dict[tuple[int, int], dict] = {}
         self.full = [Fence(device) for _ in range(memory.num_slots)]
         self.free = [Fence(device) for _ in range(memory.num_slots)]
@@ -148,7 +152,7 @@ class SlotTensors:
         environments there is NO_SLOT, and no action led to row 0.
         """
         if previous == NO_SLOT:
-            for name in AGENT_FIELDS:
+            for name in written_by("agent"):
                 self._tensors[name][slot, 0] = 0
         else:
             self.memory.repeat_last_row(previous, slot)
@@ -156,6 +160,7 @@ class SlotTensors:
                 for tensor in self._tensors.values():
                     tensor[slot, 0] = tensor[previous, -1]
         self._tensors["group"][slot] = group
+        self._tensors["env_number"][slot] = torch.arange(self.memory.group_width)
         self._tensors["life"][slot] = life
 
     def upload(self, slot: int, row: int) -> None:

@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 
 from beast.envs.groups import EnvGroup
-from beast.envs.rows import ENV_FIELDS, nest_observations
+from beast.envs.rows import nest_observations, written_by
 from beast.errors import InputError
 from beast.hosts import wire
 
@@ -127,7 +127,7 @@ def max_action_bytes(group) -> int:
 
 def _fields(group) -> dict[str, tuple[tuple[int, ...], str]]:
     """Name -> (shape, dtype) of each field of a row."""
-    return {**group.observation_fields, **{name: ((), dtype) for name, dtype in ENV_FIELDS.items()}}
+    return {**group.observation_fields, **{name: ((), dtype) for name, dtype in written_by("env").items()}}
 
 
 def _checked_actions(actions, group):

@@ -139,7 +139,7 @@ def policy_of(net: torch.nn.Module, parameters: Tensor) -> Categoricals | Gaussi
     return own(parameters) if own else distribution(net.action_space, parameters)
 
 
-def encode_action(space: spaces.Space, action: Tensor) -> Tensor:
+def to_features(space: spaces.Space, action: Tensor) -> Tensor:
     """An action [..., *action_shape] as input of a model, float32 [..., gymnasium.spaces.flatdim(space)].
 
     One-hot for each categorical part; the numbers of a Box clamped to [-1, 1], its bounds where it has them. Raises

@@ -1,16 +1,49 @@
-"""The learner: a net, its optimizer, what they have done so far, and the weights that it hands to inference."""
+"""The learner: a net, its optimizer, and what they have done so far."""
 
 from __future__ import annotations
 
 import math
 import threading
 from collections import deque
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from beast.clock import Laps
+from beast.envs.groups import finished_episodes
 from beast.envs.rows import is_final
+
+
+class Measured(NamedTuple):
+    """A batch before its update."""
+
+    batch: dict  # [T+1, B, …]
+    steps: Tensor  # how many it trains on, a scalar on the device
+    lag_mean: Tensor  # policy lag in updates
+    lag_max: Tensor
+
+
+class Outcome(NamedTuple):
+    """What an optimizer step, or an update of several, came to: scalar tensors on the device."""
+
+    is_bad: Tensor  # bool: a NaN or Inf in loss or gradients, so nothing was learned
+    grad_norm: Tensor  # before it was clipped
+    metrics: dict[str, Tensor]  # for the log, by name
+
+    def then(self, later: Outcome) -> Outcome:
+        """Of two steps of one update: the numbers of the first bad one, or else of the later one."""
+        metrics = {name: torch.where(self.is_bad, self.metrics[name], x) for name, x in later.metrics.items()}
+        norm = torch.where(self.is_bad, self.grad_norm, later.grad_norm)
+        return Outcome(self.is_bad | later.is_bad, norm, metrics)
+
+
+class Counted(NamedTuple):
+    """An update whose numbers have arrived from the device."""
+
+    is_bad: bool
+    lag_max: float
+    metrics: dict[str, float]
 
 
 class Learner:
@@ -24,77 +57,76 @@ class Learner:
         self.lengths: deque[int] = deque(maxlen=100)
         self.episodes = 0
         self.best = self.best_eval = -math.inf  # mean return of the last 100 games, and of an evaluation
-        self.first_env, self.group_width = 0, 1  # of the rollout in hand: its first environment, counted in its group
         self.bad_inputs = ""  # NaN and Inf that the environments gave to the latest bad updates
-        self._batch: dict = {}  # the rollout in hand
-        self._queued: tuple[dict, int, int] | None = None  # the rollout whose statistics are on their way
         self.laps = Laps()
         self.updating = threading.Lock()  # whoever holds it sees a learner between two updates
-        self._on_their_way: tuple[list[str], torch.Tensor, torch.cuda.Event] | None = None  # a GPU's statistics
+        # On a GPU: the update whose numbers are on their way, its batch, and the event of their arrival.
+        self._on_their_way: tuple[list[str], Tensor, torch.cuda.Event, dict] | None = None
 
-    def measure(self, batch: dict) -> dict[str, torch.Tensor]:
-        """Steps in `batch` [T+1, B, …] and their policy lag in updates, on the device. The update may edit its batch:
-        call this before it."""
-        self._batch = batch
+    def measure(self, batch: dict) -> Measured:
+        """Steps and policy lag of `batch` [T+1, B, …]. The update may edit its batch: call this before it."""
         final = is_final(batch["done"], batch["terminated"], batch["truncated"])[:-1]
         lag = (self.updates - batch["policy_version"][1:]).float()
-        return {"stats/policy_lag_mean": lag.mean(), "stats/policy_lag_max": lag.max(), "steps": (~final).sum()}
+        return Measured(batch, (~final).sum(), lag.mean(), lag.max())
 
-    def count(self, stats: dict[str, torch.Tensor]) -> dict[str, float]:
-        """Count an update by its statistics, scalar tensors, and return them as numbers.
+    def count(self, measured: Measured, outcome: Outcome) -> Counted | None:
+        """Count an update, and return its numbers.
 
-        `steps` is how many it trained on, `is_bad` that it was skipped. On a GPU the numbers are those of the update
-        before (empty if `settle` has had them), so the host never waits for what it has just queued. Raises
-        FloatingPointError after `max_bad_updates` bad updates in a row.
+        On a GPU they are those of the update before (None if `settle` has had them), so the host never waits for what
+        it has just queued. Raises FloatingPointError after `max_bad_updates` bad updates in a row.
         """
         self.updates += 1
-        device = stats["steps"].device
-        values = torch.stack([torch.as_tensor(x, dtype=torch.float32, device=device) for x in stats.values()])
+        batch, device = measured.batch, measured.steps.device
+        named = {"steps": measured.steps, "is_bad": outcome.is_bad}
+        named |= {"stats/policy_lag_mean": measured.lag_mean, "stats/policy_lag_max": measured.lag_max}
+        named |= {**outcome.metrics, "losses/grad_norm": outcome.grad_norm}
+        values = torch.stack([torch.as_tensor(x, dtype=torch.float32, device=device) for x in named.values()])
         self.laps.lap("optimizer")
         if device.type == "cuda":
-            numbers = self.settle()
+            counted = self.settle(batch)
             self.laps.lap("device")
-            arrived = torch.empty(len(stats), pin_memory=True).copy_(values, non_blocking=True)
-            self._on_their_way = list(stats), arrived, torch.cuda.current_stream(device).record_event()
-            # When they arrive its slot may hold newer rows.
-            self._queued = {**self._batch, "group": self._batch["group"].clone()}, self.first_env, self.group_width
+            arrived = torch.empty(len(named), pin_memory=True).copy_(values, non_blocking=True)
+            has_arrived = torch.cuda.current_stream(device).record_event()
+            # By then the slot may hold newer rows.
+            kept = batch | {name: batch[name].clone() for name in ("group", "env_number")}
+            self._on_their_way = list(named), arrived, has_arrived, kept
         else:
-            numbers = self._count(dict(zip(stats, values.tolist())))
-        if numbers and self.bad_updates_in_a_row >= self.max_bad_updates:
+            counted = self._count(dict(zip(named, values.tolist())), [batch])
+        if counted and self.bad_updates_in_a_row >= self.max_bad_updates:
             remedy = "Lower --learning_rate or --grad_clip, or try --amp off, and resume the run."
             if self.bad_inputs:
                 remedy = f"The environments gave what no net can learn from: {self.bad_inputs}. Mend them, and resume."
             raise FloatingPointError(
                 f"loss or gradients were NaN or Inf in {self.bad_updates_in_a_row} updates in a row "
-                f"(--max_bad_updates {self.max_bad_updates}); the last: {numbers}. {remedy}"
+                f"(--max_bad_updates {self.max_bad_updates}); the last: {counted.metrics}. {remedy}"
             )
-        return numbers
+        return counted
 
-    def settle(self) -> dict[str, float]:
-        """Wait for the statistics of the update that a GPU has queued and count it; empty if there is none."""
+    def settle(self, next_batch: dict | None = None) -> Counted | None:
+        """Wait for the numbers of the update that a GPU has queued and count it; None if there is none."""
         if self._on_their_way is None:
-            return {}
-        (names, values, has_arrived), self._on_their_way = self._on_their_way, None
+            return None
+        (names, values, has_arrived, batch), self._on_their_way = self._on_their_way, None
         has_arrived.synchronize()
-        return self._count(dict(zip(names, values.tolist())))
+        # A broken environment may have spoiled the next batch, too, which the learner has by now.
+        return self._count(dict(zip(names, values.tolist())), [batch, next_batch or {}])
 
-    def _count(self, stats: dict[str, float]) -> dict[str, float]:
-        self.steps += int(stats.pop("steps"))
-        is_bad = bool(stats.pop("is_bad"))
+    def _count(self, numbers: dict[str, float], batches: list[dict]) -> Counted:
+        self.steps += int(numbers.pop("steps"))
+        is_bad = bool(numbers.pop("is_bad"))
         self.bad_updates += is_bad
         self.bad_updates_in_a_row = self.bad_updates_in_a_row + 1 if is_bad else 0
-        # A GPU has the next rollout in hand by now, which a broken environment may have spoiled, too.
-        rollouts = [self._queued, (self._batch, self.first_env, self.group_width)]
-        self._queued = None
-        described = [describe_non_finite(*each) for each in rollouts if each and is_bad]
+        described = [describe_non_finite(batch) for batch in batches if is_bad]
         self.bad_inputs = next(filter(None, described), self.bad_inputs if is_bad else "")
-        return stats
+        return Counted(is_bad, numbers["stats/policy_lag_max"], numbers)
 
-    def record_episodes(self, finished: list[tuple[float, int]]) -> None:
-        """Note the return and the length in steps of games that have ended."""
-        self.episodes += len(finished)
-        self.returns.extend(episode_return for episode_return, _ in finished)
-        self.lengths.extend(length for _, length in finished)
+    def record_games(self, rows: dict) -> None:
+        """Note return and length in steps of the games that ended in a rollout's `rows`, numpy arrays [T+1, B]."""
+        finished = finished_episodes(rows)
+        with self.updating:
+            self.episodes += len(finished)
+            self.returns.extend(episode_return for episode_return, _ in finished)
+            self.lengths.extend(length for _, length in finished)
 
     def state_dict(self) -> dict:
         """All that a later start needs to go on as if there had been no stop; on a GPU call `settle` first."""
@@ -125,13 +157,9 @@ class Learner:
         torch.set_rng_state(state["rng"])
 
 
-def describe_non_finite(batch: dict, first_env: int, group_width: int) -> str:
-    """Each float field of a rollout [T+1, B, …] that holds a NaN or Inf from an environment: its name, the first such
-    environment's group and number there, and how many have one; empty if there is none.
-
-    `first_env` is the number of the first column's environment in its group; a batch of any environments has
-    `env_number` [T+1, B] instead.
-    """
+def describe_non_finite(batch: dict) -> str:
+    """Each float field of a batch [T+1, B, …] that holds a NaN or Inf from an environment: its name, the first such
+    environment's group and number there, and how many have one; empty if there is none."""
     observed = {f"observation {name!r}": x for kind in ("obs", "final_obs") for name, x in batch.get(kind, {}).items()}
     found = []
     for name, x in {**observed, "reward": batch.get("reward")}.items():
@@ -139,12 +167,11 @@ def describe_non_finite(batch: dict, first_env: int, group_width: int) -> str:
             continue
         spoiled = ~x.isfinite().flatten(2).all(-1) if x.dim() > 2 else ~x.isfinite()  # [T+1, B]
         if spoiled.any():
-            row, column = (int(index) for index in spoiled.nonzero()[0])
-            number, group = (first_env + column) % group_width, int(batch["group"][row, column])
-            number = int(batch["env_number"][row, column]) if "env_number" in batch else number
+            first = tuple(spoiled.nonzero()[0])
             found.append(
-                f"NaN or Inf in {name} of environment {number} in group {group} "
-                f"(in {int(spoiled.any(0).sum())} of {spoiled.shape[1]} environments of this update)"
+                f"NaN or Inf in {name} of environment {int(batch['env_number'][first])} in group "
+                f"{int(batch['group'][first])} (in {int(spoiled.any(0).sum())} of {spoiled.shape[1]} environments of "
+                "this update)"
             )
     return "; ".join(found)
 

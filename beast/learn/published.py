@@ -13,20 +13,30 @@ from torch import nn
 from beast.device import Fence
 
 
-def inference_copy(net: nn.Module, is_compiled: bool = False) -> nn.Module:
-    """A copy of a net to act with: by its own `inference_copy()`, where it has one, or a plain one."""
-    own = getattr(net, "inference_copy", None)
-    acting = own() if own else copy.deepcopy(net).eval().requires_grad_(False)
+def acting_copy(net: nn.Module, is_compiled: bool = False) -> nn.Module:
+    """A copy of a net to act with. Modules that have `cast_weights()` cast once what every pass would cast."""
+    acting = copy.deepcopy(net).eval().requires_grad_(False)
+    for module in acting.modules():
+        if hasattr(module, "cast_weights"):
+            module.cast_weights()
     if is_compiled:
         acting.forward = torch.compile(acting.forward)
     return acting
+
+
+def start_weights(learner, is_compiled: bool) -> PublishedWeights:
+    """What inference acts with. If it is compiled, so is the learner's net from now on."""
+    weights = PublishedWeights(learner.net, learner.updates, is_compiled)
+    if is_compiled:
+        learner.net.forward = torch.compile(learner.net.forward)
+    return weights
 
 
 class PublishedWeights:
     """Two copies of a net for inference: the learner writes the one that is not in use, then they swap roles."""
 
     def __init__(self, net: nn.Module, version: int, is_compiled: bool = False):
-        self._copies = [inference_copy(net, is_compiled) for _ in range(2)]
+        self._copies = [acting_copy(net, is_compiled) for _ in range(2)]
         self._locks = [threading.Lock() for _ in range(2)]
         device = next(net.parameters()).device
         self._written = [Fence(device) for _ in range(2)]

@@ -29,6 +29,12 @@ class Core(nn.Module):
         """(hidden, cell) of an LSTM or (hidden,) of a GRU, each [1, B, units]."""
         return tuple(torch.zeros(1, batch_size, self.units) for _ in range(2 if self.kind == "lstm" else 1))
 
+    def cast_weights(self) -> None:
+        """For a copy that only acts."""
+        if self.kind == "lstm" and self.amp:
+            for weight in (self.weight_ih_l0, self.weight_hh_l0):
+                weight.data = weight.data.bfloat16()
+
     def forward(self, x: Tensor, begins: Tensor, state: tuple) -> tuple[Tensor, tuple]:
         """Outputs [T, B, units] over x [T, B, size] and the state after row T-1, all float32.
 

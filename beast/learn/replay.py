@@ -18,13 +18,12 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import torch
 
-from beast.envs.rows import nest_observations
+from beast.envs.rows import ROW_FIELDS, nest_observations
 from beast.errors import InputError, OutOfMemory
 from beast.files import replace_file
 from beast.machine import available_memory
 
 LEAST_PRIORITY = 1e-6  # of a sequence that can be trained on: none is forgotten
-ROW_FIELDS = ("reward", "done", "terminated", "truncated", "action", "policy_logits", "policy_version", "episode_step")
 
 
 class SumTree:
@@ -96,8 +95,7 @@ class SequenceReplay:
         self.blocks_of_sequence = -(-self.length // unroll_length)
         self.priority_exponent, self.importance_exponent = priority_exponent, importance_exponent
         self.random = random or np.random.default_rng()
-        kept = {name: field for name, field in fields.items() if name.startswith("obs/") or name in ROW_FIELDS}
-        kept |= {name: field for name, field in fields.items() if name.startswith("final_obs/")}
+        kept = {name: field for name, field in fields.items() if "/" in name or ROW_FIELDS[name].is_replayed}
         self.stack = 0
         if is_stack:
             (self.stack, *image), dtype = fields["obs/obs"]

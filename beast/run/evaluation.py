@@ -8,7 +8,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from gymnasium.vector import VectorEnv
 
 from beast.envs.films import Film
 from beast.envs.groups import EnvGroup, finished_episodes
+from beast.envs.probe import probe_env
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.processes import Child
 from beast.files import read_json, write_json
@@ -26,6 +29,7 @@ from beast.learn.nests import columns, map_tensors
 from beast.run import checkpoint
 from beast.run.console import tell
 
+OF_PLAYING = ("seed", "video", "greedy", "atari_backend")  # flags at which `create_env` may look, too
 PROGRESS_SECONDS = 10.0  # between two lines of how many games are over
 LEAST_PATIENCE = 600.0  # seconds that an evaluation may take, or as long as there is between two
 # An agent's file, in a process that yields to all others and ends with its parent.
@@ -80,6 +84,26 @@ def play(
     if film:
         film.close()
     return [game for share, played in zip(quota, games) for game in played[:share]]
+
+
+def play_checkpoint(flags, create_env: Callable, net_class: Callable, variants: Collection[str], own=()) -> dict:
+    """`--mode test`: play whole games with the checkpoint that the flags name, and report them.
+
+    The checkpoint's own flags hold, but for those of playing and the agent's `own`. Checkpoints of other agents than
+    these `variants` are refused.
+    """
+    path = flags.checkpoint or os.path.join(flags.root, flags.name, "checkpoint.pt")
+    state = checkpoint.load(path, "--checkpoint" if flags.checkpoint else "", variants)
+    config = state["config"] | {name: getattr(flags, name) for name in (*OF_PLAYING, *own)} | {"mode": "test"}
+    trained = type(flags)(**{field.name: config[field.name] for field in fields(flags) if field.name in config})
+    overrides = {"render_mode": "rgb_array"} if flags.video else {}
+    spaces = probe_env(create_env, trained, **overrides)
+    trained = replace(trained, env=spaces.env_id)
+    net = net_class(spaces.observations, spaces.action, trained).eval()
+    checkpoint.load_weights(net, state["net"], path)
+    make_envs = partial(create_env, trained, **overrides)
+    played = play(make_envs, net, flags.episodes, flags.seed, flags.greedy, flags.video)
+    return report(played, trained, path, state["counts"]["steps"])
 
 
 def report(played: list[tuple[float, int]], flags, path: str, steps: int) -> dict:

@@ -51,6 +51,25 @@ class EnvFlags:
 
 
 @dataclass
+class ActorFlags:
+    """Actors on this machine."""
+
+    # Actors.
+    num_actors: int = 1
+    """Actor processes, each with two groups of environments: one steps while the other waits for its actions."""
+    num_slots: int = 0
+    """Rollouts in shared memory: more keep the learner busy, and add policy lag. 0: as many as there are groups, and
+    those of one more batch."""
+    actor_niceness: int = 5
+    """Unix niceness added to actors (0 to 19), so that they yield to the learner where cores are short. Linux with
+    autogroups (kernel.sched_autogroup_enabled) ignores it between the actors and the learner."""
+    pin_actors: bool = False
+    """Bind each actor to a core in turn."""
+    deterministic: bool = False
+    """Run everything in lock-step in one process: slow, but two runs with one seed are equal to the bit on a CPU."""
+
+
+@dataclass
 class RunFlags(EnvFlags):
     """Flags of a run whatever its agent: the task, the training time, the hardware, the records."""
 
@@ -130,7 +149,7 @@ FREE_ON_RESUME = {
     *("learning_rate", "grad_clip", "max_policy_lag"),  # remedies for bad updates, and for old rollouts
     *("device", "amp", "channels_last", "compile", "learner_threads", "log_steps", "checkpoint_minutes"),
     *("tensorboard", "track", "track_project", "eval_minutes", "eval_episodes"),
-    *("episodes", "greedy", "checkpoint", "video", "atari_backend"),
+    *("episodes", "greedy", "checkpoint", "video", "atari_backend", "actor_niceness", "pin_actors"),
 }
 
 RUN_LIMITS = {  # flag: lowest and highest value
@@ -143,6 +162,7 @@ RUN_LIMITS = {  # flag: lowest and highest value
 }
 
 
+ACTOR_LIMITS = {"num_actors": (1, 1024), "actor_niceness": (0, 19)}
 ENV_LIMITS = {"frame_stack": (0, 64), "frame_skip": (0, 1000), "resize": (0, 4096)}  # 0: what the id implies
 ENV_LIMITS_UNLESS_AUTO = {"sticky_actions": (0, 1), "noops": (0, 10**6)}
 
@@ -216,13 +236,20 @@ def check_widths(group_width: int, batch_width: int) -> None:
         )
 
 
-def check_slots(num_slots: int, groups: int, group_width: int, batch_width: int) -> int:
-    """Rollouts in shared memory for so many groups: as given, or chosen where it is 0. Raises InputError if they are
-    too few or too many, or one of the widths does not divide the other."""
-    check_widths(group_width, batch_width)
-    slots_per_batch = max(batch_width // group_width, 1)
+def check_slots(flags, groups: int) -> int:
+    """Rollouts in shared memory for so many groups: as given, or chosen if --num_slots is 0. Raises InputError if they
+    are too few or too many, if one of the widths does not divide the other, or if a batch is always too old."""
+    check_limits(flags, ACTOR_LIMITS)
+    check_widths(flags.group_width, flags.batch_width)
+    slots_per_batch = max(flags.batch_width // flags.group_width, 1)
+    last_lag = max(flags.group_width // flags.batch_width, 1) - 1
+    if 0 < flags.max_policy_lag < last_lag:
+        raise InputError(
+            f"--max_policy_lag {flags.max_policy_lag}: a rollout of {flags.group_width} columns gives {last_lag + 1} "
+            f"updates, the last of which lags by {last_lag} or more: give at least {last_lag}, or 0 for no limit"
+        )
     needed = max(groups, slots_per_batch)
-    num_slots = num_slots or needed + slots_per_batch
+    num_slots = flags.num_slots or needed + slots_per_batch
     if num_slots < needed:
         raise InputError(
             f"--num_slots {num_slots}: {groups} groups and {slots_per_batch} slots a batch need at least {needed}; "
@@ -231,15 +258,6 @@ def check_slots(num_slots: int, groups: int, group_width: int, batch_width: int)
     if num_slots > 2**16:
         raise InputError(f"--num_slots {num_slots}: at most {2**16}; use a wider --group_width or fewer --num_actors")
     return num_slots
-
-
-def describe_updates(flags, value_head) -> str:
-    """What an update learns from, for the start line; `value_head` is what normalizes returns, or None."""
-    clip = f"clipped to ±{flags.reward_clip:g}" if flags.reward_clip else "not clipped"
-    normalized = ", returns normalized" if value_head else ""
-    epochs = f" in {flags.epochs} epochs" if flags.epochs > 1 else ""
-    parts = f" of {flags.minibatches} minibatches" if flags.minibatches > 1 else ""
-    return f"updates of {flags.batch_width} x {flags.unroll_length} steps{epochs}{parts}, rewards {clip}{normalized}"
 
 
 def run_name(variant: str, flags: RunFlags) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import os
 import signal
 import sys
 import threading
@@ -12,25 +13,31 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from beast.clock import Laps
-from beast.device import stream, wait_for
+from beast.device import pin_memory, stream, wait_for
 from beast.envs import is_atari
+from beast.envs.probe import probe_env
+from beast.envs.rows import rollout_fields
+from beast.envs.spaces import EnvSpaces
 from beast.errors import UserError, WorkerFailure
-from beast.feeds.feed import Feed
+from beast.feeds.actors import ActorProcesses, Actors, LocalActors
+from beast.feeds.feed import Consumer, Feed
+from beast.feeds.memory import RolloutMemory
+from beast.feeds.shared_memory import SharedMemoryFeed
 from beast.files import copy_file
-from beast.learn.learner import Learner
+from beast.learn.learner import Counted, Learner
 from beast.run import checkpoint
 from beast.run.console import Console
 from beast.run.directory import Run
 from beast.run.evaluation import Evaluations
-from beast.run.hardware import num_learner_threads, use_threads
+from beast.run.hardware import keep_freed_memory, num_learner_threads, use_threads
 from beast.run.metrics import Metrics
 from beast.run.policy import agent_of
 from beast.run.profile import Profile
@@ -75,8 +82,7 @@ class Training:
         self._evaluations: Evaluations | None = None
         self._evaluated: dict[str, float] = {}  # metrics for the next row
         self.latest: dict[str, float] = {}  # the last row of metrics
-        self.save_beside: Callable[[], None] = lambda: None  # called for each checkpoint while no update is under way
-        self._gathered: list[dict] = []  # statistics of the updates since then
+        self._gathered: list[Counted] = []  # updates since then
         self.profile = Profile()
         self.profile.workers["learner"] = lambda: learner.laps.seconds
         self.profile.cores |= {"process": time.process_time, "learner": lambda: learner.laps.cpu_seconds}
@@ -129,9 +135,24 @@ class Training:
         """Whether all steps or minutes are used up."""
         return self.learner.steps >= self.flags.total_steps or 0 < 60 * self.flags.total_minutes <= self.seconds()
 
-    def record(self, stats: dict[str, float]) -> None:
-        """Take in the statistics of an update, and write a row of metrics if one is due. Call it while `updating`."""
-        self._gather(stats)
+    def consumer(self) -> Consumer:
+        """What a feed is told of this training."""
+        learner = self.learner
+        return Consumer(
+            device=self.device,
+            core_state=learner.net.initial_state(1),
+            newest_update=lambda: learner.updates,
+            record_games=learner.record_games,
+            laps=learner.laps,
+            max_policy_lag=getattr(self.flags, "max_policy_lag", 0),
+        )
+
+    def record(self, counted: Counted | None, more: dict[str, float] | None = None) -> None:
+        """Take in the numbers of an update, and `more` metrics of the agent's own, and write a row of metrics if one is
+        due. Call it while `updating`."""
+        if counted and more:
+            counted.metrics.update(more)
+        self._gather(counted)
         if self.learner.bad_inputs and not self._has_told_bad_inputs:
             self._has_told_bad_inputs = True  # once a start
             self.run.log(f"an update was skipped: {self.learner.bad_inputs}")
@@ -139,17 +160,19 @@ class Training:
             self._write_metrics()
             self.learner.laps.lap("records")
 
-    def train(
-        self, feed: Feed, infer: Callable, learn: Callable, introduction: str, others: Iterable[Callable[[], None]] = ()
-    ) -> Result:
+    def run_threads(
+        self, feed: Feed, *, infer: Callable[[], None], learn: Callable[[], None], introduction: str,
+        others: Iterable[Callable[[], None]] = (), save_beside: Callable[[], None] = lambda: None,
+    ) -> Result:  # fmt: skip
         """Run `infer`, `learn` and each of `others` in threads of their own, until all steps or minutes are used up, a
         signal asks for an end or one of them ends. All of them have to end when the feed is closed.
 
-        A checkpoint is left in any case. The first failure is logged, with its traceback unless it is the user's to
-        mend, and raises SystemExit(1). A SIGINT raises KeyboardInterrupt when all is saved and told.
+        A checkpoint is left in any case; `save_beside` is called with each, while no update is under way. SIGTERM and
+        SIGHUP end a run as its last step does. The first failure is logged, with its traceback unless it is the user's
+        to mend, and raises SystemExit(1). A SIGINT raises KeyboardInterrupt when all is saved and told.
         """
         flags, learner, run = self.flags, self.learner, self.run
-        self._feed = feed
+        self._feed, self._save_beside = feed, save_beside
         if flags.eval_minutes:
             seed = np.random.SeedSequence([flags.seed, 0]).generate_state(1)  # starts count from 1: no other's seeds
             self._evaluations = Evaluations(run.path, flags, int(seed[0] >> 2), run.log)
@@ -161,7 +184,8 @@ class Training:
         precision = " in bf16" if getattr(learner.net, "amp", False) else ""
         emulator = {"beast": " on Beast's emulator", "ale": " on ale-py's emulator", "auto": ""}[flags.atari_backend]
         name = flags.env + (emulator if is_atari(flags.env) else "")
-        run.log(f"{flags.name}: {name}, {parameters:,} parameters on {self.device}{precision}, {introduction}")
+        net = f"{parameters:,} parameters on {self.device}{precision}"
+        run.log(f"{flags.name}: {name}, {net}, {feed.description}, {introduction}")
         limits = flags.total_steps, flags.total_minutes
         console = Console(*limits, self.frames_per_step, learner.steps, learner.seconds / 60)
         self.cleanup.callback(console.close)
@@ -252,7 +276,7 @@ class Training:
                 learner.best = mean
             state = self._state()
             try:
-                self.save_beside()
+                self._save_beside()
             except Exception as error:  # the checkpoint is written all the same
                 failure = error
         if is_best and not self._evaluations:
@@ -290,9 +314,9 @@ class Training:
                 state = self._state()
             evaluations.start(state)
 
-    def _gather(self, stats: dict[str, float]) -> None:
-        if stats:  # a GPU's come one update late
-            self._gathered.append(stats)
+    def _gather(self, counted: Counted | None) -> None:
+        if counted:  # a GPU's come one update late
+            self._gathered.append(counted)
 
     def _write_metrics(self) -> None:
         """A row of metrics over all updates since the last one, but for losses those that were not skipped."""
@@ -301,10 +325,11 @@ class Training:
         learner, now = self.learner, time.monotonic()
         seconds = now - self._row_began
         shares = self.profile.shares(seconds)
-        good = [stats for stats in self._gathered if math.isfinite(stats["losses/grad_norm"])] or self._gathered
-        names = dict.fromkeys(name for stats in good for name in stats)
-        row = {name: float(np.mean([stats[name] for stats in good if name in stats])) for name in names}
-        row["stats/policy_lag_max"] = max(stats["stats/policy_lag_max"] for stats in self._gathered)
+        good = [each.metrics for each in self._gathered if not each.is_bad]
+        good = good or [each.metrics for each in self._gathered]
+        names = dict.fromkeys(name for metrics in good for name in metrics)
+        row = {name: float(np.mean([metrics[name] for metrics in good if name in metrics])) for name in names}
+        row["stats/policy_lag_max"] = max(each.lag_max for each in self._gathered)
         row |= {
             "frames": learner.steps * self.frames_per_step,
             "hours": self.seconds() / 3600,
@@ -326,3 +351,34 @@ class Training:
         self.latest = row
         self._gathered.clear()
         self._row_began, self._row_steps = now, learner.steps
+
+
+def prepare(flags, create_env: Callable, validate: Callable) -> tuple[Any, EnvSpaces]:
+    """The flags, checked and completed by what `create_env` makes, and the spaces that it has.
+
+    They are checked before any environment is made, and again when its id is known.
+    """
+    keep_freed_memory()
+    validate(flags)
+    spaces = probe_env(create_env, flags)
+    return validate(replace(flags, env=spaces.env_id, atari_backend=spaces.atari_backend)), spaces
+
+
+def shared_memory_feed(
+    training: Training, create_env: Callable, spaces: EnvSpaces, num_groups: int, script: str, batch_width: int
+) -> SharedMemoryFeed:
+    """Start actors on this machine, and the feed of what they write; the training closes them.
+
+    Each actor process runs `script`, the agent's file, until it comes to `run_if_actor`.
+    """
+    flags, log = training.flags, training.run.log
+    memory = RolloutMemory(rollout_fields(spaces), flags.num_slots, flags.unroll_length, flags.group_width)
+    if training.device.type == "cuda":
+        training.cleanup.callback(pin_memory(memory.buffer, training.device, log))
+    actors: Actors
+    if flags.deterministic:
+        actors = LocalActors(create_env, flags, memory, num_groups, training.env_seed)
+    else:
+        actors = ActorProcesses(os.path.abspath(script), flags, memory, num_groups, training.env_seed, log)
+    training.cleanup.callback(actors.close)
+    return SharedMemoryFeed(training.consumer(), memory, actors, batch_width, lock_step=flags.deterministic)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from beast.device import choose_device, wait_for
-from beast.envs.rows import AGENT_FIELDS, rollout_fields
+from beast.envs.rows import rollout_fields, written_by
 from beast.envs.spaces import EnvSpaces
 from beast.feeds.actor import Actor
 from beast.feeds.memory import RolloutMemory
@@ -24,7 +24,7 @@ from beast.files import read_json
 from beast.learn.distributions import distribution
 from beast.learn.learner import Learner
 from beast.learn.nests import columns, join, map_tensors
-from beast.learn.published import inference_copy
+from beast.learn.published import acting_copy
 from beast.machine import usable_cores
 
 TUNED = ("num_actors", "group_width", "num_slots", "amp", "learner_threads", "compile")  # the flags that are chosen
@@ -61,7 +61,7 @@ class Stages:
         memory = RolloutMemory(rollout_fields(spaces), num_slots, flags.unroll_length, flags.group_width)
         self._actor = Actor(create_env, flags, memory, {0: flags.seed})
         self.rollouts = [map_tensors(torch.from_numpy, memory.rollout(slot)) for slot in range(num_slots)]
-        for name in AGENT_FIELDS:
+        for name in written_by("agent"):
             memory.arrays[name][...] = 0
         uniform = torch.from_numpy(memory.arrays["policy_logits"])
         memory.arrays["action"][...] = distribution(spaces.action, uniform).sample()
@@ -75,7 +75,7 @@ class Stages:
 
     def inference(self, net: nn.Module) -> Cost:
         """Choosing one group's actions, row by row."""
-        net = inference_copy(net, self.flags.compile)
+        net = acting_copy(net, self.flags.compile)
         device = next(net.parameters()).device
         rollout = {name: self.rollouts[0][name] for name in ("obs", "reward", "done", "action")}
         state = map_tensors(lambda x: x.to(device), net.initial_state(self.flags.group_width))
@@ -103,7 +103,7 @@ class Stages:
             rollout = join(self.rollouts, device)
             for first in range(0, rollout["done"].shape[1], B):
                 batch = columns(rollout, first, B)
-                learner.count(learner.measure(batch) | update(self.flags, learner, batch, state))
+                learner.count(learner.measure(batch), update(self.flags, learner, batch, state))
             wait_for(device)
 
         return self._measure(learn, len(self.rollouts), num_threads)
@@ -136,8 +136,8 @@ def settings_of_existing_run(flags):
     return replace(flags, **{name: config[name] for name in TUNED if name in config})
 
 
-def choose(flags, create_env, spaces, make_learner: Callable, update: Callable, validate: Callable) -> tuple[Any, str]:
-    """The flags with the fastest TUNED for this environment, model and machine, and a report of the measurements.
+def choose(flags, create_env, spaces, make_learner: Callable, update: Callable, validate: Callable) -> Any:
+    """The flags with the fastest TUNED for this environment, model and machine. Prints a report of the measurements.
 
     The functions are the agent's; `validate(flags)` fills in `num_slots`. If the flags ask for `compile`, the chosen
     setting is measured with it, too, and compiles if that is clearly faster. The batch width is not tuned, as it
@@ -165,7 +165,7 @@ def choose(flags, create_env, spaces, make_learner: Callable, update: Callable, 
             settings.append(predict(replace(stages.flags, amp=amp, learner_threads=n), costs, cores, is_gpu))
     enough = TIE_FRACTION * max(setting.steps_per_second for setting in settings)
     tied = [setting for setting in settings if setting.steps_per_second >= enough]
-    best = min(tied, key=lambda setting: (even_policy_lag(validate(setting.flags)), -setting.steps_per_second))
+    best = min(tied, key=lambda setting: (lag_of(validate(setting.flags)), -setting.steps_per_second))
     if flags.compile:
         compiled = replace(best.flags, compile=True)
         learner, costs = make_learner(compiled, spaces), dict(best.costs)
@@ -176,7 +176,8 @@ def choose(flags, create_env, spaces, make_learner: Callable, update: Callable, 
         if TIE_FRACTION * settings[-1].steps_per_second > best.steps_per_second:
             best = settings[-1]
     chosen = validate(best.flags)
-    return chosen, report(chosen, best, settings)
+    print(report(chosen, best, settings))
+    return chosen
 
 
 def predict(flags, costs: dict[str, Cost], cores: int, one_gpu: bool = False) -> Setting:
@@ -198,6 +199,10 @@ def predict(flags, costs: dict[str, Cost], cores: int, one_gpu: bool = False) ->
     return Setting(replace(flags, num_actors=num_actors), costs, WORK_CONSERVATION * limits[bottleneck], bottleneck)
 
 
+def lag_of(flags) -> int:
+    return even_policy_lag(flags.num_slots, flags.group_width, flags.batch_width)
+
+
 def report(chosen, best: Setting, settings: list[Setting]) -> str:
     """A table of all settings, and what the chosen flags, those of the best one, promise."""
     lines = [" group   amp  threads  compile |    env  inference  learning  ms a step |  steps/s  bottleneck"]
@@ -216,7 +221,7 @@ def report(chosen, best: Setting, settings: list[Setting]) -> str:
         f"choose {as_arguments(chosen)}",
         f"predicted {best.steps_per_second:,.0f} steps/s; the bottleneck is: {best.bottleneck}",
         f"Sample Factory's rule, environments of an actor / 2 > ceil(t_inference / t_env): {K} > {waits} {holds}",
-        f"policy lag where all groups are equally fast: up to {even_policy_lag(chosen)} updates",
+        f"policy lag where all groups are equally fast: up to {lag_of(chosen)} updates",
     ]
     if not settings[-1].flags.compile:
         lines.append("--compile was not measured: give it to have it measured, which takes a minute or two")

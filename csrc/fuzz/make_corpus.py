@@ -12,14 +12,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))
 
-from beast.envs.rows import ENV_FIELDS  # noqa: E402
+from beast.envs.rows import written_by  # noqa: E402
 from beast.hosts import wire  # noqa: E402
 
 ACTION = wire.Field(name="action", dtype="int64")
 
 
 def hello(fields, structure, num_envs=1, action=ACTION, **changes):
-    fields = {**fields, **{name: ((), dtype) for name, dtype in ENV_FIELDS.items()}}
+    fields = {**fields, **{name: ((), dtype) for name, dtype in written_by("env").items()}}
     return wire.FromServer(
         hello=wire.ServerHello(
             **{

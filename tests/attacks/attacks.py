@@ -42,7 +42,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from env_hosts import ServerProcess, Stream, headers  # noqa: E402
 
 from beast import envs  # noqa: E402
-from beast.envs.rows import ENV_FIELDS  # noqa: E402
+from beast.envs.rows import written_by  # noqa: E402
 from beast.hosts import served_group, wire  # noqa: E402
 
 TOKEN = "sesame"
@@ -164,7 +164,7 @@ DISCRETE = {"type": "Discrete", "n": 2, "start": 0, "dtype": "int64"}
 
 def said(shape=(2,), **changes) -> bytes:
     fields = [wire.Field(name="obs/obs", dtype="float32", shape=shape)]
-    fields += [wire.Field(name=name, dtype=dtype) for name, dtype in ENV_FIELDS.items()]
+    fields += [wire.Field(name=name, dtype=dtype) for name, dtype in written_by("env").items()]
     structure = wire.Structure(dict=wire.Structure.Dict(parts={"obs": wire.Structure(field=0)}))
     hello = {
         "protocol": wire.PROTOCOL, "env": "lies", "num_envs": 16, "fields": fields, "observation": structure,
@@ -176,10 +176,10 @@ def said(shape=(2,), **changes) -> bytes:
 
 def row(reward: float = 0.0, done: bool = False) -> bytes:
     types = {"float32": np.float32, "bool": np.bool_, "int32": np.int32}
-    values = {name: np.zeros(16, types[dtype]) for name, dtype in ENV_FIELDS.items()}
+    values = {name: np.zeros(16, types[dtype]) for name, dtype in written_by("env").items()}
     values["reward"][:], values["done"][:] = reward, done
     return wire.FromServer(
-        row=np.zeros((16, 2), np.float32).tobytes() + b"".join(values[name].tobytes() for name in ENV_FIELDS)
+        row=np.zeros((16, 2), np.float32).tobytes() + b"".join(values[name].tobytes() for name in written_by("env"))
     ).SerializeToString()
 
 
