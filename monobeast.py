@@ -170,7 +170,6 @@ from beast.feeds.actors import ActorProcesses, LocalActors
 from beast.feeds.feed import Feed
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.shared_memory import SharedMemoryFeed
-from beast.feeds.slots import even_policy_lag
 from beast.learn import vtrace
 from beast.learn.distributions import distribution, encode_action
 from beast.learn.learner import Learner, step_unless
@@ -178,7 +177,15 @@ from beast.learn.nests import map_tensors, minibatches
 from beast.learn.published import PublishedWeights
 from beast.learn.recurrent import Core
 from beast.run import checkpoint, evaluation, tuning
-from beast.run.flags import FREE_ON_RESUME, check_env_flags, check_limits, check_slots, describe_updates, run_name
+from beast.run.flags import (
+    FREE_ON_RESUME,
+    check_env_flags,
+    check_limits,
+    check_slots,
+    describe_updates,
+    even_policy_lag,
+    run_name,
+)
 from beast.run.hardware import keep_freed_memory
 from beast.run.training import Result, Training
 
@@ -586,6 +593,10 @@ def make_learner(flags: AgentFlags, spaces: EnvSpaces) -> Learner:
     return Learner(net, make_optimizer(flags, net), flags.max_bad_updates)
 
 
+# Remedies for bad updates, and for old rollouts: they may change when a run is resumed.
+AGENT_FREE_ON_RESUME = {"learning_rate", "grad_clip", "max_policy_lag"}
+
+
 def train(flags: Flags) -> Result:
     """Train until steps or minutes are used up, or a signal asks for an end; a checkpoint is left in any case.
 
@@ -600,7 +611,7 @@ def train(flags: Flags) -> Result:
         flags = tuning.settings_of_existing_run(flags) or tune(flags)
     torch.manual_seed(flags.seed)
     learner = make_learner(flags, spaces)
-    resume_free = FREE_ON_RESUME | {"actor_niceness", "pin_actors", "auto"}
+    resume_free = FREE_ON_RESUME | AGENT_FREE_ON_RESUME | {"actor_niceness", "pin_actors", "auto"}
     with Training("mono", flags, learner, resume_free, spaces.frames_per_step) as training:
         num_groups = flags.num_actors * GROUPS_PER_ACTOR
         memory = RolloutMemory(rollout_fields(spaces), flags.num_slots, flags.unroll_length, flags.group_width)
@@ -660,7 +671,7 @@ def validate_agent(flags: F) -> F:
     """The flags with `auto` filled in. Raises InputError with the value, the limit and the remedy."""
     flags = replace(flags, env_kwargs=check_env_flags(flags))
     if flags.reward_clip == "auto":
-        flags = replace(flags, reward_clip=1.0 if envs.is_atari(flags.env) else 0.0)
+        flags = replace(flags, reward_clip=envs.family_of(flags.env).reward_clip)
     if flags.normalize_returns == "auto":
         flags = replace(flags, normalize_returns="off" if flags.reward_clip else "on")
     limits = {  # name: lowest, highest

@@ -22,15 +22,18 @@ from gymnasium import spaces
 from beast import envs
 from beast.feeds.actor import run_if_actor
 from beast.run import command_line
-from beast.run.flags import FREE_ON_RESUME, RUN_LIMITS, RunFlags
+from beast.run.flags import FREE_ON_RESUME, RUN_LIMITS, SERVERS_FREE_ON_RESUME, RunFlags, ServerFlags
 
 
 @dataclass
-class Flags(RunFlags):
+class Flags(ServerFlags, RunFlags):
     """R2D2. A *step* is one decision of the agent; in Atari it lasts 4 frames. The defaults learn Pong on two cores."""
 
     episodic_life: Literal["auto", "on", "off"] = "off"
     """Atari: end an episode at every lost life, for the learner; auto: on for -v4, off for -v5."""
+
+    compile: bool = False
+    """Not yet: r2d2.py does not compile its net."""
 
     # Actors.
     num_actors: int = 1
@@ -51,31 +54,14 @@ class Flags(RunFlags):
     deterministic: bool = False
     """Run everything in lock-step in one process: slow, but two runs with one seed are equal to the bit on a CPU."""
 
-    # Env servers.
+    # Where the environments are.
     feed: Literal["shared", "remote"] = "shared"
     """Environments by actors of this machine in shared memory, or by env servers (docs/polybeast.md), which needs
-    libbeast."""
-    addresses: tuple[str, ...] = ()
-    """Env servers that run already, `host:port` or `unix:/path`; implies --feed remote. Environment and group width are
-    theirs. Without addresses --feed remote starts --num_servers here."""
-    num_servers: int = 2
-    """Env servers to start here, where no --addresses are given; each serves two groups of environments."""
-    listen: str = ""
-    """Where env servers dial in, `host:port` or `unix:/path` (polybeast_env.py --learner), instead of --addresses.
-    Environment and group width are those of the first that calls."""
+    libbeast. --addresses and --listen imply remote; without them it starts --num_servers here."""
     max_streams: int = 4
-    """With --listen: streams at a time, each a group of environments, among which the replay is divided; half of them
-    have to be there."""
-    tls_cert: str = ""
-    """With --listen: certificate chain of this host (PEM), so that nobody reads along."""
-    tls_key: str = ""
-    """With --listen: private key of the certificate (PEM)."""
-    token_file: str = ""
-    """File with the secret that the env servers ask for, or with --listen must know."""
-    tls_ca: str = ""
-    """Certificate (PEM) that the env servers' certificates are signed with, or their own; a token needs it."""
-    insecure: bool = False
-    """Send a token to other hosts without TLS, or --listen to them without token and TLS: in a trusted network."""
+    """With --listen: streams at a time, each a group of environments, among which the replay is divided."""
+    server_arguments: str = ""
+    """Arguments of your own flags of polybeast_env.py, for the env servers started here."""
 
     # The agent.
     net: Literal["shallow", "deep", "mlp"] = "shallow"
@@ -535,11 +521,14 @@ def make_replay(flags: Flags, env_spaces: EnvSpaces, learner: QLearner, num_grou
 
 
 # Flags of R2D2, beside those of every run, that may differ when a run is resumed.
-RESUME_FREE = FREE_ON_RESUME | {
-    *("actor_niceness", "pin_actors", "feed", "addresses", "num_servers", "token_file", "tls_ca", "insecure"),
-    *("listen", "max_streams", "tls_cert", "tls_key"),
-    *("replay_gb", "replay_sequences", "min_fill", "save_replay", "epsilon"),
-}
+RESUME_FREE = (
+    FREE_ON_RESUME
+    | SERVERS_FREE_ON_RESUME
+    | {
+        *("actor_niceness", "pin_actors", "feed", "learning_rate", "grad_clip"),
+        *("replay_gb", "replay_sequences", "min_fill", "save_replay", "epsilon"),
+    }
+)
 
 
 def train(flags: Flags) -> Result:

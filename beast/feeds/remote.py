@@ -1,14 +1,9 @@
-"""The feed of env servers: libbeast's batcher, queue and streams, and the servers that are started here."""
+"""The feed of env servers: libbeast's batcher, queue and streams."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,19 +18,16 @@ import libbeast
 from beast.device import Fence
 from beast.envs.rows import AGENT_FIELDS, nest_observations
 from beast.envs.spaces import action_shape_dtype
-from beast.errors import WorkerFailure
 from beast.feeds.actors import PROGRESS_SECONDS
 from beast.feeds.feed import Feed, Rows
-from beast.feeds.processes import Child, cpu_seconds_of_children
-from beast.hosts.serving import KEPT_GIL
-from beast.hosts.throttle import REFUSALS_PER_MINUTE, Throttled
+from beast.feeds.processes import cpu_seconds_of_children
+from beast.hosts.throttle import RefusalLog, Throttled
 from beast.learn.learner import Learner
 from beast.learn.nests import map_tensors
 
 ENV_OUTPUTS = "obs reward done episode_step episode_return terminated truncated group life".split()  # libbeast's order
 AGENT_OUTPUTS = [*AGENT_FIELDS, "number"]
 LOST_PER_MINUTE = 20  # streams that dialed in, that are logged
-START_SECONDS = 300.0  # until a server listens: imports, and one environment
 
 
 class RemoteFeed(Feed):
@@ -183,20 +175,6 @@ def _tell_lost(log: Callable[[str], None], is_lost: threading.Event, message: st
     is_lost.set()
 
 
-class RefusalLog:
-    """Logs why a libbeast.EnvListener refused callers, when it is called; a number of lines in a minute at most."""
-
-    def __init__(self, listener, log: Callable[[str], None]):
-        self._listener, self._log = listener, Throttled(log, REFUSALS_PER_MINUTE, 60.0)
-
-    def __call__(self) -> None:
-        refusals, num_more = self._listener.refusals()
-        for refusal in refusals:
-            self._log(refusal)
-        if num_more:
-            self._log(f"refused {num_more} more")
-
-
 def split_observations(parts: dict) -> dict:
     """{"image": x, "final_obs/image": y} -> {"obs": {"image": x}, "final_obs": {"image": y}}."""
     return nest_observations({name if name.startswith("final_obs/") else f"obs/{name}": x for name, x in parts.items()})
@@ -254,54 +232,3 @@ class SeenObservations:
                     self._found.set()
                     return found
         return map_tensors(self._to_device, observations)
-
-
-class LocalServers:
-    """`count` processes of an env server's `script`, each on a unix socket in one temporary directory.
-
-    `arguments` are the script's, but for `--address` and `--parent_pid`. Raises WorkerFailure when one does not start.
-    """
-
-    def __init__(self, script: str, arguments: list[str], count: int, max_restarts: int):
-        self._command = [sys.executable, script, *arguments, "--parent_pid", str(os.getpid()), "--address"]
-        parent = "/tmp" if len(tempfile.gettempdir()) > 80 else None  # a socket's path has at most 107 bytes
-        self._directory = tempfile.TemporaryDirectory(prefix="beast-", dir=parent)
-        self.addresses = [f"unix:{self._directory.name}/{index}" for index in range(count)]
-        self.processes = [Child(f"env server {index}", max_restarts) for index in range(count)]
-        try:
-            for server, address in zip(self.processes, self.addresses):
-                server.start([*self._command, address], stdout=subprocess.DEVNULL)
-            deadline = time.monotonic() + START_SECONDS
-            while missing := [address for address in self.addresses if not os.path.exists(address[5:])]:
-                for server in self.processes:
-                    if server.popen.poll() is not None:
-                        raise WorkerFailure(f"{server.end(0)}\nIt ended at its start, so it is not restarted.")
-                if time.monotonic() > deadline:
-                    raise WorkerFailure(f"no env server listens on {missing} after {START_SECONDS:.0f} s")
-                time.sleep(0.02)
-        except BaseException:
-            self.close()
-            raise
-
-    def watch(self, stop: Callable[[], bool], log: Callable[[str], None]) -> None:
-        """Until `stop()`: restart servers that end. Then end all: a stream whose server reads nothing ends no earlier.
-
-        Raises WorkerFailure when one has been restarted too often.
-        """
-        while not stop():
-            for server, address in zip(self.processes, self.addresses):
-                if (code := server.popen.poll()) is not None:
-                    log(server.count_restart(server.end(0, KEPT_GIL if code == -signal.SIGALRM else "")))
-                    server.start([*self._command, address], stdout=subprocess.DEVNULL)
-                server.bound_output()
-            time.sleep(0.1)
-        self.close()
-
-    def close(self) -> None:
-        """End all servers and remove their sockets."""
-        running = [server for server in self.processes if server.popen]
-        for server in running:
-            server.popen.terminate()
-        for server in running:
-            server.end(2)
-        self._directory.cleanup()

@@ -87,16 +87,6 @@ class Slots:
             self._condition.notify_all()
 
 
-def even_policy_lag(flags) -> int:
-    """The highest policy lag, in updates, where all groups are equally fast.
-
-    All slots together make ceil(slots * K / B) updates. A slot waits for no more than these, and its own last update
-    does not count. Joined slots are free one update earlier, so they wait for one more.
-    """
-    updates = -(-flags.num_slots * flags.group_width // flags.batch_width)
-    return updates if flags.batch_width > flags.group_width else updates - 1
-
-
 class SlotTensors:
     """The slots of a rollout memory as tensors where the net computes; inference and learner both read them there.
 

@@ -19,13 +19,13 @@ from beast.envs.rows import AGENT_FIELDS, rollout_fields
 from beast.envs.spaces import EnvSpaces
 from beast.feeds.actor import Actor
 from beast.feeds.memory import RolloutMemory
-from beast.feeds.slots import even_policy_lag
 from beast.files import read_json
 from beast.learn.distributions import distribution
 from beast.learn.learner import Learner
 from beast.learn.nests import columns, join, map_tensors
 from beast.learn.published import inference_copy
 from beast.machine import usable_cores
+from beast.run.flags import even_policy_lag
 
 TUNED = ("num_actors", "group_width", "num_slots", "amp", "learner_threads", "compile")  # the flags that are chosen
 WIDTHS = (8, 16, 32, 64)  # group widths to measure
