@@ -495,6 +495,10 @@ def make_learner(flags: AgentFlags, spaces: EnvSpaces) -> Learner:
     return Learner(net, make_optimizer(flags, net), flags.max_bad_updates)
 
 
+# Remedies for bad updates, and for old rollouts: they may change when a run is resumed.
+AGENT_FREE_ON_RESUME = FREE_ON_RESUME | {"learning_rate", "grad_clip", "max_policy_lag"}
+
+
 def train(flags: Flags) -> Result:
     """Train until steps or minutes are used up, or a signal asks for an end (see `Training.run_threads`)."""
     flags, spaces = prepare(flags, create_env, validate)
@@ -502,7 +506,7 @@ def train(flags: Flags) -> Result:
         flags = tuning.settings_of_existing_run(flags) or tune(flags)
     torch.manual_seed(flags.seed)
     learner = make_learner(flags, spaces)
-    with Training("mono", flags, learner, FREE_ON_RESUME | {"auto"}, spaces.frames_per_step) as training:
+    with Training("mono", flags, learner, AGENT_FREE_ON_RESUME | {"auto"}, spaces.frames_per_step) as training:
         weights = start_weights(learner, flags.compile)
         num_groups = flags.num_actors * GROUPS_PER_ACTOR
         feed = shared_memory_feed(training, create_env, spaces, num_groups, __file__, flags.batch_width)
@@ -538,7 +542,7 @@ def validate_agent(flags):
     """The flags with `auto` filled in. Raises InputError with the value, the limit and the remedy."""
     flags = replace(flags, env_kwargs=check_env_flags(flags))
     if flags.reward_clip == "auto":
-        flags = replace(flags, reward_clip=1.0 if envs.is_atari(flags.env) else 0.0)
+        flags = replace(flags, reward_clip=envs.family_of(flags.env).reward_clip)
     if flags.normalize_returns == "auto":
         flags = replace(flags, normalize_returns="off" if flags.reward_clip else "on")
     limits = {  # name: lowest, highest

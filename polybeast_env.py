@@ -22,10 +22,11 @@ import gymnasium  # noqa: E402
 
 from beast import envs  # noqa: E402
 from beast.envs.probe import probe_env  # noqa: E402
-from beast.errors import InputError, exit_with_message  # noqa: E402
+from beast.errors import exit_with_message  # noqa: E402
 from beast.hosts import dialer, env_server, security, served_group, serving, wire  # noqa: E402
 from beast.hosts.throttle import log_to_stderr as log  # noqa: E402
-from beast.run.flags import add_env_flags, check_env_flags, check_limits  # noqa: E402
+from beast.run.command_line import add_arguments  # noqa: E402
+from beast.run.flags import EnvFlags, check_env_flags, check_limits  # noqa: E402
 
 
 # FORK HERE: your environment. Any gymnasium environment will do, for example
@@ -45,7 +46,7 @@ def parse_flags(arguments: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    add_env_flags(parser)
+    add_arguments(parser, EnvFlags)
     add = parser.add_argument
     where = parser.add_mutually_exclusive_group().add_argument
     where(
@@ -125,10 +126,7 @@ def main() -> None:
         check_env_flags(flags)
         limits = {"group_width": (1, 2**15), "max_streams": (1, 256), "niceness": (0, 19), "stuck_timeout": (1, 86400)}
         check_limits(flags, {**limits, "gil_timeout": (1, 10**6)})
-        if flags.learner:
-            token, certificates = _dial_security(flags)
-        else:
-            token, tls = _security(flags)
+        protection = security.of_env_server(flags, log)
         # A parent has made and checked such an environment itself.
         env_id = flags.env if flags.parent_pid else probe_env(create_env, flags).env_id
         if flags.keep:
@@ -136,9 +134,7 @@ def main() -> None:
             serving.keep([sys.executable, *words, "--env", env_id], "" if flags.learner else flags.address, log)
         os.nice(flags.niceness)
         what = f"{env_id} ({flags.max_streams} streams of {flags.group_width})"
-        options = dict(
-            env_id=env_id, max_streams=flags.max_streams, token=token, log=log, stuck_seconds=flags.stuck_timeout
-        )
+        options = dict(env_id=env_id, max_streams=flags.max_streams, log=log, stuck_seconds=flags.stuck_timeout)
 
         def make_group() -> served_group.VectorEnvGroup:
             return served_group.VectorEnvGroup(create_env(flags, flags.group_width))
@@ -149,37 +145,15 @@ def main() -> None:
             server = dialer.Dialer(
                 make_group,
                 flags.learner,
-                root_certificates=certificates,
                 on_first_stream=lambda address: print(f"serving {what} to {address}", flush=True),
                 **options,
+                **protection,
             )
         else:
             example = served_group.VectorEnvGroup(create_env(flags, 1), flags.group_width)
-            server = env_server.EnvServer(make_group, flags.address, example=example, tls=tls, **options)
+            server = env_server.EnvServer(make_group, flags.address, example=example, **options, **protection)
             announcement = f"serving {what} on {server.address}"
     serving.serve(server, announcement, flags.parent_pid, flags.gil_timeout)
-
-
-def _security(flags) -> tuple[str, tuple[bytes, bytes] | None]:
-    """Token, and TLS key and certificate, of a server that listens."""
-    if flags.tls_ca:
-        raise InputError("--tls_ca checks a learner's certificate, so it goes with --learner: leave it out")
-    token, tls = security.security(flags.address, flags.token_file, flags.tls_cert, flags.tls_key, flags.insecure)
-    if tls:
-        log("TLS is on; a learner that speaks plain text (it lacks --tls_ca) shows below as WRONG_VERSION_NUMBER")
-    elif not security.is_local(flags.address):
-        log(f"--insecure: all who can connect to {flags.address} can read along, and without a token step too")
-    return token, tls
-
-
-def _dial_security(flags) -> tuple[str, bytes | None]:
-    """Token and certificate of a server that dials."""
-    if flags.tls_cert or flags.tls_key:
-        raise InputError("with --learner the certificate is the learner's: give --tls_ca, not --tls_cert and --tls_key")
-    token, certificates = security.dial_security(flags.learner, flags.token_file, flags.tls_ca, flags.insecure)
-    if not certificates and not all(map(security.is_local, flags.learner)):
-        log("--insecure: all on the way to the learner can read along, the token too, and answer in its place")
-    return token, certificates
 
 
 if __name__ == "__main__":

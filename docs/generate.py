@@ -138,7 +138,7 @@ def polybeast_tables() -> list[str]:
 
         return flag_tables(polybeast.Flags, without=monobeast.AgentFlags)
     finally:
-        for name in ("libbeast", "polybeast", "beast.feeds.remote") if stands_in else ():
+        for name in ("libbeast", "polybeast", "beast.run.servers", "beast.feeds.remote") if stands_in else ():
             sys.modules.pop(name, None)
 
 

@@ -956,11 +956,13 @@ def test_a_taken_address_is_one_line_of_polybeast(tmp_path, unix, run_main):
 
 
 def test_polybeast_refuses_callers_of_no_use_and_takes_the_environments_of_the_next(tmp_path, unix, capsys):
-    polybeast = pytest.importorskip("polybeast")
+    polybeast, servers = pytest.importorskip("polybeast"), pytest.importorskip("beast.run.servers")
     flags = polybeast.Flags(env="CartPole-v1", listen=unix, total_steps=1)
     found: queue.SimpleQueue = queue.SimpleQueue()
     with listening(unix, None, token="sesame") as listener:
-        threading.Thread(target=lambda: found.put(polybeast.first_hello(flags, listener)), daemon=True).start()
+        threading.Thread(
+            target=lambda: found.put(servers.first_hello(flags, polybeast.validate, listener)), daemon=True
+        ).start()
         bad_spaces = hello(env="CartPole-v1", observation_space="{}")
         for said, message in [
             (hello(), "--env CartPole-v1: this env server has lies; start it with --env CartPole-v1"),

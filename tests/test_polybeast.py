@@ -36,7 +36,7 @@ from beast.envs.rows import rollout_fields
 from beast.feeds import remote
 from beast.feeds.remote import SeenObservations
 from beast.learn.nests import map_tensors
-from beast.run import checkpoint
+from beast.run import checkpoint, servers
 from beast.run.flags import EnvFlags
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -328,18 +328,18 @@ def test_a_feed_is_freed_when_its_training_is_over(tmp_path):
 )
 def test_min_envs_is_the_least_number_of_streams_with_that_share(monkeypatch, share, num_streams, expected):
     told = {}
-    monkeypatch.setattr(polybeast, "RemoteFeed", lambda *rest, **options: told.update(options) or mock.Mock())
+    monkeypatch.setattr(servers, "RemoteFeed", lambda *rest, **options: told.update(options) or mock.Mock())
     flags = polybeast.Flags(min_envs=share, listen="unix:/nowhere", max_streams=num_streams)
-    connection = polybeast.Connection(flags, mock.Mock(), {}, 1, [], None, None, {})
+    connection = servers.Connection(flags, mock.Mock(), {}, addresses=[], protection={})
     training = mock.Mock()
     training.env_seed.return_value = 77  # another one in each start
-    polybeast.make_feed(training, connection)
+    servers.make_feed(training, connection, flags.batch_width)
     assert told["min_streams"] == expected and told["seed"] == 77
 
 
 def test_a_learner_says_which_server_it_waits_for(tmp_path, run_here, monkeypatch):
-    monkeypatch.setattr(polybeast, "QUIET_SECONDS", 0.1)
-    monkeypatch.setattr(polybeast, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(servers, "QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(servers, "CONNECT_SECONDS", 1.0)
     address = f"unix:{tmp_path / 'nobody'}"
     code, output = run_here("--addresses", address, "--env_timeout", "2")
     assert code == 1 and output.startswith(f"waiting for the env server at {address}, for 2 s"), output
@@ -392,10 +392,10 @@ def test_the_choices_of_the_environment_reach_its_servers_and_what_is_played(tmp
         env="ALE/Pong-v5", env_kwargs='{"maxpool": false}', frame_stack=2, frame_skip=3, resize=40, grayscale="off",
         sticky_actions=0.5, noops=0, episodic_life="on", full_action_space="on", atari_backend="beast",
     )  # fmt: skip
-    parsed = polybeast.parse_flags(polybeast.server_command_line(flags))
+    parsed = polybeast_env.parse_flags(servers.command_line(flags))
     changed = {field.name: getattr(flags, field.name) for field in dataclasses.fields(EnvFlags)}
     assert changed.items() <= vars(parsed).items() and parsed.group_width == 16
-    defaults = vars(polybeast.parse_flags([]))
+    defaults = vars(polybeast_env.parse_flags([]))
     assert not changed.items() & defaults.items(), "each was given another value"
     assert dataclasses.asdict(EnvFlags()).items() <= defaults.items()
 

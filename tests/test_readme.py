@@ -21,6 +21,7 @@ import pytest
 import monobeast
 import plot
 import polybeast_env
+from beast.run.flags import ServerFlags
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -239,7 +240,7 @@ def test_ci_runs_the_tests_that_the_readme_names():
 
 
 def test_every_flag_that_the_pages_name_exists():
-    programs = (monobeast.Flags, plot.Flags, throughput.Options)
+    programs = (monobeast.Flags, ServerFlags, plot.Flags, throughput.Options)
     known = {field.name for flags in programs for field in dataclasses.fields(flags)}
     known |= set(vars(polybeast_env.parse_flags([])))
     # Read as text: these need libbeast, and peers.

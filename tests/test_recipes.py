@@ -17,7 +17,7 @@ import beast
 import monobeast
 from beast.envs.spaces import spaces_by_name
 from beast.run import command_line
-from beast.run.presets import ABOUT, PRESETS
+from monobeast_presets import ABOUT, PRESETS
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))

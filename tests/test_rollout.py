@@ -13,7 +13,8 @@ import pytest
 
 from beast.errors import OutOfMemory
 from beast.feeds.memory import RolloutMemory
-from beast.feeds.slots import Slots, even_policy_lag
+from beast.feeds.slots import Slots
+from beast.run.flags import even_policy_lag
 
 FIELDS = {"obs/obs": ((2,), "float32"), "reward": ((), "float32"), "action": ((), "int64"), "done": ((), "bool")}
 

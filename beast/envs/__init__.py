@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 from gymnasium.vector import VectorEnv
@@ -141,14 +141,30 @@ def _make_registered(env_id: str, num_envs: int, of_images: dict[str, Any], kwar
     )  # fmt: skip
 
 
+class Family(NamedTuple):
+    """What an id tells of its environments before they are made."""
+
+    frames_per_step: int = 1  # where --frame_skip is 0
+    reward_clip: float = 0.0  # what --reward_clip auto stands for; 0: none
+    has_emulators: bool = False  # to choose from by --atari_backend
+    stacks_images: bool = False  # an observation is the latest images, [frame_stack, height, width]
+
+
+ATARI = Family(ATARI_FRAMES_PER_STEP, reward_clip=1.0, has_emulators=True, stacks_images=True)
+
+
+def family_of(env_id: str) -> Family:
+    """Of `<Game>NoFrameskip-v4` and `ALE/<Game>-v5` it is Atari."""
+    return ATARI if ATARI_ID.fullmatch(env_id) else Family()
+
+
 def is_atari(env_id: str) -> bool:
-    """Whether the id is `<Game>NoFrameskip-v4` or `ALE/<Game>-v5`."""
-    return bool(ATARI_ID.fullmatch(env_id))
+    return family_of(env_id) is ATARI
 
 
 def frames_per_step(env_id: str, frame_skip: int = 0) -> int:
     """Frames of one agent step: --frame_skip, or where that is 0, 4 for the Atari ids and 1 for all others."""
-    return frame_skip or (ATARI_FRAMES_PER_STEP if is_atari(env_id) else 1)
+    return frame_skip or family_of(env_id).frames_per_step
 
 
 def _unknown_id(env_id: str) -> InputError:

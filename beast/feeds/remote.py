@@ -1,13 +1,8 @@
-"""The feed of env servers: libbeast's batcher, queue and streams, and the servers that are started here."""
+"""The feed of env servers: libbeast's batcher, queue and streams."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,28 +17,27 @@ import libbeast
 from beast.device import Fence
 from beast.envs.rows import nest_observations, written_by
 from beast.envs.spaces import action_shape_dtype
-from beast.errors import WorkerFailure
 from beast.feeds.actors import PROGRESS_SECONDS
 from beast.feeds.feed import Consumer, Feed, Rows
-from beast.feeds.processes import Child, cpu_seconds_of_children
-from beast.hosts.serving import KEPT_GIL
-from beast.hosts.throttle import REFUSALS_PER_MINUTE, Throttled
+from beast.feeds.processes import cpu_seconds_of_children
+from beast.hosts.throttle import RefusalLog, Throttled
 from beast.learn.nests import map_tensors
 
 LOST_PER_MINUTE = 20  # streams that dialed in, that are logged
-START_SECONDS = 300.0  # until a server listens: imports, and one environment
 
 
 class RemoteFeed(Feed):
     """Rows from streams of env servers, answered in batches, and their rollouts in the order in which they arrive."""
 
     def __init__(
-        self, consumer: Consumer, flags, action_space: Space, addresses: list[str], servers, listener, *,
+        self, consumer: Consumer, action_space: Space, addresses: list[str], servers, listener, *,
+        unroll_length: int, group_width: int, batch_width: int, queue_width: int, inference_width: int,
         log: Callable[[str], None], min_streams: int, **stream_options,
     ):  # fmt: skip
         """`addresses` has one entry for each stream, or there is a libbeast.EnvListener where streams dial in.
         `stream_options` are those of libbeast.ActorPool. `servers` are LocalServers, whose CPU time is told, or None.
-        `log` gets a line when a stream is lost."""
+        Groups wait while `queue_width` columns wait for the learner. Inference answers at most `inference_width` rows
+        at once; 0 chooses. `log` gets a line when a stream is lost."""
         super().__init__(consumer)
         self._env_outputs = ["obs", *written_by("env"), "group", "life", "env_number"]  # libbeast's order
         self._agent_outputs = [*written_by("agent"), "number"]
@@ -54,28 +48,28 @@ class RemoteFeed(Feed):
         self.cores = {"envs": partial(cpu_seconds_of_children, servers.processes)} if servers else {}
         self.num_streams, self.closed = listener.max_streams if listener else len(addresses), threading.Event()
         self._num_measured = 1 if listener else self.num_streams  # most at a time so far
-        T, B, num_rows = flags.unroll_length, flags.batch_width, flags.group_width * self.num_streams
+        num_rows = group_width * self.num_streams
         self.queue = libbeast.BatchingQueue(
-            batch_dim=1, minimum_batch_size=B, maximum_batch_size=B, maximum_queue_size=flags.queue_width
+            batch_dim=1, minimum_batch_size=batch_width, maximum_batch_size=batch_width, maximum_queue_size=queue_width
         )
         # A group's rows fit a CPU's cache, and need no gathering.
-        inference_width = flags.inference_width or (flags.group_width if self.device.type == "cpu" else num_rows)
+        inference_width = inference_width or (group_width if self.device.type == "cpu" else num_rows)
         self.batcher = libbeast.DynamicBatcher(batch_dim=1, maximum_batch_size=inference_width)
         shape, dtype = action_shape_dtype(action_space)
         # What a group carries from row to row: the core's state and its last action, which the net sees, too.
         state = consumer.core_state, torch.from_numpy(np.zeros((1, 1, *shape), dtype))
         self.pool = libbeast.ActorPool(
-            T, self.queue, self.batcher, addresses, state, row_fields=list(written_by("env")), listener=listener,
-            min_streams=min_streams,
+            unroll_length, self.queue, self.batcher, addresses, state, row_fields=list(written_by("env")),
+            listener=listener, min_streams=min_streams,
             # No method of this feed: the pool would keep it, and no garbage collector sees through the pool.
             log=partial(_tell_lost, self._log_lost, self._is_lost), **stream_options,
         )  # fmt: skip
         # As many as streams, queue and learner hold, twice, as a stream may be slower than the others.
-        self._seen = SeenObservations(2 * (num_rows + flags.queue_width + B) * T, self.device)
+        self._seen = SeenObservations(2 * (num_rows + queue_width + batch_width) * unroll_length, self.device)
         self._to_device = partial(Tensor.to, device=self.device, non_blocking=True)
-        self._group_width = flags.group_width
+        self._group_width = group_width
         at_most = "up to " if listener else ""
-        self.description = f"{at_most}{self.num_streams} groups of {flags.group_width} environments"
+        self.description = f"{at_most}{self.num_streams} groups of {group_width} environments"
         self._waiting: list[int] = []  # columns in the queue, at each update since the last row of metrics
 
     def close(self) -> None:
@@ -187,20 +181,6 @@ def _tell_lost(log: Callable[[str], None], is_lost: threading.Event, message: st
     is_lost.set()
 
 
-class RefusalLog:
-    """Logs why a libbeast.EnvListener refused callers, when it is called; a number of lines in a minute at most."""
-
-    def __init__(self, listener, log: Callable[[str], None]):
-        self._listener, self._log = listener, Throttled(log, REFUSALS_PER_MINUTE, 60.0)
-
-    def __call__(self) -> None:
-        refusals, num_more = self._listener.refusals()
-        for refusal in refusals:
-            self._log(refusal)
-        if num_more:
-            self._log(f"refused {num_more} more")
-
-
 def split_observations(parts: dict) -> dict:
     """{"image": x, "final_obs/image": y} -> {"obs": {"image": x}, "final_obs": {"image": y}}."""
     return nest_observations({name if name.startswith("final_obs/") else f"obs/{name}": x for name, x in parts.items()})
@@ -258,54 +238,3 @@ class SeenObservations:
                     self._found.set()
                     return found
         return map_tensors(self._to_device, observations)
-
-
-class LocalServers:
-    """`count` processes of an env server's `script`, each on a unix socket in one temporary directory.
-
-    `arguments` are the script's, but for `--address` and `--parent_pid`. Raises WorkerFailure when one does not start.
-    """
-
-    def __init__(self, script: str, arguments: list[str], count: int, max_restarts: int):
-        self._command = [sys.executable, script, *arguments, "--parent_pid", str(os.getpid()), "--address"]
-        parent = "/tmp" if len(tempfile.gettempdir()) > 80 else None  # a socket's path has at most 107 bytes
-        self._directory = tempfile.TemporaryDirectory(prefix="beast-", dir=parent)
-        self.addresses = [f"unix:{self._directory.name}/{index}" for index in range(count)]
-        self.processes = [Child(f"env server {index}", max_restarts) for index in range(count)]
-        try:
-            for server, address in zip(self.processes, self.addresses):
-                server.start([*self._command, address], stdout=subprocess.DEVNULL)
-            deadline = time.monotonic() + START_SECONDS
-            while missing := [address for address in self.addresses if not os.path.exists(address[5:])]:
-                for server in self.processes:
-                    if server.popen.poll() is not None:
-                        raise WorkerFailure(f"{server.end(0)}\nIt ended at its start, so it is not restarted.")
-                if time.monotonic() > deadline:
-                    raise WorkerFailure(f"no env server listens on {missing} after {START_SECONDS:.0f} s")
-                time.sleep(0.02)
-        except BaseException:
-            self.close()
-            raise
-
-    def watch(self, stop: Callable[[], bool], log: Callable[[str], None]) -> None:
-        """Until `stop()`: restart servers that end. Then end all: a stream whose server reads nothing ends no earlier.
-
-        Raises WorkerFailure when one has been restarted too often.
-        """
-        while not stop():
-            for server, address in zip(self.processes, self.addresses):
-                if (code := server.popen.poll()) is not None:
-                    log(server.count_restart(server.end(0, KEPT_GIL if code == -signal.SIGALRM else "")))
-                    server.start([*self._command, address], stdout=subprocess.DEVNULL)
-                server.bound_output()
-            time.sleep(0.1)
-        self.close()
-
-    def close(self) -> None:
-        """End all servers and remove their sockets."""
-        running = [server for server in self.processes if server.popen]
-        for server in running:
-            server.popen.terminate()
-        for server in running:
-            server.end(2)
-        self._directory.cleanup()

@@ -8,7 +8,9 @@ import os
 import resource
 import ssl
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from beast.errors import InputError
 
@@ -23,6 +25,26 @@ def is_local(address: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     return host == "localhost"
+
+
+def of_env_server(flags, log: Callable[[str], None]) -> dict[str, Any]:
+    """The arguments of an EnvServer or a Dialer that protect it. `log` gets what is good to know of them. Raises
+    InputError as `security` and `dial_security` do."""
+    if not flags.learner:
+        if flags.tls_ca:
+            raise InputError("--tls_ca checks a learner's certificate, so it goes with --learner: leave it out")
+        token, tls = security(flags.address, flags.token_file, flags.tls_cert, flags.tls_key, flags.insecure)
+        if tls:
+            log("TLS is on; a learner that speaks plain text (it lacks --tls_ca) shows below as WRONG_VERSION_NUMBER")
+        elif not is_local(flags.address):
+            log(f"--insecure: all who can connect to {flags.address} can read along, and without a token step too")
+        return {"token": token, "tls": tls}
+    if flags.tls_cert or flags.tls_key:
+        raise InputError("with --learner the certificate is the learner's: give --tls_ca, not --tls_cert and --tls_key")
+    token, certificates = dial_security(flags.learner, flags.token_file, flags.tls_ca, flags.insecure)
+    if not certificates and not all(map(is_local, flags.learner)):
+        log("--insecure: all on the way to the learner can read along, the token too, and answer in its place")
+    return {"token": token, "root_certificates": certificates}
 
 
 def security(address: str, token_file="", tls_cert="", tls_key="", insecure=False) -> tuple[str, tuple | None]:

@@ -35,3 +35,17 @@ def log_to_stderr(line: str) -> None:
     """Streams go on where nobody reads stderr any more."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
+
+
+class RefusalLog:
+    """Logs why a libbeast.EnvListener refused callers, when it is called; a number of lines in a minute at most."""
+
+    def __init__(self, listener, log: Callable[[str], None]):
+        self._listener, self._log = listener, Throttled(log, REFUSALS_PER_MINUTE, 60.0)
+
+    def __call__(self) -> None:
+        refusals, num_more = self._listener.refusals()
+        for refusal in refusals:
+            self._log(refusal)
+        if num_more:
+            self._log(f"refused {num_more} more")

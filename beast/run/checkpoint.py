@@ -14,7 +14,7 @@ import torch
 
 from beast.errors import InputError, MissingFile, first_line
 from beast.files import replace_file
-from beast.run.directory import PROGRAMS
+from beast.run.directory import program_of
 
 FORMAT = 2  # raise it when weights or fields change their meaning; 2: images are flattened as [H, W, C]
 PLAIN_TYPES = (type(None), bool, int, float, str, torch.Tensor, torch.nn.Parameter)
@@ -62,8 +62,8 @@ def load(path: str | os.PathLike, taker: str = "", variants: Collection[str] = (
             "use the version that wrote it (the run's meta.json names the commit)"
         )
     variant = state.get("config", {}).get("variant")
-    if variants and variant in PROGRAMS and variant not in variants:
-        raise InputError(f"{path}: {PROGRAMS[variant]} trained it, and is what plays it")
+    if variants and variant not in variants and (program := program_of(variant)) != variant:
+        raise InputError(f"{path}: {program} trained it, and is what plays it")
     return state
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import inspect
@@ -9,9 +10,9 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from beast.errors import InputError, exit_with_message
 from beast.run import presets
@@ -60,7 +61,7 @@ def read_source(flags_class: type) -> dict[str, Flag]:
 
 
 def parse(
-    flags_class: type[F], description: str | None, known=presets.PRESETS, about: Mapping[str, str] = presets.ABOUT
+    flags_class: type[F], description: str | None, known: Mapping[str, dict[str, Any]], about: Mapping[str, str]
 ) -> F:
     """Flags from the command line, or of its `--preset`, one of those that are `known`; `about` is what --help says of
     each. `--help`, and an error in the line, end the program."""
@@ -70,11 +71,11 @@ def parse(
         preset, arguments = presets.take(sys.argv[1:], known)
         if unknown := preset.keys() - {each.name for each in fields(flags_class)}:  # type: ignore[arg-type]
             raise InputError(f"--preset: this program has no flag --{', --'.join(sorted(unknown))}")
-    known, hints = read_source(flags_class), get_type_hints(flags_class, include_extras=True)
+    declared, hints = read_source(flags_class), get_type_hints(flags_class, include_extras=True)
     annotated: Any = Annotated  # with types that are made here
     sections: dict[str, list] = {}
     for each in fields(flags_class):  # type: ignore[arg-type]
-        flag = known.get(each.name, Flag("", ""))
+        flag = declared.get(each.name, Flag("", ""))
         kind = annotated[hints[each.name], tyro.conf.arg(help=" ".join(flag.help.split()))]
         default: Any = field(default=each.default, default_factory=each.default_factory)
         if each.name in preset:
@@ -110,3 +111,24 @@ def print_help_if_asked(flags_class: type, description: str | None, *presets_of_
     """End the program with `--help` if that is asked for: before torch is imported, which takes seconds."""
     if {"-h", "--help"} & set(sys.argv[1:]):
         parse(flags_class, description, *presets_of_it)
+
+
+def add_arguments(parser: argparse.ArgumentParser, flags_class: type) -> None:
+    """The flags of a dataclass, for programs that run without tyro: texts, numbers, choices, and numbers or `auto`."""
+    declared, hints = read_source(flags_class), get_type_hints(flags_class)
+    for each in fields(flags_class):
+        kind, text = hints[each.name], declared.get(each.name, Flag("", "")).help
+        options: dict[str, Any] = {"default": each.default, "help": " ".join(text.split()).replace("%", "%%")}
+        if get_origin(kind) is Literal:
+            options["choices"] = get_args(kind)
+        else:
+            options["type"] = _auto_or(get_args(kind)[0]) if get_args(kind) else kind
+        parser.add_argument(f"--{each.name}", **options)
+
+
+def _auto_or(number: type) -> Callable[[str], float | str]:
+    def parse(text: str) -> float | str:
+        return text if text == "auto" else number(text)
+
+    parse.__name__ = f"auto or {number.__name__}"  # argparse's errors quote it
+    return parse

@@ -22,7 +22,6 @@ from beast.files import read_json, write_json
 from beast.machine import cpu_model, usable_cores
 from beast.run.console import tell
 
-PROGRAMS = {"mono": "monobeast.py", "poly": "polybeast.py", "r2d2": "r2d2.py"}  # by the variant of their runs
 MAX_UNTRACKED_FILES, MAX_UNTRACKED_FILE_BYTES, MAX_UNTRACKED_BYTES = 200, 100_000, 1_000_000  # of each start
 
 
@@ -103,8 +102,8 @@ def refuse_contradictions(path: Path, config: Mapping, resume_free: Collection[s
     differing = [flag for flag in config if flag in old and flag not in resume_free and config[flag] != old[flag]]
     if "variant" in differing:
         raise InputError(
-            f"{path}: {PROGRAMS.get(old['variant'], old['variant'])} began this run; train on with that, or choose "
-            "another --name for a new run"
+            f"{path}: {program_of(old['variant'])} began this run; train on with that, or choose another --name for a "
+            "new run"
         )
     if differing:
         lines = "".join(f"  --{flag} {config[flag]} (the run has {old[flag]})\n" for flag in differing)
@@ -113,6 +112,13 @@ def refuse_contradictions(path: Path, config: Mapping, resume_free: Collection[s
             f"{path}: there is a run of this name, and it cannot be resumed with other values for\n{lines}"
             f"choose another --name for a new run, or resume this one with {remedies}"
         )
+
+
+def program_of(variant: str) -> str:
+    """The file beside Beast's package that trains runs of a variant: `<variant>.py` or `<variant>beast.py`. Where there
+    is none, it is the variant."""
+    names = (f"{variant}.py", f"{variant}beast.py")
+    return next((name for name in names if (Path(__file__).parents[2] / name).is_file()), variant)
 
 
 def as_argument(flag: str, value: Any) -> str:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from beast.envs import parse_env_kwargs
 from beast.errors import InputError
+
+F = TypeVar("F", bound=Any)
 
 
 @dataclass
@@ -23,7 +24,7 @@ class EnvFlags:
     # The environment.
     env: str = "PongNoFrameskip-v4"
     """Environment id: `<Game>NoFrameskip-v4` or `ALE/<Game>-v5` (Atari), `MinAtar/<Game>-v0`, any id of gymnasium, or
-    `module:id`. --mode test plays the environment of the checkpoint."""
+    `module:id`."""
     env_kwargs: str = ""
     """Arguments of the environment as a JSON object, such as `{"map_name": "8x8"}`; of Atari, those of ale-py's
     AtariVectorEnv."""
@@ -109,8 +110,7 @@ class RunFlags(EnvFlags):
     """Store images with their channels innermost, the fastest order for convolutions."""
     compile: bool = False
     """torch.compile the net for learner and inference, which takes a minute at the start. On CPUs it was no faster,
-    and slower with small nets; on GPUs it was not measured. MonoBeast's --mode tune --compile measures it. R2D2 refuses
-    it."""
+    and slower with small nets; on GPUs it was not measured. MonoBeast's --mode tune --compile measures it."""
     learner_threads: int = 0
     """CPU threads of the learner; 0 takes half of the cores. Inference has one thread."""
 
@@ -138,19 +138,66 @@ class RunFlags(EnvFlags):
     greedy: bool = False
     """--mode test, and evaluations: take the most probable action instead of sampling."""
     checkpoint: str = ""
-    """--mode test: checkpoint file to play; empty takes the run's checkpoint.pt."""
+    """--mode test: checkpoint file to play, in its own environment; empty takes the run's checkpoint.pt."""
     video: str = ""
     """--mode test: file to film the first game into (.mp4; needs `pip install imageio imageio-ffmpeg`)."""
 
 
-# Flags that may change when a run is resumed. With another total_steps the learning rate decays to 0 at the new count.
+@dataclass
+class ServerFlags:
+    """Env servers (polybeast_env.py) and the learner's connections to them, for an agent with the flags of a run."""
+
+    # Where the environments are.
+    num_servers: int = 2
+    """Env servers to start here, where no --addresses are given; each serves two groups of environments."""
+    addresses: tuple[str, ...] = ()
+    """Env servers that run already, `host:port` or `unix:/path`. Environment and group width are theirs then; the
+    learner counts frames by --frame_skip and plays --mode test by its own flags, so give it the servers'."""
+    listen: str = ""
+    """Where env servers dial in, `host:port` or `unix:/path`, from anywhere and at any time (polybeast_env.py
+    --learner), instead of --addresses. Environment and group width are those of the first that calls and can be used;
+    give --env to wait for that one."""
+    max_streams: int = 0
+    """With --listen: streams at a time, each a group of environments; 0 takes up to 64."""
+    tls_cert: str = ""
+    """With --listen: certificate chain of this host (PEM), so that nobody reads along."""
+    tls_key: str = ""
+    """With --listen: private key of the certificate (PEM)."""
+    token_file: str = ""
+    """File with the secret that the env servers ask for, or with --listen must know."""
+    tls_ca: str = ""
+    """Certificate (PEM) that the env servers' certificates are signed with, or their own; a token needs it."""
+    insecure: bool = False
+    """Send a token to other hosts without TLS, or --listen to them without token and TLS: in a trusted network."""
+    min_envs: float = 0.5
+    """Share of the environments that must work, else the run ends. While it is met, a stream that has used up its
+    restarts or was refused is tried again after 30 seconds to 10 minutes. With --listen the learner waits instead of
+    ending: the share is of --max_streams, and where that is 0, one stream is enough."""
+    server_niceness: int = 5
+    """Unix niceness added to env servers started here (0 to 19), so that they yield to the learner. Linux with
+    autogroups ignores it between them and the learner."""
+
+    # Who does how much.
+    queue_width: int = 0
+    """Groups wait while so many columns (or more) wait for the learner; 0 takes one group or batch, whichever is
+    wider. Fewer mean less policy lag."""
+    inference_width: int = 0
+    """Rows that inference answers at once, at most; 0 takes one group on a CPU (rows that fit the cache, and no
+    gathering) and all groups on a GPU."""
+    server_arguments: str = ""
+    """Arguments of your own flags of polybeast_env.py, for the env servers started here and for --mode test, as in
+    `--server_arguments="--level 3"`."""
+
+
+# Flags that may change when a run is resumed; an agent adds its own. With another total_steps the learning rate decays
+# to 0 at the new count.
 FREE_ON_RESUME = {
     *("mode", "name", "root", "total_steps", "total_minutes", "max_env_restarts", "env_timeout", "max_bad_updates"),
-    *("learning_rate", "grad_clip", "max_policy_lag"),  # remedies for bad updates, and for old rollouts
     *("device", "amp", "channels_last", "compile", "learner_threads", "log_steps", "checkpoint_minutes"),
     *("tensorboard", "track", "track_project", "eval_minutes", "eval_episodes"),
     *("episodes", "greedy", "checkpoint", "video", "atari_backend", "actor_niceness", "pin_actors"),
 }
+SERVERS_FREE_ON_RESUME = {flag.name for flag in fields(ServerFlags)} - {"server_arguments"}
 
 RUN_LIMITS = {  # flag: lowest and highest value
     **{name: (1, 10**12) for name in ("total_steps", "log_steps")},
@@ -167,43 +214,8 @@ ENV_LIMITS = {"frame_stack": (0, 64), "frame_skip": (0, 1000), "resize": (0, 409
 ENV_LIMITS_UNLESS_AUTO = {"sticky_actions": (0, 1), "noops": (0, 10**6)}
 
 
-def add_env_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `EnvFlags`, for programs that run without tyro."""
-    on_or_off: dict[str, Any] = {"default": "auto", "choices": ["auto", "on", "off"]}
-    add = parser.add_argument
-    add(
-        "--env",
-        default=EnvFlags.env,
-        help="environment id: <Game>NoFrameskip-v4 or ALE/<Game>-v5 (Atari), MinAtar/<Game>-v0, any of gymnasium's, or "
-        "module:id",
-    )
-    add("--env_kwargs", default="", help='arguments of the environment as a JSON object, such as {"map_name": "8x8"}')
-    add("--frame_stack", type=int, default=0, help="images seen together; 0: 4 for Atari, 1 for all others")
-    add("--frame_skip", type=int, default=0, help="frames of one action; 0: 4 for Atari, 1 for all others")
-    add("--resize", type=int, default=0, help="height and width of images; 0: 84 for Atari, all others as they are")
-    add("--grayscale", **on_or_off, help="gray images; auto: on for Atari, off for all others")
-    add("--sticky_actions", type=_auto_or(float), default="auto", help="Atari: probability of repeating an action")
-    add("--noops", type=_auto_or(int), default="auto", help="Atari: a game begins with fewer no-ops than this, drawn")
-    add("--episodic_life", **on_or_off, help="Atari: end an episode at every lost life; auto: on for -v4, off for -v5")
-    add("--full_action_space", **on_or_off, help="Atari: all 18 actions rather than the game's own; auto: off")
-    add(
-        "--atari_backend",
-        default="auto",
-        choices=["auto", "beast", "ale"],
-        help="Atari: Beast's own emulator or ale-py's; auto: Beast's where it is built and knows the game",
-    )
-
-
-def _auto_or(number: type) -> Callable[[str], float | str]:
-    def parse(text: str) -> float | str:
-        return text if text == "auto" else number(text)
-
-    parse.__name__ = f"auto or {number.__name__}"  # argparse's errors quote it
-    return parse
-
-
 def env_arguments(flags: EnvFlags) -> list[str]:
-    """The command line of `add_env_flags` that stands for these flags."""
+    """The command line that stands for the flags of `EnvFlags` among these."""
     values = {field.name: getattr(flags, field.name) for field in fields(EnvFlags)}
     changed = {name: value for name, value in values.items() if value != getattr(EnvFlags, name)}
     return [f"--{name}={value}" for name, value in changed.items()]
@@ -215,6 +227,48 @@ def check_env_flags(flags) -> str:
     chosen = {name: limits for name, limits in ENV_LIMITS_UNLESS_AUTO.items() if getattr(flags, name) != "auto"}
     check_limits(flags, {**ENV_LIMITS, **chosen})
     return json.dumps(kwargs, sort_keys=True) if kwargs else ""
+
+
+def check_server_flags(flags: F, batch_width: int, widths_known: bool = True) -> F:
+    """The flags with automatic values filled in, if they have ServerFlags. Raises InputError with value, limit, remedy.
+
+    What depends on the group width is left alone while only the servers know that."""
+    limits = {  # name: lowest, highest
+        **{name: (0, 10**9) for name in ("queue_width", "inference_width")},
+        "num_servers": (1, 1024),
+        "min_envs": (0.0, 1.0),
+        "max_streams": (0, 4096),
+        "server_niceness": (0, 19),
+        "env_timeout": (1e-6, 900_000.0),  # libbeast takes a million seconds, of which some are for the start
+    }
+    check_limits(flags, limits)
+    if flags.listen and flags.addresses:
+        raise InputError("--listen and --addresses exclude each other: env servers dial in, or are dialed")
+    if flags.listen and flags.tls_ca:
+        raise InputError(
+            "--tls_ca checks the certificates of --addresses: with --listen give it to the env servers, and here "
+            "--tls_cert and --tls_key"
+        )
+    is_given = flags.max_streams != type(flags).max_streams
+    if not flags.listen and (is_given or flags.tls_cert or flags.tls_key):
+        raise InputError("--max_streams, --tls_cert and --tls_key are for --listen: give that too, or leave them out")
+    if not (flags.listen or flags.addresses) and (flags.token_file or flags.tls_ca or flags.insecure):
+        raise InputError(
+            "--token_file, --tls_ca and --insecure are for env servers started elsewhere: give --addresses or --listen "
+            "too, or leave them out"
+        )
+    if not widths_known:
+        return flags
+    check_widths(flags.group_width, batch_width)
+    queue_width = flags.queue_width or max(flags.group_width, batch_width)
+    if queue_width < batch_width:
+        raise InputError(f"--queue_width {queue_width} must be at least --batch_width {batch_width}, or 0")
+    if 0 < flags.inference_width < flags.group_width:
+        raise InputError(
+            f"--inference_width {flags.inference_width} must be at least --group_width {flags.group_width}, or 0: a "
+            "group's rows are answered together"
+        )
+    return replace(flags, queue_width=queue_width)
 
 
 def check_limits(flags, limits: Mapping[str, tuple]) -> None:

@@ -24,6 +24,7 @@ from beast.envs.spaces import action_shape_dtype, env_actions, observation_field
 from beast.errors import InputError
 from beast.learn.distributions import policy_of
 from beast.run import checkpoint
+from beast.run.directory import program_of
 
 
 class State(NamedTuple):
@@ -85,8 +86,10 @@ class Policy:
 def load(path: str, agent: str = "") -> Policy:
     """The policy of a checkpoint: see `beast.load`."""
     state = checkpoint.load(path, "beast.load")
-    is_poly = state["config"].get("variant") == "poly"  # its environments are those of polybeast_env.py
-    module = import_agent(agent or ("polybeast" if is_poly else state.get("agent", "monobeast")), path)
+    trained_by = state.get("agent") or Path(program_of(state["config"].get("variant", ""))).stem
+    if state["config"].get("variant") == "poly" and trained_by == "monobeast":
+        trained_by = "polybeast"  # older checkpoints name the module of the net, not the agent's
+    module = import_agent(agent or trained_by, path)
     if missing := [name for name in ("Flags", "Net", "create_env") if not hasattr(module, name)]:
         raise InputError(
             f"{path}: {module.__name__} is no agent, as it has no {', '.join(missing)}; give the agent's file"
@@ -103,11 +106,14 @@ def load(path: str, agent: str = "") -> Policy:
     return Policy(net.requires_grad_(False), observation_space, flags, state["counts"]["steps"], make_env)
 
 
-def agent_of(net: nn.Module) -> str:
-    """The name of the module that a net's class comes from: the agent's file without its `.py`."""
-    name = type(net).__module__
+def agent_of(flags: Any, net: nn.Module, variant: str) -> str:
+    """The name of the module with both the flags' class and the net's, else that of the net's: the agent's file without
+    its `.py`."""
+    name = type(flags).__module__
+    if getattr(sys.modules[name], "Net", None) is not type(net):
+        name = type(net).__module__
     if name == "__main__":
-        name = Path(getattr(sys.modules[name], "__file__", None) or "monobeast").stem
+        name = Path(getattr(sys.modules[name], "__file__", None) or program_of(variant)).stem
     return name
 
 

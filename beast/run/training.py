@@ -22,7 +22,7 @@ import torch
 
 from beast.clock import Laps
 from beast.device import pin_memory, stream, wait_for
-from beast.envs import is_atari
+from beast.envs import family_of
 from beast.envs.probe import probe_env
 from beast.envs.rows import rollout_fields
 from beast.envs.spaces import EnvSpaces
@@ -183,7 +183,7 @@ class Training:
         parameters = sum(parameter.numel() for parameter in learner.net.parameters())
         precision = " in bf16" if getattr(learner.net, "amp", False) else ""
         emulator = {"beast": " on Beast's emulator", "ale": " on ale-py's emulator", "auto": ""}[flags.atari_backend]
-        name = flags.env + (emulator if is_atari(flags.env) else "")
+        name = flags.env + (emulator if family_of(flags.env).has_emulators else "")
         net = f"{parameters:,} parameters on {self.device}{precision}"
         run.log(f"{flags.name}: {name}, {net}, {feed.description}, {introduction}")
         limits = flags.total_steps, flags.total_minutes
@@ -289,7 +289,7 @@ class Training:
         """What a checkpoint holds. Call it while `updating`."""
         wait_for(self.device)  # the learner's thread has a stream of its own
         state = copy.deepcopy({"config": self._config, **self.learner.state_dict()})
-        state["agent"] = agent_of(self.learner.net)
+        state["agent"] = agent_of(self.flags, self.learner.net, self._config["variant"])
         state["action_rng"] = self.generator.get_state()
         wait_for(self.device)
         return state

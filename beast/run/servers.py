@@ -1,0 +1,241 @@
+"""A learner's connections to env servers, whatever the agent.
+
+`connect` starts env servers, or finds those that run or dial in. `make_feed` makes the feed of their environments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shlex
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+try:
+    import libbeast
+except ModuleNotFoundError:
+    sys.exit("PolyBeast needs its C++ part, libbeast: run `make libbeast`, or `pip install .`")
+
+from beast import envs
+from beast.device import choose_device
+from beast.envs.probe import probe_env
+from beast.envs.spaces import EnvSpaces, action_shape_dtype, observation_field, spaces_by_name
+from beast.errors import InputError, Unreachable
+from beast.feeds.local_servers import LocalServers
+from beast.feeds.remote import RemoteFeed
+from beast.hosts import security, wire
+from beast.hosts.throttle import RefusalLog
+from beast.run.console import tell
+from beast.run.flags import env_arguments
+from beast.run.training import Training
+
+QUIET_SECONDS = 2.0  # before a line says which env server the learner waits for
+CONNECT_SECONDS = 10.0  # a learner waits this long for a server at least, however short --env_timeout is
+STREAMS_PER_SERVER = 2  # double buffering: one group steps while the other's actions are chosen
+MAX_STREAMS = 64  # that dial in, by default
+
+Validate = Callable[[Any, bool], Any]  # the agent's: flags, and whether the group width is known -> flags
+
+
+class Connection(NamedTuple):
+    """Env servers that run, and what they have."""
+
+    flags: Any  # with the servers' environment and group width
+    spaces: EnvSpaces
+    hello: dict
+    addresses: list[str]  # none where they dial in
+    protection: dict  # token and certificate for libbeast
+    servers: LocalServers | None = None  # that were started here
+    listener: Any = None
+
+    @property
+    def num_streams(self) -> int:
+        """Groups of environments; with a listener, the most at a time."""
+        return STREAMS_PER_SERVER * len(self.addresses) or self.flags.max_streams or MAX_STREAMS
+
+
+def connect(flags, validate: Validate, program, to_close: contextlib.ExitStack) -> Connection:
+    """Start env servers, or find those that run or dial in, and ask them what they have. Raises InputError or
+    Unreachable.
+
+    Args:
+        flags: of a class with ServerFlags and RunFlags, as they are before they are validated.
+        validate: of the agent, raises InputError. What depends on the group width it leaves alone where that is not
+            known.
+        program: the module that serves environments, polybeast_env or a fork.
+        to_close: ends the servers or the listener.
+    """
+    runs_servers = not (flags.addresses or flags.listen)
+    validate(flags, runs_servers)
+    choose_device(flags.device, flags.amp)  # report a missing device before servers start
+    addresses, servers, listener = list(flags.addresses), None, None
+    protection = read_protection(flags)
+    if runs_servers:
+        # An environment that cannot be used is reported here.
+        probed = probe_env(program.create_env, program.parse_flags(command_line(flags)))
+        flags = replace(flags, env=probed.env_id)
+        servers = start_servers(flags, program)
+        to_close.callback(servers.close)
+        addresses = servers.addresses
+    if flags.listen:
+        listener = listen(flags)
+        to_close.callback(listener.close)
+        tell(f"waiting for env servers on {listener.address}: polybeast_env.py --learner {listener.address}")
+        flags, spaces, hello = first_hello(flags, validate, listener)
+    else:
+        flags, spaces, hello = query_servers(flags, validate, addresses, protection)
+    if "frames_per_step" not in hello:  # until env servers say it
+        frames = probed.frames_per_step if runs_servers else envs.frames_per_step(flags.env, flags.frame_skip)
+        spaces = spaces._replace(frames_per_step=frames)
+    return Connection(flags, spaces, hello, addresses, protection, servers, listener)
+
+
+def make_feed(
+    training: Training, connection: Connection, batch_width: int
+) -> tuple[RemoteFeed, list[Callable[[], None]]]:
+    """The feed of these env servers, and the loops that have to run beside the agent's."""
+    flags, servers, listener = connection.flags, connection.servers, connection.listener
+    streams = [address for address in connection.addresses for _ in range(STREAMS_PER_SERVER)]
+    min_streams = math.ceil(flags.min_envs * connection.num_streams - 1e-9)  # 0.28 * 50 is 14.000000000000002
+    if listener:
+        min_streams = max(min_streams, 1) if flags.max_streams else 1
+    feed = RemoteFeed(
+        training.consumer(), connection.spaces.action, streams, servers, listener, unroll_length=flags.unroll_length,
+        group_width=flags.group_width, batch_width=batch_width, queue_width=flags.queue_width,
+        inference_width=flags.inference_width, min_streams=min_streams, log=training.run.log,
+        seed=training.env_seed(0, 0), expected=connection.hello, env_timeout=flags.env_timeout,
+        connect_timeout=max(flags.env_timeout, CONNECT_SECONDS) + wire.MAKING_SECONDS,
+        max_env_restarts=flags.max_env_restarts, **connection.protection,
+    )  # fmt: skip
+    others = [feed.pool.run, feed.watch]
+    if servers:
+        others.append(lambda: servers.watch(feed.closed.is_set, training.run.log))
+    return feed, others
+
+
+def command_line(flags) -> list[str]:
+    """The arguments of polybeast_env.py for these flags."""
+    return [*env_arguments(flags), "--group_width", str(flags.group_width), *shlex.split(flags.server_arguments)]
+
+
+def start_servers(flags, program) -> LocalServers:
+    arguments = [
+        # A step that hangs has taken --env_timeout already, and the learner waits for its server.
+        *("--stuck_timeout", "5", "--gil_timeout", str(max(flags.env_timeout, wire.MAKING_SECONDS))),
+        *(*command_line(flags), "--niceness", str(flags.server_niceness)),
+    ]
+    return LocalServers(os.path.abspath(program.__file__), arguments, flags.num_servers, flags.max_env_restarts)
+
+
+def read_protection(flags) -> dict:
+    """Token and certificate for libbeast. Raises InputError naming the flag."""
+    return {
+        "token": security.read_token(flags.token_file) if flags.token_file else "",
+        "root_certificates": security.read_certificates(flags.tls_ca, "--tls_ca") if flags.tls_ca else b"",
+        "insecure": flags.insecure,
+    }
+
+
+def listen(flags):
+    """A listener for env servers that dial in. Raises InputError where the address cannot be used."""
+    token, tls = security.security(flags.listen, flags.token_file, flags.tls_cert, flags.tls_key, flags.insecure)
+    key, certificate = tls or (b"", b"")
+    security.allow_many_connections()
+    try:
+        return libbeast.EnvListener(
+            flags.listen, token=token, certificate=certificate, key=key, env_timeout=flags.env_timeout,
+            max_streams=flags.max_streams or MAX_STREAMS,
+        )  # fmt: skip
+    except ValueError as error:
+        raise InputError(f"--listen {flags.listen}: {error}") from error
+
+
+def query_servers(flags, validate: Validate, addresses: list[str], protection: dict) -> tuple[Any, EnvSpaces, dict]:
+    """What all servers say they have: flags with their environment and group width, spaces, and the hello itself.
+
+    Raises InputError if they do not have the same, Unreachable if one cannot be reached.
+    """
+    timeout = max(flags.env_timeout, CONNECT_SECONDS)
+
+    def ask(address: str) -> dict:
+        waiting = f"waiting for the env server at {address}, for {timeout:g} s at most (--env_timeout)"
+        timer = threading.Timer(QUIET_SECONDS, tell, [waiting])
+        timer.start()
+        try:
+            return dict(libbeast.handshake(address, timeout=timeout, **protection))
+        except ConnectionError as error:
+            raise Unreachable(str(error)) from error
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        finally:
+            timer.cancel()
+
+    answers: dict[str, Future] = {address: Future() for address in addresses}
+
+    def answer(address: str, future: Future) -> None:
+        try:
+            future.set_result(ask(address))
+        except BaseException as error:
+            future.set_exception(error)
+
+    for item in answers.items():  # at once; Ctrl-C waits for none of them
+        threading.Thread(target=answer, args=item, daemon=True).start()
+    hellos = {address: future.result() for address, future in answers.items()}
+    first = hellos[addresses[0]]
+    for address, hello in hellos.items():
+        for name in ("env", "num_envs", "observation_space", "action_space", "fields", "observation", "action"):
+            if hello[name] != first[name]:
+                raise InputError(
+                    wire.readable(
+                        f"{address} has {name} {hello[name]}, {addresses[0]} has {first[name]}: "
+                        "start all env servers with the same flags"
+                    )
+                )
+    return use_hello(flags, validate, f"the env server at {addresses[0]}", first)
+
+
+def first_hello(flags, validate: Validate, listener) -> tuple[Any, EnvSpaces, dict]:
+    """What `query_servers` returns, by the hello of the first env server that dials in and can be used. Those before it
+    are refused and logged."""
+
+    def refusal(hello: dict) -> str:
+        try:
+            use_hello(flags, validate, "this env server", hello)
+        except InputError as error:
+            return str(error)
+        return ""
+
+    log_refusals, hello = RefusalLog(listener, tell), None
+    while not hello:
+        hello = listener.first_hello(refusal, timeout=1.0)
+        log_refusals()
+    return use_hello(flags, validate, "this env server", hello)
+
+
+def use_hello(flags, validate: Validate, server: str, hello: dict) -> tuple[Any, EnvSpaces, dict]:
+    """What `query_servers` returns, by the hello of one of them, which messages call `server`. Raises InputError if it
+    cannot be used."""
+    # By identity: the default's own id means that environment where a user gives it.
+    is_given = (flags.addresses or flags.listen) and flags.env is not type(flags).env
+    if is_given and flags.env.split(":")[-1] != hello["env"].split(":")[-1]:
+        raise InputError(
+            f"--env {flags.env}: {server} has {hello['env']}; start it with --env {flags.env}, or leave --env out of "
+            "the learner's command"
+        )
+    flags = validate(replace(flags, env=hello["env"], group_width=hello["num_envs"]), True)
+    observation_space, action_space = (wire.space_from_json(hello[f"{of}_space"]) for of in ("observation", "action"))
+    has_final = any(name.startswith("final_obs/") for name in hello["fields"])
+    frames = hello.get("frames_per_step") or 1
+    spaces = EnvSpaces(spaces_by_name(observation_space), action_space, has_final, hello["env"], frames)
+    described = {f"obs/{name}": observation_field(space)[::-1] for name, space in spaces.observations.items()}
+    served = {name: field for name, field in hello["fields"].items() if name.startswith("obs/")}
+    if described != served or hello["action"] != action_shape_dtype(action_space)[::-1]:
+        raise InputError(
+            wire.readable(f"{server} has spaces of {described}, its rows have {served}: it is no env server of Beast")
+        )
+    return flags, spaces, hello
