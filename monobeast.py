@@ -142,7 +142,7 @@ import torch
 from torch import Tensor, nn
 
 from beast.device import choose_device
-from beast.envs.spaces import EnvSpaces, category_sizes, channels_first, policy_width
+from beast.envs.spaces import EnvSpaces, policy_width
 from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import GROUPS_PER_ACTOR
 from beast.feeds.feed import Feed
@@ -150,49 +150,12 @@ from beast.learn import vtrace
 from beast.learn.distributions import distribution, to_features
 from beast.learn.learner import Learner, Outcome, step_unless
 from beast.learn.nests import map_tensors, minibatches
-from beast.learn.normalization import Normalize, ReturnMoments, ValueHead, value_head
+from beast.learn.normalization import Observations, ReturnMoments, ValueHead, orthogonal, value_head
 from beast.learn.published import PublishedWeights, start_weights
 from beast.learn.recurrent import Core
 from beast.run import evaluation, tuning
 from beast.run.flags import FREE_ON_RESUME, RUN_LIMITS, check_env_flags, check_limits, check_slots, run_name
 from beast.run.training import Result, Training, prepare, shared_memory_feed
-
-
-def orthogonal(layer: nn.Module, gain: float) -> nn.Module:
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-class VectorEncoder(nn.Module):
-    """Features [T, B, size] of vectors, categories and small arrays [T, B, *shape], by an MLP."""
-
-    def __init__(self, space: gymnasium.Space, flags: AgentFlags):
-        super().__init__()
-        self.size = flags.hidden_size // 4
-        self.categories = None
-        if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-            self.categories = spaces.MultiDiscrete(category_sizes(space))
-            self.register_buffer("start", torch.as_tensor(space.start), persistent=False)
-        inputs = spaces.flatdim(space) if self.categories else math.prod(space.shape)
-        first, second = (orthogonal(nn.Linear(width, self.size), math.sqrt(2)) for width in (inputs, self.size))
-        self.head = nn.Sequential(first, nn.Tanh(), second, nn.Tanh())
-        self.unit = 1 / 255 if space.dtype == np.uint8 and not self.categories else 1.0
-        is_normalized = flags.normalize_observations and np.issubdtype(space.dtype, np.floating)
-        self.center = Normalize((inputs,), self.unit) if is_normalized else None
-
-    def inputs(self, x):  # [T, B, inputs]
-        if self.categories:
-            return to_features(self.categories, (x - self.start).reshape(*x.shape[:2], -1))
-        return x.reshape(*x.shape[:2], -1).float()
-
-    def observe(self, x):
-        if self.center:
-            self.center.observe(self.inputs(x).flatten(0, 1))
-
-    def forward(self, x):
-        x = self.inputs(x)
-        return self.head(self.center(x) if self.center else x * self.unit)
 
 
 class ResidualBlock(nn.Module):
@@ -209,18 +172,33 @@ class ResidualBlock(nn.Module):
         return x + self.layers(x)
 
 
-class ImageEncoder(nn.Module):
-    """Features [T, B, size] of images [T, B, *shape], by convolutions; with `amp` in bfloat16."""
+class Encoder(nn.Module):
+    """Features [T, B, size] of one part of the observations [T, B, *shape]: images by convolutions, else by an MLP."""
 
     def __init__(self, space: gymnasium.Space, flags: AgentFlags, amp: bool):
         super().__init__()
-        self.amp, self.size, gain = amp, flags.hidden_size, math.sqrt(2)
-        self.channels_first = channels_first(space.shape)
-        channels, *_ = shape = space.shape if self.channels_first else (space.shape[2], *space.shape[:2])
-        is_small = min(shape[1:]) < 36  # MinAtar and other grids
-        if flags.net == "shallow" and min(shape[1:]) < 3:
+        self.amp = amp
+        self.is_image = len(space.shape) == 3 and flags.net != "mlp" and not isinstance(space, spaces.MultiDiscrete)
+        if self.is_image:
+            is_normalized = flags.center_images and space.dtype == np.uint8
+            self.center = Observations(space, True, is_normalized, torch.bfloat16 if amp else torch.float32)
+            self.size, inputs = flags.hidden_size, self._make_convolutions(space, flags)
+            self.head = nn.Sequential(orthogonal(nn.Linear(inputs, self.size), math.sqrt(2)), nn.ReLU())
+            self.memory_format = torch.channels_last if flags.channels_last else torch.contiguous_format
+            self.to(memory_format=self.memory_format)
+        else:
+            is_normalized = flags.normalize_observations and np.issubdtype(space.dtype, np.floating)
+            self.center = Observations(space, False, is_normalized)
+            self.size, (inputs,) = flags.hidden_size // 4, self.center.shape
+            layers = [orthogonal(nn.Linear(width, self.size), math.sqrt(2)) for width in (inputs, self.size)]
+            self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
+
+    def _make_convolutions(self, space: gymnasium.Space, flags: AgentFlags) -> int:
+        """Returns how many numbers they make of one image."""
+        (channels, *sides), gain = self.center.shape, math.sqrt(2)
+        if flags.net == "shallow" and min(sides) < 3:
             raise InputError(f"an image of {list(space.shape)}: a convolution needs 3 pixels a side; give --net mlp")
-        if flags.net == "shallow" and is_small:
+        if flags.net == "shallow" and min(sides) < 36:  # MinAtar and other grids
             layers = [orthogonal(nn.Conv2d(channels, 16, 3), gain), nn.ReLU()]
         elif flags.net == "shallow":  # Mnih et al. 2015
             convolutions = [nn.Conv2d(channels, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3)]
@@ -233,42 +211,24 @@ class ImageEncoder(nn.Module):
                 channels = out
             layers.append(nn.ReLU())
         self.convolutions = nn.Sequential(*layers)
-        flat = self.convolutions(torch.zeros(1, *shape)).numel()
-        self.head = nn.Sequential(orthogonal(nn.Linear(flat, self.size), gain), nn.ReLU())
-        self.unit = 1 / 255 if space.dtype == np.uint8 else 1.0
-        self.center = Normalize(shape, self.unit) if flags.center_images and space.dtype == np.uint8 else None
-        self.memory_format = torch.channels_last if flags.channels_last else torch.contiguous_format
-        self.to(memory_format=self.memory_format)
+        return self.convolutions(torch.zeros(1, *self.center.shape)).numel()
 
-    def cast_weights(self):
+    def cast_weights(self) -> None:
         """For a copy that only acts (`acting_copy`): cast once what every pass would cast."""
-        if self.amp:
+        if self.is_image and self.amp:
             self.convolutions.bfloat16()
             self.head.bfloat16()
 
-    def inputs(self, x):  # [T, B, C, H, W]
-        return x if self.channels_first else x.permute(0, 1, 4, 2, 3)
-
-    def observe(self, x):
-        if self.center:
-            self.center.observe(self.inputs(x[-1:])[0])  # one image of each environment says enough
-
     def forward(self, x):
-        rows = x.shape[:2]
-        x = self.inputs(x).to(torch.bfloat16 if self.amp else torch.float32)  # a uint8 is exact in both
-        x = self.center(x) if self.center else x * self.unit
+        rows, x = x.shape[:2], self.center(x)
+        if not self.is_image:
+            return self.head(x)
         # After the centering: one step for both took 1.5 times as long (benchmarks/LEDGER.md).
         x = x.flatten(0, 1).contiguous(memory_format=self.memory_format)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.amp):
             x = self.convolutions(x).permute(0, 2, 3, 1)  # channels last, as it lies: flattening copies nothing
             x = self.head(x.flatten(1))
         return x.float().unflatten(0, rows)
-
-
-def make_encoder(space: gymnasium.Space, flags: AgentFlags, amp: bool) -> VectorEncoder | ImageEncoder:
-    """The encoder of one part of the observations."""
-    is_image = len(space.shape) == 3 and not isinstance(space, spaces.MultiDiscrete) and flags.net != "mlp"
-    return ImageEncoder(space, flags, amp) if is_image else VectorEncoder(space, flags)
 
 
 # FORK HERE: your model. Observations arrive as they are stored (uint8 images included), time-major.
@@ -285,7 +245,7 @@ class Net(nn.Module):
         super().__init__()
         self.action_space, self.flags = action_space, flags
         self.names = list(observation_spaces)
-        self.encoders = nn.ModuleList([make_encoder(space, flags, amp) for space in observation_spaces.values()])
+        self.encoders = nn.ModuleList([Encoder(space, flags, amp) for space in observation_spaces.values()])
         self.value_encoders = copy.deepcopy(self.encoders) if flags.value_net == "separate" else nn.ModuleList()
         size = sum(encoder.size for encoder in self.encoders) + 1 + spaces.flatdim(action_space)  # 1: the last reward
         self.join: nn.Module = nn.Identity()  # of a single part
@@ -301,7 +261,7 @@ class Net(nn.Module):
         if isinstance(action_space, spaces.Box):
             _, log_std = self.policy.bias.chunk(2)
             nn.init.constant_(log_std, math.log(flags.initial_std))
-        has_images = any(isinstance(encoder, ImageEncoder) for encoder in self.encoders)
+        has_images = any(encoder.is_image for encoder in self.encoders)
         self.amp = amp and (flags.core == "lstm" or has_images)  # for the log's first line
 
     def initial_state(self, batch_size: int) -> tuple[Tensor, ...]:
@@ -312,7 +272,7 @@ class Net(nn.Module):
         """Take observations [T, B, *shape] by name into the running statistics that `forward` normalizes by."""
         for encoders in (self.encoders, self.value_encoders):
             for name, encoder in zip(self.names, encoders):
-                encoder.observe(observations[name])
+                encoder.center.observe(observations[name])
 
     def forward(self, inputs: dict, core_state: tuple) -> tuple[Tensor, Tensor, tuple]:
         # Zero what would cross an episode boundary; masked_fill also removes NaN.

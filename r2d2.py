@@ -154,7 +154,7 @@ from torch import Tensor, nn
 from beast.device import choose_device
 from beast.envs.groups import finished_episodes
 from beast.envs.rows import is_final, rollout_fields
-from beast.envs.spaces import EnvSpaces, category_sizes, channels_first
+from beast.envs.spaces import EnvSpaces
 from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import GROUPS_PER_ACTOR
 from beast.feeds.feed import Feed
@@ -162,7 +162,7 @@ from beast.learn import vtrace
 from beast.learn.distributions import Categoricals, to_features
 from beast.learn.learner import Learner, Outcome, step_unless
 from beast.learn.nests import columns, map_tensors
-from beast.learn.normalization import Normalize
+from beast.learn.normalization import Observations, orthogonal
 from beast.learn.published import PublishedWeights
 from beast.learn.qlearning import n_step_targets, rescale, rescale_inverse, sequence_priorities
 from beast.learn.recurrent import Core
@@ -182,19 +182,15 @@ from beast.run.hardware import helper_thread, keep_freed_memory, yield_cores
 from beast.run.training import Result, Training, prepare, shared_memory_feed
 
 
-def orthogonal(layer: nn.Module, gain: float) -> nn.Module:
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
 class ResidualBlock(nn.Module):
     def __init__(self, channels: int):
         super().__init__()
-        first, second = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
         self.layers = nn.Sequential(
-            nn.ReLU(), orthogonal(first, math.sqrt(2)), nn.ReLU(), orthogonal(second, 1.0)
-        )  # fmt: skip
+            nn.ReLU(),
+            orthogonal(nn.Conv2d(channels, channels, 3, padding=1), math.sqrt(2)),
+            nn.ReLU(),
+            orthogonal(nn.Conv2d(channels, channels, 3, padding=1), 1.0),
+        )
 
     def forward(self, x):
         return x + self.layers(x)
@@ -205,26 +201,28 @@ class Encoder(nn.Module):
 
     def __init__(self, space: gymnasium.Space, flags: Flags, amp: bool):
         super().__init__()
-        self.amp, self.categories, gain = amp, None, math.sqrt(2)
-        if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-            self.categories = spaces.MultiDiscrete(category_sizes(space))
-            self.register_buffer("start", torch.as_tensor(space.start), persistent=False)
-        self.unit = 1 / 255 if space.dtype == np.uint8 and not self.categories else 1.0
-        self.is_image = len(space.shape) == 3 and not self.categories and flags.net != "mlp"
-        self.center: Normalize | None = None
-        if not self.is_image:
-            self.size = flags.hidden_size // 4
-            inputs = spaces.flatdim(space) if self.categories else math.prod(space.shape)
-            first, second = (orthogonal(nn.Linear(width, self.size), gain) for width in (inputs, self.size))
-            self.head = nn.Sequential(first, nn.Tanh(), second, nn.Tanh())
-            if flags.normalize_observations and np.issubdtype(space.dtype, np.floating):
-                self.center = Normalize((inputs,), self.unit)
-            return
-        self.size, self.channels_first = flags.hidden_size, channels_first(space.shape)
-        channels, *_ = shape = space.shape if self.channels_first else (space.shape[2], *space.shape[:2])
-        if flags.net == "shallow" and min(shape[1:]) < 3:
+        self.amp = amp
+        self.is_image = len(space.shape) == 3 and flags.net != "mlp" and not isinstance(space, spaces.MultiDiscrete)
+        if self.is_image:
+            is_normalized = flags.center_images and space.dtype == np.uint8
+            self.center = Observations(space, True, is_normalized, torch.bfloat16 if amp else torch.float32)
+            self.size, inputs = flags.hidden_size, self._make_convolutions(space, flags)
+            self.head = nn.Sequential(orthogonal(nn.Linear(inputs, self.size), math.sqrt(2)), nn.ReLU())
+            self.memory_format = torch.channels_last if flags.channels_last else torch.contiguous_format
+            self.to(memory_format=self.memory_format)
+        else:
+            is_normalized = flags.normalize_observations and np.issubdtype(space.dtype, np.floating)
+            self.center = Observations(space, False, is_normalized)
+            self.size, (inputs,) = flags.hidden_size // 4, self.center.shape
+            layers = [orthogonal(nn.Linear(width, self.size), math.sqrt(2)) for width in (inputs, self.size)]
+            self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
+
+    def _make_convolutions(self, space: gymnasium.Space, flags: Flags) -> int:
+        """Returns how many numbers they make of one image."""
+        (channels, *sides), gain = self.center.shape, math.sqrt(2)
+        if flags.net == "shallow" and min(sides) < 3:
             raise InputError(f"an image of {list(space.shape)}: a convolution needs 3 pixels a side; give --net mlp")
-        if flags.net == "shallow" and min(shape[1:]) < 36:  # MinAtar and other grids
+        if flags.net == "shallow" and min(sides) < 36:  # MinAtar and other grids
             layers = [orthogonal(nn.Conv2d(channels, 16, 3), gain), nn.ReLU()]
         elif flags.net == "shallow":  # Mnih et al. 2015
             convolutions = [nn.Conv2d(channels, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3)]
@@ -237,33 +235,16 @@ class Encoder(nn.Module):
                 channels = out
             layers.append(nn.ReLU())
         self.convolutions = nn.Sequential(*layers)
-        flat = self.convolutions(torch.zeros(1, *shape)).numel()
-        self.head = nn.Sequential(orthogonal(nn.Linear(flat, self.size), gain), nn.ReLU())
-        if flags.center_images and space.dtype == np.uint8:
-            self.center = Normalize(shape, self.unit)
-        self.memory_format = torch.channels_last if flags.channels_last else torch.contiguous_format
-        self.to(memory_format=self.memory_format)
+        return self.convolutions(torch.zeros(1, *self.center.shape)).numel()
 
-    def cast_weights(self):
+    def cast_weights(self) -> None:
         """For a copy that only acts (`acting_copy`): cast once what every pass would cast."""
         if self.is_image and self.amp:
             self.convolutions.bfloat16()
             self.head.bfloat16()
 
-    def inputs(self, x):  # [T, N, C, H, W], or [T, N, numbers]
-        if self.is_image:
-            x = x if self.channels_first else x.permute(0, 1, 4, 2, 3)
-            return x.to(torch.bfloat16 if self.amp else torch.float32)  # a uint8 is exact in both
-        x = x.reshape(*x.shape[:2], -1)
-        return to_features(self.categories, x - self.start) if self.categories else x.float()
-
-    def observe(self, x):
-        if self.center:  # one image of each sequence says enough
-            self.center.observe(self.inputs(x[-1:])[0] if self.is_image else self.inputs(x).flatten(0, 1))
-
     def forward(self, x):
-        rows, x = x.shape[:2], self.inputs(x)
-        x = self.center(x) if self.center else x * self.unit
+        rows, x = x.shape[:2], self.center(x)
         if not self.is_image:
             return self.head(x)
         x = x.flatten(0, 1).contiguous(memory_format=self.memory_format)
@@ -321,7 +302,7 @@ class Net(nn.Module):
     def observe(self, observations: dict) -> None:
         """Take observations [T, N, *shape] by name into the running statistics that `forward` normalizes by."""
         for name, encoder in zip(self.names, self.encoders):
-            encoder.observe(observations[name])
+            encoder.center.observe(observations[name])
 
     def forward(self, inputs: dict, core_state: tuple) -> tuple[Tensor, Tensor, tuple]:
         # Zero what would cross an episode boundary; masked_fill also removes NaN.

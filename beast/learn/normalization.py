@@ -1,34 +1,63 @@
-"""Running statistics: of observations, and of returns (PopArt). `forward` reads them, only `observe` changes them."""
+"""Running statistics of observations, and of returns (PopArt). `forward` reads them, only `observe` changes them."""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from gymnasium import Space, spaces
 from torch import Tensor, nn
 
+from beast.envs.spaces import category_sizes, channels_first
+from beast.learn.distributions import to_features
 
-class Normalize(nn.Module):
-    """Images [T, B, C, H, W], or vectors [T, B, size] clipped to ±10, in units of each number's own deviation.
+STATISTICS = ("count", "mean", "variance", "scale", "offset")
+
+
+class Observations(nn.Module):
+    """Observations [T, B, *space.shape] as numbers for a net's first layer, on request normalized: in units of each
+    number's running deviation, from its running mean.
+
+    Images become [T, B, C, H, W], all others vectors [T, B, size]: categories one-hot, arrays flat. Bytes are scaled to
+    [0, 1]; vectors of normalized numbers are clipped to ±10.
 
     Most of a Pong image never changes, and after a convolution the ball is a few percent of a large constant. Without
     the constant the value loss was a quarter to a half at step 100,000 (benchmarks/results/pong-search.csv).
     """
 
-    def __init__(self, shape: tuple[int, ...], unit: float):
-        """`unit` multiplies the input first: 1/255 for bytes."""
+    def __init__(self, space: Space, is_image: bool, is_normalized: bool, dtype: torch.dtype = torch.float32):
+        """`dtype` is that of images. `shape` is then that of one observation."""
         super().__init__()
-        self.unit, self.is_image = unit, len(shape) == 3
+        self.is_image, self.dtype = is_image, dtype
+        self.categories = None
+        if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+            self.categories = spaces.MultiDiscrete(category_sizes(space))
+            self.register_buffer("start", torch.as_tensor(space.start), persistent=False)
+        self.unit = 1 / 255 if space.dtype == np.uint8 and not self.categories else 1.0
+        self.shape: tuple[int, ...] = (spaces.flatdim(space) if self.categories else math.prod(space.shape),)
+        if is_image:
+            self.channels_first = channels_first(space.shape)
+            self.shape = space.shape if self.channels_first else (space.shape[2], *space.shape[:2])
         # Added to a deviation, so that pixels that hardly ever change are not blown up. Small grids hold codes, all of
         # which matter.
-        self.floor = (0.2 if min(shape[1:]) >= 36 else 0.01) if self.is_image else 1e-4
-        for name in ("count", "mean", "variance"):
-            self.register_buffer(name, torch.zeros(() if name == "count" else shape))
-        # (x · unit - mean) / (deviation + floor) is x · scale + offset.
-        self.register_buffer("scale", torch.full(shape, unit))
-        self.register_buffer("offset", torch.zeros(shape))
+        self.floor = (0.2 if min(self.shape[1:]) >= 36 else 0.01) if is_image else 1e-4
+        for name in STATISTICS:
+            self.register_buffer(name, None)
+        if is_normalized:
+            self.count, self.mean, self.variance = torch.zeros(()), torch.zeros(self.shape), torch.zeros(self.shape)
+            # (x · unit - mean) / (deviation + floor) is x · scale + offset.
+            self.scale, self.offset = torch.full(self.shape, self.unit), torch.zeros(self.shape)
+
+    def numbers(self, x: Tensor) -> Tensor:
+        if self.is_image:
+            return (x if self.channels_first else x.permute(0, 1, 4, 2, 3)).to(self.dtype)  # a uint8 is exact in bf16
+        x = x.reshape(*x.shape[:2], -1)
+        return to_features(self.categories, x - self.start) if self.categories else x.float()
 
     def forward(self, x: Tensor) -> Tensor:
+        x = self.numbers(x)
         if self.mean is None:
             return x * self.unit
         output = torch.addcmul(self.offset.to(x.dtype), x, self.scale.to(x.dtype))
@@ -37,9 +66,10 @@ class Normalize(nn.Module):
 
     @torch.no_grad()
     def observe(self, x: Tensor) -> None:
-        """Take images [B, C, H, W] or vectors [N, size] into the running mean and variance (Chan et al. 1979)."""
+        """Take observations [T, B, …] into the running mean and variance (Chan et al. 1979); of images the last row."""
         if self.mean is None:
             return
+        x = self.numbers(x[-1:])[0] if self.is_image else self.numbers(x).flatten(0, 1)
         is_usable = x.abs() < 1e15  # not NaN or Inf, and its square is a float32
         x = (x.float() * self.unit).where(is_usable, self.mean)
         share = len(x) / (self.count + len(x))
@@ -59,7 +89,7 @@ class Normalize(nn.Module):
             owner = prefix[: prefix.rstrip(".").rfind(".") + 1]
             had_statistics = state_dict.pop(f"{prefix}count", None) is not None
             if not had_statistics and any(name.startswith(owner) for name in state_dict):
-                for name in ("count", "mean", "variance", "scale", "offset"):
+                for name in STATISTICS:
                     self.register_buffer(name, None)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
@@ -111,3 +141,10 @@ class ValueHead(nn.Linear):
 def value_head(net: nn.Module) -> ValueHead | None:
     """The net's ValueHead, wherever a fork has put it."""
     return next((module for module in net.modules() if isinstance(module, ValueHead)), None)
+
+
+def orthogonal(layer: nn.Module, gain: float) -> nn.Module:
+    """The layer, initialized: orthogonal weights times `gain`, no bias."""
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
