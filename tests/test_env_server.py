@@ -431,14 +431,6 @@ def refusal(server: ServerProcess, **hello) -> tuple[grpc.StatusCode, str]:
     return code, details
 
 
-@pytest.fixture
-def token_file(tmp_path):
-    path = tmp_path / "token"
-    path.write_text("sesame\n")
-    path.chmod(0o600)
-    return path
-
-
 def test_a_learner_that_does_not_fit_is_told_what_both_sides_have(tmp_path, token_file):
     with ServerProcess(tmp_path, "CartPole-v1", "--token_file", str(token_file)) as server:
         assert refusal(server, token="sesame", protocol=99) == (
@@ -628,11 +620,6 @@ def test_a_learner_that_is_lost_without_a_word_is_missed_after_the_two_times_of_
         link.cut()
         wait_until(lambda: any("closed the environments" in line for line in lines), seconds=20)
     server.stop()
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    return make_certificate(tmp_path_factory.mktemp("certificate"), "DNS:localhost,IP:127.0.0.1")
 
 
 def test_with_tls_who_has_the_certificate_is_served_and_plain_text_is_not(tmp_path, token_file, certificate):

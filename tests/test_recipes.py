@@ -18,11 +18,9 @@ import monobeast
 from beast.envs.spaces import spaces_by_name
 from beast.run import command_line
 from beast.run.presets import ABOUT, PRESETS
+from benchmarks.learning import RECIPES
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from learning import RECIPES  # noqa: E402
 
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
 ROW = r"^\| `(recipe-[a-z]+)`(?:, `pip install (\w+)[\w ]*`)?.*? \| `python monobeast.py (.*?)` \|"
