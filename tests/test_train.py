@@ -16,6 +16,7 @@ import pytest
 import torch
 import toy_envs  # noqa: F401  registers its environments
 from lock_step import new_learner, small_flags
+from waiting import PATIENCE
 
 import monobeast
 import r2d2
@@ -234,12 +235,12 @@ def test_a_thread_computes_on_as_many_cores_as_it_was_given_whatever_another_thr
     def inference() -> int:
         use_threads(1)
         inference_is_set.set()
-        learner_is_set.wait(10)
+        assert learner_is_set.wait(PATIENCE)
         return torch.get_num_threads()
 
     with ThreadPoolExecutor(2) as threads:
         found = threads.submit(inference)
-        inference_is_set.wait(10)
+        assert inference_is_set.wait(PATIENCE)
         threads.submit(use_threads, 3).result()
         learner_is_set.set()
         assert found.result() == 1
