@@ -237,7 +237,7 @@ def test_a_learner_that_ends_a_call_without_a_hello_is_dialed_again(unix, quick)
     assert dialing.text().count("it ended the stream") == 1 and "Traceback" not in dialing.text()
 
 
-def test_nobody_there_is_dialed_again_ever_less_often_and_told_once(tmp_path, monkeypatch):
+def test_an_absent_learner_is_dialed_less_and_less_often_and_told_of_once(tmp_path, monkeypatch):
     waits: list[float] = []
     monkeypatch.setattr(dialer, "PAUSE", (0.5, 30.0))
     nowhere = f"unix:{tmp_path / 'nobody'}"

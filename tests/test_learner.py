@@ -119,7 +119,7 @@ def test_statistics_that_a_gpu_has_queued_are_counted_and_told_when_a_run_saves(
     assert checkpoint.load(training.run.checkpoint_path)["counts"]["steps"] == 32
 
 
-def test_a_nan_that_a_gpu_tells_late_is_that_of_its_own_rollout():
+def test_a_late_nan_of_a_gpu_is_blamed_on_its_own_rollout():
     learner = new_learner(small_flags(max_bad_updates=5))
     healthy = {"reward": torch.zeros(3, 4), "group": torch.full((3, 4), 7, dtype=torch.int32)}
     spoiled = {"reward": torch.zeros(3, 4), "group": torch.full((3, 4), 2, dtype=torch.int32)}

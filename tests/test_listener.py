@@ -176,7 +176,7 @@ def test_rollouts_of_streams_that_dialed_in_keep_the_contract(tmp_path, unix, wi
     assert counters["streams_connected"] == counters["streams_come"] == num_streams and counters["restarts"] == 0
 
 
-def test_a_token_over_tls_lets_in_who_has_both(tmp_path):
+def test_a_caller_with_token_and_certificate_gets_in(tmp_path):
     cert, key = (path.read_bytes() for path in make_certificate(tmp_path, "IP:127.0.0.1"))
     token = tmp_path / "token"
     token.write_text("sesame\n")
@@ -216,7 +216,7 @@ DIFFERENT = hello([("x", "float32", ()), ("y", "uint8", (2,))])
     ],
     ids=lambda value: value if isinstance(value, str) else "bytes",
 )
-def test_who_does_not_fit_is_told_both_values_and_the_honest_go_on(unix, said, code, message):
+def test_an_env_server_that_does_not_fit_is_told_both_values_and_the_others_go_on(unix, said, code, message):
     with listening(unix) as listener, learning(listener) as learner, Caller(unix) as honest:
         honest.accepted().play()
         lives = Lives(learner)
@@ -471,7 +471,7 @@ def test_a_stream_that_comes_back_often_is_told_to_dial_again_until_its_predeces
                 assert back.end()[0] == "UNAVAILABLE"
 
 
-def test_who_does_not_know_a_streams_name_or_the_token_cannot_end_it(unix):
+def test_a_caller_without_a_streams_name_or_the_token_cannot_end_it(unix):
     with listening(unix, token="sesame") as listener, learning(listener) as learner:
         with Caller(unix, token="sesame", name="a/0").play() as honest:
             lives = Lives(learner)
@@ -537,7 +537,7 @@ def test_a_socket_in_use_is_left_alone_and_an_abandoned_one_is_replaced(tmp_path
             libbeast.EnvListener(address)
 
 
-def test_who_is_of_no_use_is_refused_and_another_ones_hello_is_the_first(unix):
+def test_a_listener_refuses_a_useless_first_hello_and_takes_the_next_one(unix):
     def check(spec) -> str:
         return "" if spec["env"] == "lies" else f"{spec['env']} is of no use"
 

@@ -72,7 +72,7 @@ def test_a_video_shows_the_environment_of_the_flags_and_frames_are_counted_by_it
     assert reader.get_meta_data()["fps"] == 3 and reader.count_frames() == result["lengths_in_steps"][0]
 
 
-def test_what_was_played_says_after_how_many_steps(tmp_path):
+def test_test_mode_tells_for_how_many_steps_the_net_was_trained(tmp_path):
     flags, path = small_flags(mode="test", name="run", episodes=1), tmp_path / "checkpoint.pt"
     learner = new_learner(flags)
     learner.steps, learner.updates = 1234, 5

@@ -73,7 +73,7 @@ def test_a_flag_of_a_preset_that_the_program_lacks_is_refused(run_main, monkeypa
 
 
 @pytest.mark.parametrize("arguments", [["--preset", "vectors"], ["--preset=vectors"], ["--preset"]])
-def test_a_preset_that_there_is_not_ends_in_one_line_that_names_those_that_there_are(run_main, arguments):
+def test_an_unknown_preset_ends_in_one_line_that_names_the_known_ones(run_main, arguments):
     code, output = run_main(monobeast, *arguments)
     assert code == 1 and all(name in output for name in PRESETS)
     assert output.count("\n") == 1 and output.startswith("error: --preset"), output

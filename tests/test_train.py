@@ -362,7 +362,7 @@ def test_every_seed_has_initial_weights_of_its_own(monkeypatch, tmp_path, module
     assert [all(map(torch.equal, nets[0], net)) for net in nets] == [True, False, True]
 
 
-def test_a_row_of_metrics_is_of_the_updates_since_the_last_one_but_for_skipped_ones(tmp_path):
+def test_metrics_average_the_good_updates_since_the_last_row(tmp_path):
     flags = small_flags(root=str(tmp_path), name="run", tensorboard=False)
     learner = new_learner(flags)
     with monobeast.Training("mono", flags, learner, set(), frames_per_step=1) as training:
