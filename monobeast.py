@@ -469,7 +469,10 @@ def train(flags: Flags) -> Result:
     with Training("mono", flags, learner, AGENT_FREE_ON_RESUME | {"auto"}, spaces.frames_per_step) as training:
         weights = start_weights(learner, flags.compile)
         num_groups = flags.num_actors * GROUPS_PER_ACTOR
-        feed = shared_memory_feed(training, create_env, spaces, num_groups, __file__, flags.batch_width)
+        feed = shared_memory_feed(
+            training, create_env, spaces, num_groups, __file__,
+            batch_width=flags.batch_width, max_policy_lag=flags.max_policy_lag,
+        )  # fmt: skip
         return training.run_threads(
             feed,
             infer=partial(infer, feed, weights, training.generator),

@@ -638,7 +638,9 @@ def train(flags: Flags) -> Result:
         if flags.feed == "remote":  # whole groups: the replay belongs to them
             feed, others = servers.make_feed(training, connection, flags.group_width)
         else:
-            feed = shared_memory_feed(training, create_env, env_spaces, num_groups, __file__, flags.group_width)
+            feed = shared_memory_feed(
+                training, create_env, env_spaces, num_groups, __file__, batch_width=flags.group_width
+            )
         weights = PublishedWeights(learner.net, learner.updates)
         introduction = (
             f"replay of {replay.num_bytes / 1e9:.2f} GB for {replay.capacity:,} steps of {replay.bytes_of_step:,} "

@@ -39,3 +39,34 @@ def run_main(monkeypatch, capfd):
         return code, "".join(capfd.readouterr())
 
     return run
+
+
+@pytest.fixture
+def token_file(tmp_path):
+    path = tmp_path / "token"
+    path.write_text("sesame\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory):
+    """A certificate of this machine and its key: two files."""
+    from env_hosts import make_certificate
+
+    return make_certificate(tmp_path_factory.mktemp("certificate"), "DNS:localhost,IP:127.0.0.1")
+
+
+@pytest.fixture
+def unix(tmp_path):
+    """An address for a learner to listen on."""
+    return f"unix:{tmp_path / 'learner'}"
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """An env server that dials makes no pauses between two calls."""
+    from beast.hosts import dialer
+
+    monkeypatch.setattr(dialer, "PAUSE", (0.01, 0.02))
+    monkeypatch.setattr(dialer, "FULL_PAUSE", (0.01, 0.02))

@@ -1,4 +1,4 @@
-"""Env server processes and a learner's end of a stream in plain Python, for the tests of both."""
+"""Env servers, in processes or here, and a learner's end of a stream in plain Python, for the tests of both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from waiting import PATIENCE
 
-from beast.hosts import wire
+from beast import envs
+from beast.hosts import dialer, served_group, wire
 
 ROOT = Path(__file__).resolve().parent.parent
 WITHOUT_READER = ["bash", "-c", 'exec "$@" 2> >(true)', "bash"]  # a prefix: nobody reads what a command says on stderr
@@ -69,6 +70,30 @@ class ServerProcess:
         self.process.kill()
         self.process.wait()
         self.process.stdout.close()
+
+
+def toy_group(name: str = "Counting", width: int = 2):
+    return served_group.VectorEnvGroup(envs.make(f"toy_envs:{name}-v0", width))
+
+
+class Dialing:
+    """A Dialer in this process, as a context; `lines` is its log."""
+
+    def __init__(self, *addresses: str, make_group=toy_group, **options):
+        self.lines: list[str] = []
+        self.dialer = dialer.Dialer(
+            make_group, list(addresses), **{"max_streams": 1, "env_id": "toy", "log": self.lines.append, **options}
+        )
+
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def __enter__(self) -> Dialing:
+        self.dialer.start()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.dialer.stop()
 
 
 class Stream:

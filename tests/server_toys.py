@@ -72,15 +72,25 @@ class Dtypes(_Toy):
         return {name: (np.arange(6).reshape(3, 2).T % 2 == self.count % 2).astype(name) for name in DTYPES}
 
 
-class Meeting(_Toy):
-    """A second step that ends only when another environment of this process is in its own at the same time."""
+class _InSecondStep(_Toy):
+    """Does something in its second step, before the step is done."""
 
     observation_space = spaces.Discrete(2)
 
     def step(self, action):
         if self.count == 1:
-            _meeting.wait()
+            self.do()
         return super().step(action)
+
+    def do(self):
+        raise NotImplementedError
+
+
+class Meeting(_InSecondStep):
+    """A second step that ends only when another environment of this process is in its own at the same time."""
+
+    def do(self):
+        _meeting.wait()
 
 
 class CannotBeMade(_Toy):
@@ -97,39 +107,27 @@ class Prints(_Toy):
         print("hello from the toy", flush=True)
 
 
-class Exits(_Toy):
-    """Ends the program, it believes, in its second step."""
+class Exits(_InSecondStep):
+    """Ends the program, it believes."""
 
-    observation_space = spaces.Discrete(2)
-
-    def step(self, action):
-        if self.count == 1:
-            sys.exit("this toy exits")
-        return super().step(action)
+    def do(self):
+        sys.exit("this toy exits")
 
 
-class Hangs(_Toy):
-    """Says so on stderr and sleeps for an hour in its second step."""
+class Hangs(_InSecondStep):
+    """Says so on stderr and sleeps for an hour."""
 
-    observation_space = spaces.Discrete(2)
-
-    def step(self, action):
-        if self.count == 1:
-            print("hanging", file=sys.stderr, flush=True)
-            time.sleep(3600)
-        return super().step(action)
+    def do(self):
+        print("hanging", file=sys.stderr, flush=True)
+        time.sleep(3600)
 
 
-class KeepsGil(_Toy):
-    """Says so on stderr and sleeps for an hour in its second step, with the GIL, as an endless loop in C does."""
+class KeepsGil(_InSecondStep):
+    """Says so on stderr and sleeps for an hour with the GIL, as an endless loop in C does."""
 
-    observation_space = spaces.Discrete(2)
-
-    def step(self, action):
-        if self.count == 1:
-            print("hanging", file=sys.stderr, flush=True)
-            ctypes.PyDLL(None).sleep(3600)
-        return super().step(action)
+    def do(self):
+        print("hanging", file=sys.stderr, flush=True)
+        ctypes.PyDLL(None).sleep(3600)
 
 
 for _toy in (Scalar, Large, Dtypes, Meeting, CannotBeMade, Prints, Exits, Hangs, KeepsGil):

@@ -14,215 +14,32 @@ import threading
 import time
 from concurrent import futures
 
+import ends
 import grpc
 import numpy as np
 import pytest
 from env_hosts import ROOT, ServerProcess, make_certificate
-from waiting import PATIENCE, wait_until
+from pools import (
+    LIMIT,
+    NO_MEMORY,
+    UNROLL_LENGTH,
+    ZEROS,
+    Group,
+    Learner,
+    act_with_zeros,
+    agent_that_remembers,
+    check_contract,
+    counting_group,
+    hello,
+    in_process_server,
+    row_of,
+)
+from waiting import wait_until
 
 import libbeast
-from beast.envs.rows import written_by
-from beast.hosts import env_server, wire
-
-UNROLL_LENGTH = 5
-LIMIT = PATIENCE  # seconds after which a test that got stuck is ended
-
-
-def act_with_zeros(env_outputs, agent_state):
-    """The simplest agent: action 0, and a state that stays as it is."""
-    return (np.zeros(tuple(env_outputs[1].shape), np.int64),), agent_state
-
-
-class Learner:
-    """A pool and the loops around it, each in a thread. `errors` is what run() raised; `log` what it told;
-    `agent_errors` what the agent raised, whose batches are dropped.
-
-    `agent(env_outputs, agent_state)` returns what a batch is answered with.
-    """
-
-    def __init__(self, addresses, *, agent=act_with_zeros, width=1, state=(), unroll_length=UNROLL_LENGTH, **options):
-        self.queue = libbeast.BatchingQueue(
-            minimum_batch_size=width, maximum_batch_size=width, maximum_queue_size=width
-        )
-        self.batcher = libbeast.DynamicBatcher(minimum_batch_size=1, timeout_ms=5)
-        self.agent, self.agent_errors, self.errors, self.log = agent, [], [], []
-        options = {"log": self.log.append, "env_timeout": LIMIT, "connect_timeout": 60.0, **options}
-        self.pool = libbeast.ActorPool(unroll_length, self.queue, self.batcher, list(addresses), state, **options)
-        self.threads = [threading.Thread(target=target, daemon=True) for target in (self._run, self._infer)]
-        self._timer = threading.Timer(LIMIT, self._give_up)
-
-    def _run(self):
-        try:
-            self.pool.run()
-        except BaseException as error:
-            self.errors.append(error)
-        self.close()
-
-    def _infer(self):
-        for batch in self.batcher:
-            try:
-                batch.set_outputs(self.agent(*batch.get_inputs()))
-            except Exception as error:
-                self.agent_errors.append(error)
-            del batch
-
-    def _give_up(self):
-        self.errors.append(TimeoutError(f"still not done after {LIMIT} s"))
-        self.close()
-
-    def close(self):
-        for closable in (self.queue, self.batcher):
-            with contextlib.suppress(RuntimeError):  # the other thread was first
-                closable.close()
-
-    def rollouts(self, count):
-        """That many items of the queue; fails with what run() raised if it ends before."""
-        for _ in range(count):
-            try:
-                yield next(self.queue)
-            except StopIteration:
-                self.threads[0].join()
-                raise AssertionError(f"run() has ended: {self.errors}") from None
-
-    def wait(self):
-        """Until run() is done, whatever rollouts come. Returns what it raised, or None."""
-        for _ in self.queue:
-            pass
-        self.threads[0].join(LIMIT + 5)
-        assert not self.threads[0].is_alive()
-        return self.errors[0] if self.errors else None
-
-    def __enter__(self):
-        self._timer.start()
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *exception):
-        self._timer.cancel()
-        self.close()
-        for thread in self.threads:
-            thread.join(LIMIT)
-            assert not thread.is_alive(), "a loop did not end with its queue"
-
-
-@contextlib.contextmanager
-def in_process_server(make_group, address, **options):
-    server = env_server.EnvServer(make_group, address, **options)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
-class Group:
-    """Environments given by two functions: field i of row t is `content(t)[i]`, and `on_step(t)` may do anything.
-
-    A stream's first row is row 0 and all belong to one endless episode, in the form that `EnvServer` serves.
-    """
-
-    observation_space = action_space = ""
-
-    def __init__(self, fields, structure, content, num_envs=1, action=None, on_step=lambda row: None):
-        self.observation_fields, self.structure, self.num_envs, self.action = fields, structure, num_envs, action
-        self.content, self.on_step = content, on_step
-
-    def reset(self, seed, row):
-        self.count = 0
-        self._write(row)
-
-    def step(self, actions, row):
-        self.count += 1
-        self.on_step(self.count)
-        self._write(row)
-
-    def close(self):
-        pass
-
-    def _write(self, row):
-        for name in written_by("env"):
-            row[name][...] = 0
-        row["done"][...] = self.count == 0
-        row["episode_step"][...] = self.count
-        for name, value in self.content(self.count).items():
-            row[name][...] = value
-
-
-def counting_group(num_envs=1, on_step=lambda row: None):
-    return Group({"count": ((), "int64")}, "count", lambda t: {"count": t}, num_envs, on_step=on_step)
-
-
-def assert_equal(a, b):
-    """Nests of arrays are equal to the bit."""
-    if isinstance(a, dict):
-        assert a.keys() == b.keys()
-        a, b = a.values(), b.values()
-    if not hasattr(a, "dtype"):
-        for x, y in zip(a, b, strict=True):
-            assert_equal(x, y)
-    else:
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
-
-
-def at(nest, rows):
-    """The nest with each leaf indexed by `rows`."""
-    if isinstance(nest, dict):
-        return {name: at(part, rows) for name, part in nest.items()}
-    return nest[rows] if hasattr(nest, "dtype") else tuple(at(part, rows) for part in nest)
-
+from beast.hosts import wire
 
 # ------------------------------------------------------------------------------------------- the rollout's contract
-
-
-def remember(state, observation, done):
-    """The memory of a toy agent: a number made of all that was seen since the episode began. [1, K] each."""
-    return np.where(done, 0, state) * 3 % 1009 + observation[..., 2] + 1
-
-
-NO_MEMORY = (np.zeros((1, 1), np.float32),)  # what `remember` begins with
-
-
-def agent_that_remembers(env_outputs, agent_state):
-    observation, done = np.asarray(env_outputs[0]["obs"]), np.asarray(env_outputs[2])
-    state = remember(np.asarray(agent_state[0]), observation, done)
-    action = (observation.sum(-1) % 2).astype(np.int64)
-    return ({"action": action, "saw": observation.copy(), "state": state.copy()},), (state,)
-
-
-def check_contract(learner, width, num_streams):
-    """The counting environment tells its own number, episode and step in every observation."""
-    last, ends = {}, 0  # what is known of each stream, by the numbers of its environments
-    for (env_outputs, (outputs,)), (state_before,) in learner.rollouts(100 * num_streams):
-        observation, reward, done, episode_step, episode_return, terminated, truncated, group, life = map(
-            np.asarray, (env_outputs[0]["obs"], *env_outputs[1:])
-        )
-        assert observation.shape == (UNROLL_LENGTH + 1, width, 3) and state_before.shape == (1, width)
-        number, episode, step = np.moveaxis(observation, -1, 0)
-        assert (number == number[0]).all(), "columns keep their environments"
-        assert (group == group[0, 0]).all() and 0 <= group[0, 0] < num_streams and (life == 0).all()
-        key, state_before = number[0, 0], np.asarray(state_before)
-        if key in last:
-            assert_equal(last[key][0], at((env_outputs, outputs), 0))
-        else:
-            assert done[0].all() and (state_before == 0).all()
-            assert_equal(at(outputs, 0), {name: np.zeros_like(outputs[name][0]) for name in outputs})
-        walked = last[key][1] if key in last else np.zeros((1, width), np.float32)
-        assert_equal(state_before, walked)
-
-        np.testing.assert_array_equal(episode_step, step)
-        np.testing.assert_array_equal(done, step == 0)
-        np.testing.assert_array_equal((terminated | truncated)[:-1], done[1:])
-        np.testing.assert_array_equal(episode[1:], episode[:-1] + done[1:])
-        np.testing.assert_array_equal(reward, step)
-        np.testing.assert_array_equal(episode_return, step * (step + 1) / 2)
-        np.testing.assert_array_equal(outputs["saw"][1:], observation[:-1])
-        for row in range(UNROLL_LENGTH):
-            walked = remember(walked, observation[row : row + 1], done[row : row + 1])
-            np.testing.assert_array_equal(outputs["state"][row + 1], walked[0])
-        last[key] = at((env_outputs, outputs), -1), walked
-        ends += int((terminated | truncated).sum())
-    assert len(last) == num_streams and ends > 50
 
 
 @pytest.mark.parametrize("width, num_streams", [(1, 1), (1, 3), (4, 1), (3, 2)])
@@ -806,21 +623,6 @@ def test_a_rollout_larger_than_the_machines_memory_is_refused_before_it_is_alloc
 # ------------------------------------------------------------------------------------------- servers that lie
 
 
-def hello(fields=None, **changes):
-    """What a server of one environment with one number for an observation says, but for the changes."""
-    fields = [("x", "float32", ())] if fields is None else fields
-    fields = [wire.Field(name=n, dtype=d, shape=s) for n, d, s in fields]
-    fields += [wire.Field(name=n, dtype=d) for n, d in written_by("env").items()]
-    default = {
-        "protocol": wire.PROTOCOL,
-        "env": "lies",
-        "num_envs": 1,
-        "fields": fields,
-        "observation": wire.Structure(field=0),
-    }
-    return wire.FromServer(hello=wire.ServerHello(**{**default, **changes})).SerializeToString()
-
-
 @contextlib.contextmanager
 def server_that_says(address, *messages, status=None, compression=None):
     """A server that sends these bytes to whoever connects and then waits, or ends the stream with `status`. Who asks
@@ -847,9 +649,6 @@ def server_that_says(address, *messages, status=None, compression=None):
         yield
     finally:
         server.stop(0).wait()
-
-
-ZEROS = b"\xfa\x07\x80\x50" + bytes(10240)  # a field that rpcenv.proto has not, which compresses well
 
 
 def test_a_compressed_message_is_refused_before_it_grows(tmp_path):
@@ -961,15 +760,6 @@ def test_a_row_that_is_not_what_the_hello_announced_is_refused(tmp_path, message
         raise raised
 
 
-def row_of(x: float, reward: float, done: bool = True, num_envs: int = 1, truncated: int = 0) -> bytes:
-    """A row of `hello()`'s environments, which all have the same."""
-    types = {"float32": np.float32, "bool": np.bool_, "int32": np.int32}
-    values = {name: types[dtype](0) for name, dtype in written_by("env").items()}
-    values |= {"reward": np.float32(reward), "done": np.bool_(done), "truncated": np.uint8(truncated)}
-    row = np.float32(x).tobytes() * num_envs + b"".join(values[name].tobytes() * num_envs for name in written_by("env"))
-    return wire.FromServer(row=row).SerializeToString()
-
-
 @pytest.mark.parametrize(
     "message, error",
     [
@@ -1050,75 +840,12 @@ def test_the_reason_of_a_server_that_ends_the_stream_reaches_the_learner(tmp_pat
 
 # ------------------------------------------------------------------------------------------- leaving the interpreter
 
-PROGRAM = """
-import atexit, faulthandler, sys, threading, numpy as np
-sys.modules["torch"] = None  # batches are numpy arrays: to import torch would take most of the time
-faulthandler.enable()
-faulthandler.dump_traceback_later(100, exit=True)
-# Registered before libbeast, so that it is called after what libbeast does at the end.
-atexit.register(lambda: "pool" in globals() and print("connected:", pool.counters()["streams_connected"]))
-import libbeast
 
-address, how = sys.argv[1:]
-queue, batcher = libbeast.BatchingQueue(), libbeast.DynamicBatcher()
-pool = libbeast.ActorPool(3, queue, batcher, [address] * 2, (), log=print)
-
-def infer():
-    for batch in batcher:
-        if how == "unanswered":
-            raise SystemExit
-        (_, reward, *_), state = batch.get_inputs()
-        batch.set_outputs(((np.zeros(tuple(reward.shape), np.int64),), state))
-
-threading.Thread(target=infer, daemon=True).start()
-runner = threading.Thread(target=pool.run, daemon=True)
-if how == "ctrl-c":
-    threading.Thread(target=lambda: (next(queue), print("running", flush=True), list(queue)), daemon=True).start()
-    pool.run()
-runner.start()
-if how == "unanswered":
-    runner.join()
-else:
-    next(queue)
-    print("running", flush=True)
-if how == "raise":
-    raise ValueError("the learner breaks here")
-if how == "closed":
-    queue.close(), batcher.close(), runner.join()
-if how == "dropped":
-    del pool, runner
-if how == "exit":
-    sys.exit(3)
-"""
-
-
-@pytest.mark.parametrize(
-    "how, code",
-    [("closed", 0), ("forgotten", 0), ("dropped", 0), ("exit", 3), ("raise", 1), ("unanswered", 0), ("ctrl-c", -2)],
-)
+@ends.in_every_way_of_ending
 def test_the_interpreter_exits_cleanly_with_a_pool_in_any_state(tmp_path, how, code):
     address = f"unix:{tmp_path}/envs"
     with in_process_server(lambda: counting_group(), address):
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, address, how],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        if how != "unanswered":
-            assert process.stdout.readline() == "running\n"
-        if how == "ctrl-c":
-            process.send_signal(signal.SIGINT)
-        process.wait(timeout=LIMIT)
-        # communicate() would lose what came together with "running".
-        output, errors = process.stdout.read(), process.stderr.read()
-    assert process.returncode == code, errors
-    assert how == "dropped" or output.endswith("connected: 0\n"), "threads of the pool outlived the interpreter"
-    expected = {"raise": "the learner breaks here", "ctrl-c": "KeyboardInterrupt", "unanswered": "AsyncError"}
-    assert expected.get(how, "") in errors
-    assert "Fatal" not in errors and "terminate called" not in errors, errors
+        ends.check_end(ends.start(ends.ENDS, "dials", address, how), how, code)
 
 
 def test_ctrl_c_ends_a_handshake_with_a_server_that_does_not_answer(tmp_path):
@@ -1137,42 +864,11 @@ def test_ctrl_c_ends_a_handshake_with_a_server_that_does_not_answer(tmp_path):
     assert process.returncode == -signal.SIGINT and errors.strip().endswith("KeyboardInterrupt")
 
 
-# In a forked child the end of the interpreter would wait for faulthandler's thread, which is not there.
-FORKING = (
-    PROGRAM.split('if how == "ctrl-c"', 1)[0].replace("faulthandler.dump_traceback_later(100, exit=True)", "")
-    + """
-runner.start()
-next(queue)
-child = os.fork()
-if child == 0:
-    if how == "dropped":
-        del pool, queue, batcher, runner
-    if how == "stop":
-        pool.stop()
-    sys.exit(7)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-before, until = pool.count(), time.monotonic() + 2
-while time.monotonic() < until:
-    next(queue)
-assert pool.count() > before and pool.counters()["restarts"] == 0
-print("went on")
-"""
-)
-
-
 @pytest.mark.parametrize("how", ["exit", "dropped", "stop"])
 def test_a_forked_child_ends_and_its_parents_streams_go_on(tmp_path, how):
     address = f"unix:{tmp_path}/envs"
     with in_process_server(lambda: counting_group(), address):
-        done = subprocess.run(
-            [sys.executable, "-c", FORKING.replace("import atexit,", "import os, time, atexit,"), address, how],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-    assert done.returncode == 0 and "went on" in done.stdout, done.stderr
+        ends.check_fork(ends.start(ends.FORKS, "dials", address, how))
 
 
 INTERRUPTED = """

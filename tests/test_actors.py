@@ -10,13 +10,16 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 from gymnasium import spaces
+from lock_step import small_flags, spaces_of
 from waiting import wait_until
 
+import monobeast
 from beast.envs.rows import rollout_fields
 from beast.envs.spaces import EnvSpaces
 from beast.errors import WorkerFailure
@@ -388,3 +391,30 @@ def test_what_a_child_prints_fills_no_disk_and_its_last_words_are_told(monkeypat
     assert os.fstat(child.errors.fileno()).st_size == 0
     os.write(child.errors.fileno(), b"the end")  # where the child would write
     assert child.end(1).endswith("what it printed last:\nthe end")
+
+
+def test_actors_do_not_import_torch_and_stay_small(tmp_path):
+    flags = small_flags(env="PongNoFrameskip-v4", group_width=2, batch_width=2, max_env_restarts=0)
+    memory = RolloutMemory(rollout_fields(spaces_of(flags)), 2, 4, 2)
+    pool = ActorProcesses(monobeast.__file__, flags, memory, 2, lambda group, life: group, print)
+    try:
+        ready: list[int] = []
+        while len(ready) < 2:
+            ready += pool.wait(1.0)[0]
+        pool.go(0, 0, 0)
+        while not pool.wait(1.0)[0]:
+            pass
+        (pid,) = (process.popen.pid for process in pool.processes)
+        assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
+        _, resident, shared = (int(pages) for pages in Path(f"/proc/{pid}/statm").read_text().split()[:3])
+        assert (resident - shared) * os.sysconf("SC_PAGE_SIZE") < 200e6
+    finally:
+        pool.close()
+
+
+def test_shared_memory_of_an_atari_environment_is_at_most_1300_kilobytes_with_the_defaults():
+    flags = monobeast.validate(monobeast.Flags())
+    memory = RolloutMemory(rollout_fields(spaces_of(flags)), flags.num_slots, flags.unroll_length, flags.group_width)
+    num_envs = flags.num_actors * monobeast.GROUPS_PER_ACTOR * flags.group_width
+    assert flags.unroll_length == 20
+    assert memory.num_bytes / num_envs <= 1.3e6

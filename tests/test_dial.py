@@ -17,12 +17,11 @@ import numpy as np
 import psutil
 import pytest
 import toy_envs
-from env_hosts import ROOT, ServerProcess, Stream, array_message, arrays_of, make_certificate
+from env_hosts import ROOT, Dialing, ServerProcess, Stream, array_message, arrays_of, make_certificate, toy_group
 from gymnasium.vector import SyncVectorEnv
 from waiting import PATIENCE, wait_until
 
 import polybeast_env
-from beast import envs
 from beast.errors import InputError
 from beast.hosts import dialer, env_server, security, served_group, wire
 
@@ -116,46 +115,10 @@ class Call:
         self.outgoing.put(None)
 
 
-def toy_group(name: str = "Counting", width: int = 2):
-    return served_group.VectorEnvGroup(envs.make(f"toy_envs:{name}-v0", width))
-
-
-class Dialing:
-    """A Dialer in this process, as a context; `lines` is its log."""
-
-    def __init__(self, *addresses: str, make_group=toy_group, **options):
-        self.lines: list[str] = []
-        self.dialer = dialer.Dialer(
-            make_group, list(addresses), **{"max_streams": 1, "env_id": "toy", "log": self.lines.append, **options}
-        )
-
-    def text(self) -> str:
-        return "\n".join(self.lines)
-
-    def __enter__(self) -> "Dialing":
-        self.dialer.start()
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.dialer.stop()
-
-
-@pytest.fixture
-def unix(tmp_path):
-    return f"unix:{tmp_path / 'learner'}"
-
-
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """Most tests leave a stream open that nobody ends."""
     monkeypatch.setattr(dialer, "END_SECONDS", 0.3)
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Without the pauses between two calls."""
-    monkeypatch.setattr(dialer, "PAUSE", (0.01, 0.02))
-    monkeypatch.setattr(dialer, "FULL_PAUSE", (0.01, 0.02))
 
 
 # --------------------------------------------------------------------------------------------- what is said
@@ -274,7 +237,7 @@ def test_a_learner_that_ends_a_call_without_a_hello_is_dialed_again(unix, quick)
     assert dialing.text().count("it ended the stream") == 1 and "Traceback" not in dialing.text()
 
 
-def test_nobody_there_is_dialed_again_ever_less_often_and_told_once(tmp_path, monkeypatch):
+def test_an_absent_learner_is_dialed_less_and_less_often_and_told_of_once(tmp_path, monkeypatch):
     waits: list[float] = []
     monkeypatch.setattr(dialer, "PAUSE", (0.5, 30.0))
     nowhere = f"unix:{tmp_path / 'nobody'}"
@@ -573,19 +536,6 @@ def test_a_server_ends_where_an_environment_still_steps_long_after_its_learner_l
 
 
 # ------------------------------------------------------------------------------------- who may read along
-
-
-@pytest.fixture
-def token_file(tmp_path):
-    path = tmp_path / "token"
-    path.write_text("sesame\n")
-    path.chmod(0o600)
-    return path
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    return make_certificate(tmp_path_factory.mktemp("certificate"), "DNS:localhost,IP:127.0.0.1")
 
 
 def test_with_tls_the_learner_shows_its_certificate_before_it_gets_the_token(tmp_path, certificate, quick):

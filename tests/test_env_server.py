@@ -234,7 +234,7 @@ def test_the_hello_tells_all_that_a_learner_needs(tmp_path):
     assert wire.space_from_json(hello.action_space) == spaces.Discrete(4)
 
 
-def test_who_asks_for_the_hello_only_gets_no_row_and_keeps_no_place(tmp_path):
+def test_a_learner_that_asks_only_for_the_hello_gets_no_row_and_keeps_no_place(tmp_path):
     with ServerProcess(tmp_path, "toy_envs:Dict-v0", "--max_streams", "1") as server:
         for _ in range(2):
             with Stream(server.address, only_hello=True) as stream:
@@ -431,14 +431,6 @@ def refusal(server: ServerProcess, **hello) -> tuple[grpc.StatusCode, str]:
     return code, details
 
 
-@pytest.fixture
-def token_file(tmp_path):
-    path = tmp_path / "token"
-    path.write_text("sesame\n")
-    path.chmod(0o600)
-    return path
-
-
 def test_a_learner_that_does_not_fit_is_told_what_both_sides_have(tmp_path, token_file):
     with ServerProcess(tmp_path, "CartPole-v1", "--token_file", str(token_file)) as server:
         assert refusal(server, token="sesame", protocol=99) == (
@@ -630,12 +622,7 @@ def test_a_learner_that_is_lost_without_a_word_is_missed_after_the_two_times_of_
     server.stop()
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    return make_certificate(tmp_path_factory.mktemp("certificate"), "DNS:localhost,IP:127.0.0.1")
-
-
-def test_with_tls_who_has_the_certificate_is_served_and_plain_text_is_not(tmp_path, token_file, certificate):
+def test_with_tls_a_learner_with_the_certificate_is_served_and_plain_text_is_not(tmp_path, token_file, certificate):
     cert, key = certificate
     flags = ["--token_file", str(token_file), "--tls_cert", str(cert), "--tls_key", str(key)]
     with ServerProcess(tmp_path, "CartPole-v1", *flags, address="127.0.0.1:0") as server:
@@ -801,7 +788,7 @@ def test_an_environment_that_raises_tells_the_learner_and_the_next_stream_gets_n
             assert error.startswith("Traceback") and expected in error.splitlines()[-1]
 
 
-def test_an_action_that_the_space_has_not_is_told_to_the_learner(tmp_path):
+def test_the_learner_is_told_of_an_action_outside_the_space(tmp_path):
     with ServerProcess(tmp_path, "CartPole-v1", "--group_width", "2") as server, Stream(server.address) as stream:
         stream.row()
         stream.send(array_message(np.array([0, 7])))
@@ -951,7 +938,7 @@ def test_a_step_may_take_longer_than_gil_timeout_if_it_keeps_no_gil(tmp_path):
 
 OWN_ALARM = """
 import signal
-from beast.hosts import env_server
+from beast.hosts import serving
 
 class Server:
     failure, socket_path = "", None

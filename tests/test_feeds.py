@@ -83,7 +83,7 @@ def test_every_row_of_a_rollout_names_its_group_and_the_life_of_its_environments
     assert {life for _, life in origins} >= {0, 1}, "a crash begins another life"
 
 
-def test_an_update_may_edit_its_batch_in_place_but_for_the_observations_which_raise(monkeypatch, tmp_path):
+def test_an_update_may_edit_its_batch_in_place_and_an_edit_of_observations_raises(monkeypatch, tmp_path):
     original = monobeast.update
 
     def careless(flags, learner, batch, core_state):

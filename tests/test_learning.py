@@ -1,17 +1,12 @@
 """Small tasks that an untrained agent cannot do, learned by the program that users start."""
 
 import csv
-import sys
-from pathlib import Path
 
 import pytest
 import toy_envs  # noqa: F401  registers its environments
 
 import monobeast
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-
-from learning import TASKS  # noqa: E402
+from benchmarks.learning import TASKS
 
 pytestmark = pytest.mark.long
 

@@ -17,14 +17,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import ends
 import grpc
 import numpy as np
 import pytest
-from env_hosts import ROOT, ServerProcess, make_certificate
-from test_actor_pool import (
+from env_hosts import ROOT, Dialing, ServerProcess, make_certificate
+from pools import (
     LIMIT,
     NO_MEMORY,
-    PROGRAM,
     UNROLL_LENGTH,
     ZEROS,
     Learner,
@@ -33,8 +33,6 @@ from test_actor_pool import (
     hello,
     row_of,
 )
-from test_dial import Dialing
-from test_dial import quick as quick  # without pauses between two calls
 from waiting import PATIENCE, wait_until
 
 import libbeast
@@ -109,11 +107,6 @@ class Caller:
         self.close()
 
 
-@pytest.fixture
-def unix(tmp_path):
-    return f"unix:{tmp_path / 'learner'}"
-
-
 @contextlib.contextmanager
 def listening(address: str, said: bytes | None = hello(), **options):
     """A listener that has had its first hello, or one that waits for it where `said` is None."""
@@ -183,7 +176,7 @@ def test_rollouts_of_streams_that_dialed_in_keep_the_contract(tmp_path, unix, wi
     assert counters["streams_connected"] == counters["streams_come"] == num_streams and counters["restarts"] == 0
 
 
-def test_a_token_over_tls_lets_in_who_has_both(tmp_path):
+def test_a_caller_with_token_and_certificate_gets_in(tmp_path):
     cert, key = (path.read_bytes() for path in make_certificate(tmp_path, "IP:127.0.0.1"))
     token = tmp_path / "token"
     token.write_text("sesame\n")
@@ -223,7 +216,7 @@ DIFFERENT = hello([("x", "float32", ()), ("y", "uint8", (2,))])
     ],
     ids=lambda value: value if isinstance(value, str) else "bytes",
 )
-def test_who_does_not_fit_is_told_both_values_and_the_honest_go_on(unix, said, code, message):
+def test_an_env_server_that_does_not_fit_is_told_both_values_and_the_others_go_on(unix, said, code, message):
     with listening(unix) as listener, learning(listener) as learner, Caller(unix) as honest:
         honest.accepted().play()
         lives = Lives(learner)
@@ -478,7 +471,7 @@ def test_a_stream_that_comes_back_often_is_told_to_dial_again_until_its_predeces
                 assert back.end()[0] == "UNAVAILABLE"
 
 
-def test_who_does_not_know_a_streams_name_or_the_token_cannot_end_it(unix):
+def test_a_caller_without_a_streams_name_or_the_token_cannot_end_it(unix):
     with listening(unix, token="sesame") as listener, learning(listener) as learner:
         with Caller(unix, token="sesame", name="a/0").play() as honest:
             lives = Lives(learner)
@@ -544,7 +537,7 @@ def test_a_socket_in_use_is_left_alone_and_an_abandoned_one_is_replaced(tmp_path
             libbeast.EnvListener(address)
 
 
-def test_who_is_of_no_use_is_refused_and_another_ones_hello_is_the_first(unix):
+def test_a_listener_refuses_a_useless_first_hello_and_takes_the_next_one(unix):
     def check(spec) -> str:
         return "" if spec["env"] == "lies" else f"{spec['env']} is of no use"
 
@@ -718,105 +711,35 @@ def test_callers_that_say_nothing_do_not_keep_the_listener_from_ending(unix):
 
 # ------------------------------------------------------------------------------------------------------------ the end
 
-LISTENING = (
-    PROGRAM.replace(
-        "address, how = sys.argv[1:]", "address, how = sys.argv[1:]\nlistener = libbeast.EnvListener(address)"
-    )
-    .replace("queue, batcher =", 'print("listening", flush=True)\nlistener.first_hello()\nqueue, batcher =')
-    .replace("[address] * 2, (), log=print)", "[], (), listener=listener, log=lambda line: None)")
-)
 
-
-def start_listening(program: str, address: str, how: str, prefix=()) -> subprocess.Popen:
-    process = subprocess.Popen(
-        [*prefix, sys.executable, "-c", program, address, how],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert process.stdout.readline() == "listening\n", process.stderr.read()
-    return process
-
-
-@pytest.mark.parametrize(
-    "how, code",
-    [("closed", 0), ("forgotten", 0), ("dropped", 0), ("exit", 3), ("raise", 1), ("unanswered", 0), ("ctrl-c", -2)],
-)
+@ends.in_every_way_of_ending
 def test_the_interpreter_exits_cleanly_with_a_listening_pool_in_any_state(unix, quick, how, code):
-    process = start_listening(LISTENING, unix, how)
+    process = ends.start(ends.ENDS, "listens", unix, how)
     with Dialing(unix, max_streams=2):
-        if how != "unanswered":
-            assert process.stdout.readline() == "running\n"
-        if how == "ctrl-c":
-            process.send_signal(signal.SIGINT)
-        process.wait(timeout=LIMIT)
-    output, errors = process.stdout.read(), process.stderr.read()
-    assert process.returncode == code, errors
-    assert how == "dropped" or output.endswith("connected: 0\n"), "threads of the pool outlived the interpreter"
-    expected = {"raise": "the learner breaks here", "ctrl-c": "KeyboardInterrupt", "unanswered": "AsyncError"}
-    assert expected.get(how, "") in errors
-    assert "Fatal" not in errors and "terminate called" not in errors, errors
+        ends.check_end(process, how, code)
 
 
 @pytest.mark.parametrize("how", ["a pool that runs", "a thread in first_hello", "nothing"])
 def test_the_interpreter_exits_with_a_listener_that_nobody_calls(unix, how):
-    does = {
-        "a pool that runs": LISTENING.replace("listener.first_hello()", "").replace("next(queue)", "sys.exit(0)"),
-        "a thread in first_hello": LISTENING.replace(
-            "listener.first_hello()",
-            "threading.Thread(target=listener.first_hello, daemon=True).start(); sys.exit(0)",
-        ),
-        "nothing": LISTENING.replace("listener.first_hello()", "sys.exit(0)"),
-    }
-    process = start_listening(does[how], unix, how)
+    process = ends.start(ends.ENDS, "listens", unix, how)
     assert process.wait(timeout=LIMIT) == 0, process.stderr.read()
     errors = process.stderr.read()
     assert "Fatal" not in errors and "terminate called" not in errors, errors
 
 
 def test_ctrl_c_ends_a_listener_that_nobody_calls(unix):
-    process = start_listening(LISTENING, unix, "forgotten")
+    process = ends.start(ends.ENDS, "listens", unix, "forgotten")
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == -signal.SIGINT and errors.strip().endswith("KeyboardInterrupt"), errors
 
 
-# In a forked child the end of the interpreter would wait for faulthandler's thread, which is not there.
-FORKING = (
-    LISTENING.split('if how == "ctrl-c"', 1)[0]
-    .replace("faulthandler.dump_traceback_later(100, exit=True)", "")
-    .replace("import atexit,", "import os, time, atexit,")
-    + """
-runner.start()
-next(queue)
-child = os.fork()
-if child == 0:
-    if how == "dropped":
-        del pool, queue, batcher, runner, listener
-    if how == "stop":
-        pool.stop()
-    if how == "close":
-        listener.close()
-    sys.exit(7)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-before, until = pool.count(), time.monotonic() + 1
-while time.monotonic() < until:
-    next(queue)
-assert pool.count() > before and pool.counters()["streams_come"] == 1
-print("went on")
-"""
-)
-
-
 @pytest.mark.parametrize("how", ["exit", "dropped", "stop", "close"])
 def test_a_forked_child_ends_and_its_parents_dialed_streams_go_on(unix, quick, how):
-    process = start_listening(FORKING, unix, how)
+    process = ends.start(ends.FORKS, "listens", unix, how)
     with Dialing(unix):
-        output, errors = process.communicate(timeout=60)
-    assert process.returncode == 0 and "went on" in output, errors
+        ends.check_fork(process)
 
 
 IN_A_CHILD = """
@@ -861,7 +784,7 @@ def learner_with_few_descriptors():
     """The address and the process of a listening learner with 256 descriptors."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    process = start_listening(LISTENING, address, "unanswered", FEW_DESCRIPTORS)
+    process = ends.start(ends.ENDS, "listens", address, "unanswered", FEW_DESCRIPTORS)
     try:
         yield address, process
     finally:

@@ -18,7 +18,7 @@ T, B = 7, 3
 
 
 @pytest.mark.parametrize("core", ["none", "lstm", "gru"])
-def test_a_row_sees_the_past_but_for_the_first_row_of_an_episode_which_sees_nothing_of_it(core):
+def test_a_row_sees_the_past_of_its_own_episode_only(core):
     flags = monobeast.Flags(hidden_size=32, core=core, core_size=5, reward_clip=1.0)
     torch.manual_seed(1)
     net = monobeast.Net({"obs": spaces.Box(-1, 1, (2,))}, spaces.Discrete(3), flags).eval()
@@ -149,7 +149,7 @@ def test_numbers_that_are_not_finite_stay_out_of_the_running_statistics():
     assert (center.variance > 0).all() and (center.variance <= variance).all()
 
 
-def test_a_large_constant_is_0_but_for_its_rounding():
+def test_a_large_constant_becomes_0_up_to_rounding():
     center = net_of_vectors().encoders[1].center
     for _ in range(5):
         center.train()(12345.678 + torch.zeros(T, B, 6))
@@ -163,7 +163,7 @@ def test_vectors_are_left_as_they_are_without_normalize_observations():
     torch.testing.assert_close(net(vector_inputs(obs), ())[:2], before, rtol=0, atol=0)
 
 
-def test_weights_of_before_the_statistics_go_on_without_them_in_every_later_checkpoint():
+def test_older_weights_without_statistics_stay_without_them_in_every_later_checkpoint():
     older, obs = net_of_vectors(normalize_observations=False), 5 + torch.randn(T, B, 2, 3, dtype=torch.float64)
     expected = older(vector_inputs(obs), ())[:2]
     state = older.state_dict()

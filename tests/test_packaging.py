@@ -26,7 +26,7 @@ def test_an_installation_has_the_agents_and_all_of_beast_but_no_module_with_a_co
 
 
 @pytest.mark.long
-def test_where_grpc_is_missing_the_emulator_is_built_without_it(tmp_path):
+def test_the_emulator_is_built_without_grpc(tmp_path):
     pytest.importorskip("pybind11", reason="setup.py needs pybind11: make libbeast")
     programs = {name: shutil.which(name) for name in ("g++", "gcc", "c++", "cc", "as", "ld")}
     if not all(programs.values()):

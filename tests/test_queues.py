@@ -175,7 +175,7 @@ def test_enqueue_waits_while_the_queue_is_full_and_goes_on_when_rows_are_taken()
     assert queue.size() == 3
 
 
-def test_those_who_wait_for_room_go_in_the_order_in_which_they_came():
+def test_threads_that_wait_for_room_are_served_in_their_order():
     queue = BatchingQueue(batch_dim=0, maximum_batch_size=1, maximum_queue_size=1)
     queue.enqueue(rows(0))
 

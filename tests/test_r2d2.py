@@ -14,9 +14,11 @@ import sys
 import threading
 import time
 import types
+from functools import partial
 from pathlib import Path
 
 import gymnasium
+import lock_step
 import numpy as np
 import pytest
 import torch
@@ -26,34 +28,20 @@ import beast
 import monobeast
 import r2d2
 from beast.envs.groups import finished_episodes
-from beast.envs.rows import rollout_fields
 from beast.envs.spaces import EnvSpaces
 from beast.errors import InputError
-from beast.feeds.actors import LocalActors
-from beast.feeds.memory import RolloutMemory
-from beast.feeds.shared_memory import SharedMemoryFeed
 from beast.learn.nests import map_tensors
-from beast.learn.published import PublishedWeights
 from beast.learn.qlearning import n_step_targets, rescale, rescale_inverse, sequence_priorities
 from beast.learn.replay import RatioLimiter, Sample, SequenceReplay
 from beast.learn.vtrace import transition_masks
 from beast.run.evaluation import Evaluations
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-
-from learning import TASKS  # noqa: E402
+from benchmarks.learning import TASKS
 
 CPU = torch.device("cpu")
 OBSERVATIONS = {"obs": gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)}
 
 
-def small_flags(**changes) -> r2d2.Flags:
-    defaults = {
-        "env": "toy_envs:Counting-v0", "num_actors": 1, "group_width": 4, "unroll_length": 4, "burn_in": 4,
-        "trained": 8, "stride": 4, "batch_width": 4, "min_fill": 200, "hidden_size": 64, "core_size": 16,
-        "head_size": 16, "deterministic": True, "amp": "off", "replay_ratio": 1.0, "total_steps": 2000,
-    }  # fmt: skip
-    return r2d2.validate(r2d2.Flags(**{**defaults, **changes}))
+small_flags = partial(lock_step.small_flags, r2d2)
 
 
 def same_step_env(flags, num_envs: int, **overrides):
@@ -62,25 +50,20 @@ def same_step_env(flags, num_envs: int, **overrides):
     return gymnasium.vector.SyncVectorEnv([toy_envs.Counting] * num_envs, autoreset_mode=mode)
 
 
-class LockStep:
-    """Inference and environments of `--deterministic`; the test is the learner."""
+class LockStep(lock_step.LockStep):
+    """With a replay, which the test fills."""
 
     def __init__(self, flags: r2d2.Flags, create_env=r2d2.create_env):
-        torch.manual_seed(1)
-        self.flags = flags
-        self.spaces = r2d2.probe_env(create_env, flags)
-        self.learner = r2d2.make_learner(flags, self.spaces)
-        num_groups = 2 * flags.num_actors
-        memory = RolloutMemory(rollout_fields(self.spaces), flags.num_slots, flags.unroll_length, flags.group_width)
-        actors = LocalActors(create_env, flags, memory, num_groups, lambda group, life: 100 * group)
-        self.feed = SharedMemoryFeed(self.learner, r2d2.rollout_flags(flags), memory, actors)
+        num_groups = r2d2.GROUPS_PER_ACTOR * flags.num_actors
+        super().__init__(
+            flags,
+            create_env,
+            lambda flags: r2d2.make_learner(flags, r2d2.probe_env(create_env, flags)),
+            partial(r2d2.act, num_groups=num_groups),
+            r2d2.rollout_flags(flags),
+        )
         self.replay = r2d2.make_replay(flags, self.spaces, self.learner, num_groups)
         self.limiter = RatioLimiter(flags.replay_ratio, flags.batch_width * flags.trained, flags.min_fill)
-        training = types.SimpleNamespace(generator=torch.Generator().manual_seed(1), flags=flags, device=CPU)
-        self.weights = PublishedWeights(self.learner.net, 0)
-        acting = training, self.feed, self.weights, num_groups
-        self.thread = threading.Thread(target=r2d2.act, args=acting, daemon=True)
-        self.thread.start()
 
     def store(self, num_rollouts: int) -> None:
         for rollout, core_state in itertools.islice(self.feed.rollouts(), num_rollouts):
@@ -522,7 +505,7 @@ def test_every_environment_explores_at_its_own_rate_and_every_group_spans_the_la
     torch.testing.assert_close(r2d2.epsilons(small_flags(group_width=1), 1), torch.tensor([[0.4**4.5]]))
 
 
-def test_actions_are_greedy_but_for_the_share_that_epsilon_says():
+def test_a_share_epsilon_of_the_actions_is_random_and_all_others_are_greedy():
     flags = small_flags(group_width=4, total_steps=10**6, env="toy_envs:Dict-v0", core="none")
     test = LockStep(flags)
     not_greedy, count, drawn = torch.zeros(2, 4), 0, torch.zeros(4)
@@ -976,7 +959,7 @@ def test_only_games_of_the_return_columns_are_counted_and_the_newest_of_all_are_
     assert test.learner.all_returns == returns[-100:] and returns[-1] != -9
 
 
-def test_void_transitions_are_no_steps_and_those_of_evaluating_environments_are_steps_that_are_not_trained():
+def test_void_transitions_are_no_steps_and_steps_of_evaluating_environments_are_not_trained():
     flags = small_flags(eval_columns=1)
     test, void = LockStep(flags), 0
     for rollout, state in itertools.islice(test.feed.rollouts(), 20):

@@ -17,12 +17,10 @@ import beast
 import monobeast
 from beast.envs.spaces import spaces_by_name
 from beast.run import command_line
+from benchmarks.learning import RECIPES
 from monobeast_presets import ABOUT, PRESETS
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from learning import RECIPES  # noqa: E402
 
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
 ROW = r"^\| `(recipe-[a-z]+)`(?:, `pip install (\w+)[\w ]*`)?.*? \| `python monobeast.py (.*?)` \|"
@@ -36,7 +34,7 @@ def parse(monkeypatch):
 
     def parse(flags_class, *arguments: str):
         monkeypatch.setattr(sys, "argv", ["program.py", *arguments])
-        return command_line.parse(flags_class, None)
+        return command_line.parse(flags_class, None, PRESETS, ABOUT)
 
     return parse
 
@@ -75,7 +73,7 @@ def test_a_flag_of_a_preset_that_the_program_lacks_is_refused(run_main, monkeypa
 
 
 @pytest.mark.parametrize("arguments", [["--preset", "vectors"], ["--preset=vectors"], ["--preset"]])
-def test_a_preset_that_there_is_not_ends_in_one_line_that_names_those_that_there_are(run_main, arguments):
+def test_an_unknown_preset_ends_in_one_line_that_names_the_known_ones(run_main, arguments):
     code, output = run_main(monobeast, *arguments)
     assert code == 1 and all(name in output for name in PRESETS)
     assert output.count("\n") == 1 and output.startswith("error: --preset"), output

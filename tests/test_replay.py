@@ -210,7 +210,7 @@ def test_draws_are_in_proportion_to_the_priorities_to_their_power_and_the_weight
     )
 
 
-def test_where_nothing_has_a_priority_all_complete_sequences_are_equally_likely():
+def test_all_complete_sequences_are_equally_likely_if_none_has_a_priority():
     replay = new_replay(num_groups=2, width=3)
     writer = Writer(replay)
     complete = [*itertools.chain(*(writer.write(group) for group in (0, 0, 0, 0, 1, 1, 1)))]

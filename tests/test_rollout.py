@@ -164,7 +164,7 @@ def test_in_lock_step_acting_waits_until_the_learner_waits_for_more():
     slots.close()
 
 
-def test_where_all_groups_are_equally_fast_the_policy_lag_stays_within_what_is_printed_and_comes_near_it():
+def test_the_policy_lag_of_equally_fast_groups_comes_near_the_printed_bound_and_stays_within_it():
     """Groups fill slots row by row in turn; a learner of random speed."""
     for num_slots, K, B in ((4, 16, 16), (5, 16, 4), (6, 8, 16), (5, 8, 16)):
         rng, slots, updates, worst = random.Random(0), Slots(num_slots), 0, 0

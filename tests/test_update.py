@@ -80,7 +80,7 @@ def test_the_learning_rate_decays_to_0_at_the_total_steps_or_stays(lr_decay, ste
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 @pytest.mark.parametrize("fault", ["reward", "loss", "gradient"])
-def test_what_is_not_finite_in_loss_or_gradients_changes_neither_weights_nor_moments(monkeypatch, optimizer, fault):
+def test_a_loss_or_gradient_that_is_not_finite_changes_neither_weights_nor_moments(monkeypatch, optimizer, fault):
     flags = new_flags(optimizer=optimizer)
     net = new_net(flags)
     learner = Learner(net, monobeast.make_optimizer(flags, net), max_bad_updates=1)

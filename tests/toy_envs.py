@@ -216,8 +216,8 @@ class Pixel(gymnasium.Env):
         return self.image, 0.0, self.count == 50, False, {}
 
 
-class CrashAtStep(Counting):
-    """Raises in the `n`th step since it was made, whatever episode that is in."""
+class AtStep(Counting):
+    """Misbehaves in the `n`th step since it was made, whatever episode that is in."""
 
     def __init__(self, n: int = 50):
         super().__init__()
@@ -226,8 +226,39 @@ class CrashAtStep(Counting):
     def step(self, action):
         self.steps_left -= 1
         if self.steps_left == 0:
-            raise RuntimeError("this toy breaks here")
+            self.misbehave()
         return super().step(action)
+
+    def misbehave(self):
+        raise NotImplementedError
+
+
+class CrashAtStep(AtStep):
+    def misbehave(self):
+        raise RuntimeError("this toy breaks here")
+
+
+class Hang(AtStep):
+    """Sleeps for an hour."""
+
+    def misbehave(self):
+        time.sleep(3600)
+
+
+class HangWithGil(Hang):
+    """The same with the GIL, as an endless loop in C does."""
+
+    def misbehave(self):
+        ctypes.PyDLL(None).sleep(3600)
+        super().misbehave()
+
+
+class HangsBesideProcess(Hang):
+    """Hangs beside a process that it starts in that step."""
+
+    def misbehave(self):
+        subprocess.Popen(["sleep", "1000"])
+        super().misbehave()
 
 
 class CrashInReset(Counting):
@@ -248,29 +279,6 @@ class SlowReset(Counting):
         return super().reset(seed=seed)
 
 
-class Hang(Counting):
-    """Sleeps for an hour in the `n`th step since it was made."""
-
-    def __init__(self, n: int = 50):
-        super().__init__()
-        self.steps_left = n
-
-    def step(self, action):
-        self.steps_left -= 1
-        if self.steps_left == 0:
-            time.sleep(3600)
-        return super().step(action)
-
-
-class HangWithGil(Hang):
-    """The same with the GIL, as an endless loop in C does."""
-
-    def step(self, action):
-        if self.steps_left == 1:
-            ctypes.PyDLL(None).sleep(3600)
-        return super().step(action)
-
-
 class StartsProcess(Counting):
     """Starts a process of its own, as simulators do, and ends it in `close`."""
 
@@ -281,15 +289,6 @@ class StartsProcess(Counting):
     def close(self):
         self.simulator.kill()
         self.simulator.wait()
-
-
-class HangsBesideProcess(Hang):
-    """The same beside a process that it starts in that step."""
-
-    def step(self, action):
-        if self.steps_left == 1:
-            subprocess.Popen(["sleep", "1000"])
-        return super().step(action)
 
 
 class NaNAtStep(Counting):

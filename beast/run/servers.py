@@ -32,7 +32,7 @@ from beast.hosts import security, wire
 from beast.hosts.throttle import RefusalLog
 from beast.run.console import tell
 from beast.run.flags import env_arguments
-from beast.run.training import Training
+from beast.run.training import Training, consumer_of
 
 QUIET_SECONDS = 2.0  # before a line says which env server the learner waits for
 CONNECT_SECONDS = 10.0  # a learner waits this long for a server at least, however short --env_timeout is
@@ -96,7 +96,7 @@ def connect(flags, validate: Validate, program, to_close: contextlib.ExitStack) 
 
 
 def make_feed(
-    training: Training, connection: Connection, batch_width: int
+    training: Training, connection: Connection, batch_width: int, max_policy_lag: int = 0
 ) -> tuple[RemoteFeed, list[Callable[[], None]]]:
     """The feed of these env servers, and the loops that have to run beside the agent's."""
     flags, servers, listener = connection.flags, connection.servers, connection.listener
@@ -105,7 +105,7 @@ def make_feed(
     if listener:
         min_streams = max(min_streams, 1) if flags.max_streams else 1
     feed = RemoteFeed(
-        training.consumer(), connection.spaces.action, streams, servers, listener, unroll_length=flags.unroll_length,
+        consumer_of(training.learner, max_policy_lag), connection.spaces.action, streams, servers, listener, unroll_length=flags.unroll_length,
         group_width=flags.group_width, batch_width=batch_width, queue_width=flags.queue_width,
         inference_width=flags.inference_width, min_streams=min_streams, log=training.run.log,
         seed=training.env_seed(0, 0), expected=connection.hello, env_timeout=flags.env_timeout,

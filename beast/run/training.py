@@ -135,18 +135,6 @@ class Training:
         """Whether all steps or minutes are used up."""
         return self.learner.steps >= self.flags.total_steps or 0 < 60 * self.flags.total_minutes <= self.seconds()
 
-    def consumer(self) -> Consumer:
-        """What a feed is told of this training."""
-        learner = self.learner
-        return Consumer(
-            device=self.device,
-            core_state=learner.net.initial_state(1),
-            newest_update=lambda: learner.updates,
-            record_games=learner.record_games,
-            laps=learner.laps,
-            max_policy_lag=getattr(self.flags, "max_policy_lag", 0),
-        )
-
     def record(self, counted: Counted | None, more: dict[str, float] | None = None) -> None:
         """Take in the numbers of an update, and `more` metrics of the agent's own, and write a row of metrics if one is
         due. Call it while `updating`."""
@@ -364,9 +352,22 @@ def prepare(flags, create_env: Callable, validate: Callable) -> tuple[Any, EnvSp
     return validate(replace(flags, env=spaces.env_id, atari_backend=spaces.atari_backend)), spaces
 
 
+def consumer_of(learner: Learner, max_policy_lag: int) -> Consumer:
+    """What a feed is told of this learner."""
+    return Consumer(
+        device=next(learner.net.parameters()).device,
+        core_state=learner.net.initial_state(1),
+        newest_update=lambda: learner.updates,
+        record_games=learner.record_games,
+        laps=learner.laps,
+        max_policy_lag=max_policy_lag,
+    )
+
+
 def shared_memory_feed(
-    training: Training, create_env: Callable, spaces: EnvSpaces, num_groups: int, script: str, batch_width: int
-) -> SharedMemoryFeed:
+    training: Training, create_env: Callable, spaces: EnvSpaces, num_groups: int, script: str, *,
+    batch_width: int, max_policy_lag: int = 0,
+) -> SharedMemoryFeed:  # fmt: skip
     """Start actors on this machine, and the feed of what they write; the training closes them.
 
     Each actor process runs `script`, the agent's file, until it comes to `run_if_actor`.
@@ -381,4 +382,5 @@ def shared_memory_feed(
     else:
         actors = ActorProcesses(os.path.abspath(script), flags, memory, num_groups, training.env_seed, log)
     training.cleanup.callback(actors.close)
-    return SharedMemoryFeed(training.consumer(), memory, actors, batch_width, lock_step=flags.deterministic)
+    consumer = consumer_of(training.learner, max_policy_lag)
+    return SharedMemoryFeed(consumer, memory, actors, batch_width, lock_step=flags.deterministic)
