@@ -115,7 +115,9 @@ TEST(Wire, ErrorsOfAnEnvironmentAreReadable) {
     EXPECT_STREQ(error.what(), "Traceback: Füße");
   }
   EXPECT_EQ(readable("a\xff\xc3(\xed\xa0\x80\x01z\n"), std::string("a?") + "?(?" + "???z\n");
-  EXPECT_EQ(readable("\x1b]0;title\x07 \x7f \xc2\x9b" "1m\xc2\xa0"), std::string("?]0;title? ? ?1m\xc2\xa0"));
+  EXPECT_EQ(readable("\x1b]0;title\x07 \x7f \xc2\x9b"
+                     "1m\xc2\xa0"),
+            std::string("?]0;title? ? ?1m\xc2\xa0"));
   EXPECT_EQ(readable(std::string(1 << 20, 'x') + "the end").substr(65529), "the end");
 }
 
