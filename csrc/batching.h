@@ -74,8 +74,7 @@ class RowQueue {
 
   RowQueue(const BatchingOptions& options, bool may_split);
 
-  // Gets null when an item is queued, else why it never will be. It is called with the queue's lock, and may not use
-  // it.
+  // Gets null when an item is queued, else why it never will be. Called with the queue's lock, which it may not use.
   using Entered = std::function<void(std::exception_ptr failure)>;
 
   // Adds an item, and waits while the queue is full. Throws std::invalid_argument if it cannot be queued.

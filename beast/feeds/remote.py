@@ -31,7 +31,8 @@ from beast.learn.learner import Learner
 from beast.learn.nests import map_tensors
 from beast.run.hardware import Fence
 
-ENV_OUTPUTS = "obs reward done episode_step episode_return terminated truncated group life".split()  # libbeast's order
+# In libbeast's order.
+ENV_OUTPUTS = "obs reward done episode_step episode_return terminated truncated group life env_number".split()
 AGENT_OUTPUTS = [*AGENT_FIELDS, "number"]
 LOST_PER_MINUTE = 20  # streams that dialed in, that are logged
 START_SECONDS = 300.0  # until a server listens: imports, and one environment

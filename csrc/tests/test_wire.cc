@@ -83,6 +83,14 @@ TEST(Wire, FieldsOfARowArriveWholeHoweverItsBytesAreDivided) {
   }
 }
 
+TEST(Wire, AServerThatDoesNotKnowItsFramesAStepHasOne) {
+  rpc::FromServer message = hello();
+  EXPECT_EQ(decoded(message).frames_per_step, 1);
+  message.mutable_hello()->set_frames_per_step(4);
+  EXPECT_EQ(decoded(message).frames_per_step, 4);
+  EXPECT_EQ(difference(decoded(message), decoded(hello())), "4 frames a step instead of 1");
+}
+
 TEST(Wire, MemoryIsNotTouchedByARowOfAnotherLength) {
   const std::vector<size_t> sizes = field_bytes(decoded(hello()));
   for (size_t size : {size_t{0}, size_t{1}, kRowBytes - 1, kRowBytes + 1, 2 * kRowBytes, size_t{1} << 20}) {
