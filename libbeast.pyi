@@ -280,7 +280,8 @@ class ActorPool:
         - `min_streams`: the run ends when fewer streams than these work; None ends it with the first that rests. A
           stream that has never worked ends it in any case.
         - `expected`: what every stream must have in all its lives, as `handshake` returned it; by default it is what
-          the first stream has, and so is a `frames_per_step` that is missing in it. A row that has a number which is not finite ends its stream, as a lost server does.
+          the first stream has, and so is a `frames_per_step` that it lacks. A row that has a number which is not
+          finite ends its stream, as a lost server does.
         - `listener`: where streams come and go by themselves; there are no addresses then. `group` is the place that a
           stream has taken, `max_streams` of the listener in all. Streams that are lost are not connected again, and
           while there are fewer than `min_streams` the others wait. None is too few to go on.

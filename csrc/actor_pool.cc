@@ -134,7 +134,7 @@ class ActorPool::Actor : public EnvStream::Owner {
       std::lock_guard<std::mutex> lock(mutex_);
       dropped.swap(stream_);
     }
-    // The last owner destroys the stream here, after the lock is released: the transport may do anything then.
+    // Here the stream may be destroyed, which calls the transport: the lock is released before.
   }
 
  private:
@@ -195,8 +195,7 @@ class ActorPool::Actor : public EnvStream::Owner {
     });
   }
 
-  // Numbers that are not finite are refused: one of them would spoil a whole update, and nobody would know whose it
-  // was.
+  // Says so of numbers that are not finite: one would spoil a whole update, and nobody would know whose it was.
   std::string fault_of_row() const {
     if (const std::string fault = rollout_->find_fault(row_); !fault.empty()) {
       return "received a row whose " + readable(fault);
@@ -279,7 +278,7 @@ class ActorPool::Actor : public EnvStream::Owner {
     if (failure) pool_.fail(failure->error);
   }
 
-  // What they need.
+  // Helpers of these.
 
   std::string server() const { return "environment server " + name_; }
 
@@ -332,8 +331,9 @@ class ActorPool::Actor : public EnvStream::Owner {
   void guarded(Function&& function) {
     const std::optional<Ending> ending = ending_of(function);
     if (!ending) return;
-    const auto stream = current_stream();  // null where the source had none
-    if (ending->kind == Ending::Kind::kRefused && stream) stream->refuse(ending->why);
+    if (ending->kind == Ending::Kind::kRefused) {
+      if (const auto stream = current_stream()) stream->refuse(ending->why);  // null where the source had none
+    }
     end_life(*ending);
   }
 
