@@ -218,6 +218,7 @@ def test_the_hello_tells_all_that_a_learner_needs(tmp_path):
     with ServerProcess(tmp_path, "toy_envs:Dict-v0", "--group_width", "3") as server, Stream(server.address) as stream:
         hello = stream.hello
     assert (hello.protocol, hello.env, hello.num_envs) == (wire.PROTOCOL, "toy_envs:Dict-v0", 3)
+    assert hello.frames_per_step == 1
     assert [(field.name, field.dtype, list(field.shape)) for field in hello.fields] == [
         ("obs/image", "uint8", [8, 8, 1]),
         ("obs/number", "float32", [1]),

@@ -21,7 +21,6 @@ try:
 except ModuleNotFoundError:
     sys.exit("PolyBeast needs its C++ part, libbeast: run `make libbeast`, or `pip install .`")
 
-from beast import envs
 from beast.device import choose_device
 from beast.envs.probe import probe_env
 from beast.envs.spaces import EnvSpaces, action_shape_dtype, observation_field, spaces_by_name
@@ -89,9 +88,6 @@ def connect(flags, validate: Validate, program, to_close: contextlib.ExitStack) 
         flags, spaces, hello = first_hello(flags, validate, listener)
     else:
         flags, spaces, hello = query_servers(flags, validate, addresses, protection)
-    if "frames_per_step" not in hello:  # until env servers say it
-        frames = probed.frames_per_step if runs_servers else envs.frames_per_step(flags.env, flags.frame_skip)
-        spaces = spaces._replace(frames_per_step=frames)
     return Connection(flags, spaces, hello, addresses, protection, servers, listener)
 
 
@@ -105,7 +101,8 @@ def make_feed(
     if listener:
         min_streams = max(min_streams, 1) if flags.max_streams else 1
     feed = RemoteFeed(
-        consumer_of(training.learner, max_policy_lag), connection.spaces.action, streams, servers, listener, unroll_length=flags.unroll_length,
+        consumer_of(training.learner, max_policy_lag), connection.spaces.action, streams, servers, listener,
+        unroll_length=flags.unroll_length,
         group_width=flags.group_width, batch_width=batch_width, queue_width=flags.queue_width,
         inference_width=flags.inference_width, min_streams=min_streams, log=training.run.log,
         seed=training.env_seed(0, 0), expected=connection.hello, env_timeout=flags.env_timeout,
@@ -188,7 +185,7 @@ def query_servers(flags, validate: Validate, addresses: list[str], protection: d
     hellos = {address: future.result() for address, future in answers.items()}
     first = hellos[addresses[0]]
     for address, hello in hellos.items():
-        for name in ("env", "num_envs", "observation_space", "action_space", "fields", "observation", "action"):
+        for name in first:
             if hello[name] != first[name]:
                 raise InputError(
                     wire.readable(
@@ -230,7 +227,7 @@ def use_hello(flags, validate: Validate, server: str, hello: dict) -> tuple[Any,
     flags = validate(replace(flags, env=hello["env"], group_width=hello["num_envs"]), True)
     observation_space, action_space = (wire.space_from_json(hello[f"{of}_space"]) for of in ("observation", "action"))
     has_final = any(name.startswith("final_obs/") for name in hello["fields"])
-    frames = hello.get("frames_per_step") or 1
+    frames = hello["frames_per_step"]
     spaces = EnvSpaces(spaces_by_name(observation_space), action_space, has_final, hello["env"], frames)
     described = {f"obs/{name}": observation_field(space)[::-1] for name, space in spaces.observations.items()}
     served = {name: field for name, field in hello["fields"].items() if name.startswith("obs/")}
