@@ -22,6 +22,7 @@ from waiting import PATIENCE
 
 import beast
 import monobeast
+from beast.envs import emulator
 from beast.errors import InputError, MissingFile
 from beast.run import checkpoint
 
