@@ -32,9 +32,9 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
 
     episodic_life: Literal["auto", "on", "off"] = "off"
     """Atari: end an episode at every lost life, for the learner; auto: on for -v4, off for -v5."""
-
     compile: bool = False
     """Not yet: r2d2.py does not compile its net."""
+
     # Actors.
     group_width: int = 16
     """Environments in a group, which share one forward pass."""
@@ -43,8 +43,7 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
     num_slots: int = 0
     """Rollouts in shared memory. 0: two more than there are groups."""
     eval_columns: int = 0
-    """Columns of each group that act with --epsilon, only to measure the return. 0: log the return of the quarter that
-    explores least."""
+    """Columns of each group that act with --epsilon, only to measure the return. 0: that of the greediest quarter."""
     actor_niceness: int = 5
     """Unix niceness (0 to 19) added to actors, and on Linux to inference and the target network on a CPU."""
 
@@ -77,8 +76,7 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
 
     # The replay.
     replay_gb: float = 3.0
-    """Memory of the replay in GB, allocated at the start, at most what --total_steps need. A million steps of Atari
-    take 7.35 GB."""
+    """GB of memory for the replay, at most what --total_steps need. A million steps of Atari take 7.35 GB."""
     replay_sequences: int = 0
     """Upper limit in sequences, rounded up to whole environments. 0: as many as fit into --replay_gb."""
     min_fill: int = 20_000
@@ -98,8 +96,7 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
     priority_eta: float = 0.9
     """A priority is this share of the largest TD error in a sequence, and the rest of their mean."""
     save_replay: bool = False
-    """Write the replay with every checkpoint (replay.npz), while the learner waits, and resume with it; else it is
-    filled anew."""
+    """Save the replay with every checkpoint (replay.npz), while the learner waits. Else a resumed run fills it anew."""
 
     # The loss.
     batch_width: int = 6
@@ -417,11 +414,8 @@ class QLearner(Learner):
         super().record_games({name: x[:, is_shown] for name, x in rows.items()})
 
     def state_dict(self) -> dict:
-        return super().state_dict() | {
-            "target": self.target.state_dict(),
-            "random": self.random.bit_generator.state,
-            "all_returns": list(self.all_returns),
-        }
+        own = {"target": self.target.state_dict(), "random": self.random.bit_generator.state}
+        return super().state_dict() | own | {"all_returns": list(self.all_returns)}
 
     def load_state_dict(self, state: dict) -> None:
         super().load_state_dict(state)
@@ -440,10 +434,8 @@ def make_learner(flags: Flags, env_spaces: EnvSpaces) -> QLearner:
 
 # FORK HERE: your update.
 def update(flags: Flags, learner: QLearner, batch: Batch) -> tuple[Outcome, Tensor]:
-    """A step of the optimizer on a batch of sequences; none after a NaN or Inf in loss or gradients.
-
-    Returns what came of it and the sequences' new priorities [N], on the device.
-    """
+    """A step of the optimizer on a batch of sequences; none after a NaN or Inf in loss or gradients. Returns what came
+    of it and the sequences' new priorities [N]."""
     net, optimizer, laps = learner.net, learner.optimizer, learner.laps
     for group in optimizer.param_groups:
         group["lr"] = flags.learning_rate
@@ -467,8 +459,7 @@ def update(flags: Flags, learner: QLearner, batch: Batch) -> tuple[Outcome, Tens
 def epsilons(flags: Flags, num_groups: int) -> Tensor:
     """ε of each environment [groups, K]: 0.4^(1 + 7 i / (N - 1)), from 0.4 to 0.00066, with N environments that train.
 
-    They are numbered so that every group spans the whole ladder: a lost or slow one takes no part of it away. The last
-    columns explore the least.
+    Every group spans the whole ladder, so a lost or slow one takes no part of it away. The last columns explore least.
     """
     width = flags.group_width - flags.eval_columns
     # Neighbours on the ladder are in different groups.
@@ -480,23 +471,20 @@ def epsilons(flags: Flags, num_groups: int) -> Tensor:
 
 def act(training: Training, feed: Feed, weights: PublishedWeights, num_groups: int) -> None:
     """Choose the actions of all rows that wait for them, until the feed closes."""
-    generator = training.generator
     yield_cores(training.device, training.flags.actor_niceness)
     ladder = epsilons(training.flags, num_groups).to(training.device)
     for rows in feed.acting():  # [1, N, …], whole groups
         with torch.no_grad(), weights.newest() as (net, version):
             q, best, core_state = net(rows.inputs, rows.core_state)
             epsilon = ladder[rows.inputs["group"].long(), rows.inputs["env_number"].long()]
-            coin = torch.rand(epsilon.shape, generator=generator, device=q.device)
-            drawn = torch.randint(q.shape[2], epsilon.shape, generator=generator, device=q.device)
+            coin = torch.rand(epsilon.shape, generator=training.generator, device=q.device)
+            drawn = torch.randint(q.shape[2], epsilon.shape, generator=training.generator, device=q.device)
             action = torch.where(coin < epsilon, drawn, q.argmax(-1))
         rows.answer(action, q, best, version, core_state)
 
 
-def learn(
-    training: Training, learner: QLearner, feed: Feed, weights: PublishedWeights, replay: SequenceReplay,
-    limiter: RatioLimiter,
-) -> None:  # fmt: skip
+def learn(training: Training, learner: QLearner, feed: Feed, weights: PublishedWeights, replay: SequenceReplay,
+          limiter: RatioLimiter) -> None:  # fmt: skip
     """Store rollouts and train on sequences in the replay ratio, until the feed closes or all steps are done."""
     flags, laps = training.flags, learner.laps
     for rollout, core_state in feed.rollouts():  # [U+1, K, …], one group's
@@ -522,9 +510,8 @@ def learn(
             return
 
 
-def store(
-    flags: Flags, learner: QLearner, replay: SequenceReplay, limiter: RatioLimiter, rollout: dict, core_state: tuple
-) -> None:
+def store(flags: Flags, learner: QLearner, replay: SequenceReplay, limiter: RatioLimiter, rollout: dict,
+          core_state: tuple) -> None:  # fmt: skip
     """Put a group's rollout [U+1, K, …] into the replay, with first priorities for the sequences that it completes."""
     counts = ~is_final(rollout["done"], rollout["terminated"], rollout["truncated"])[:-1]  # [U, K]
     learner.steps += int(counts.sum())

@@ -85,9 +85,10 @@ def connect(flags, validate: Validate, program, to_close: contextlib.ExitStack) 
         listener = listen(flags)
         to_close.callback(listener.close)
         tell(f"waiting for env servers on {listener.address}: polybeast_env.py --learner {listener.address}")
-        flags, spaces, hello = first_hello(flags, validate, listener)
+        server, hello = "this env server", first_hello(flags, validate, listener)
     else:
-        flags, spaces, hello = query_servers(flags, validate, addresses, protection)
+        server, hello = f"the env server at {addresses[0]}", common_hello(flags, addresses, protection)
+    flags, spaces = use_hello(flags, validate, server, hello)
     return Connection(flags, spaces, hello, addresses, protection, servers, listener)
 
 
@@ -152,11 +153,9 @@ def listen(flags):
         raise InputError(f"--listen {flags.listen}: {error}") from error
 
 
-def query_servers(flags, validate: Validate, addresses: list[str], protection: dict) -> tuple[Any, EnvSpaces, dict]:
-    """What all servers say they have: flags with their environment and group width, spaces, and the hello itself.
-
-    Raises InputError if they do not have the same, Unreachable if one cannot be reached.
-    """
+def common_hello(flags, addresses: list[str], protection: dict) -> dict:
+    """The hello of the env servers at these addresses. Raises InputError if they do not have the same environments,
+    Unreachable if one cannot be reached."""
     timeout = max(flags.env_timeout, CONNECT_SECONDS)
 
     def ask(address: str) -> dict:
@@ -193,12 +192,11 @@ def query_servers(flags, validate: Validate, addresses: list[str], protection: d
                         "start all env servers with the same flags"
                     )
                 )
-    return use_hello(flags, validate, f"the env server at {addresses[0]}", first)
+    return first
 
 
-def first_hello(flags, validate: Validate, listener) -> tuple[Any, EnvSpaces, dict]:
-    """What `query_servers` returns, by the hello of the first env server that dials in and can be used. Those before it
-    are refused and logged."""
+def first_hello(flags, validate: Validate, listener) -> dict:
+    """The hello of the first env server that dials in and can be used. Those before it are refused and logged."""
 
     def refusal(hello: dict) -> str:
         try:
@@ -211,12 +209,12 @@ def first_hello(flags, validate: Validate, listener) -> tuple[Any, EnvSpaces, di
     while not hello:
         hello = listener.first_hello(refusal, timeout=1.0)
         log_refusals()
-    return use_hello(flags, validate, "this env server", hello)
+    return hello
 
 
-def use_hello(flags, validate: Validate, server: str, hello: dict) -> tuple[Any, EnvSpaces, dict]:
-    """What `query_servers` returns, by the hello of one of them, which messages call `server`. Raises InputError if it
-    cannot be used."""
+def use_hello(flags, validate: Validate, server: str, hello: dict) -> tuple[Any, EnvSpaces]:
+    """The flags with the environment and group width of a hello, and its spaces. Raises InputError, which calls the env
+    server `server`, if it cannot be used."""
     # By identity: the default's own id means that environment where a user gives it.
     is_given = (flags.addresses or flags.listen) and flags.env is not type(flags).env
     if is_given and flags.env.split(":")[-1] != hello["env"].split(":")[-1]:
@@ -235,4 +233,4 @@ def use_hello(flags, validate: Validate, server: str, hello: dict) -> tuple[Any,
         raise InputError(
             wire.readable(f"{server} has spaces of {described}, its rows have {served}: it is no env server of Beast")
         )
-    return flags, spaces, hello
+    return flags, spaces
