@@ -558,10 +558,10 @@ def throughput_section(results: dict[Path, dict]) -> list[str]:
     lines = [
         "## Throughput",
         "",
-        "Steps are agent steps. *Simulation* is the whole data path with random actions, and rollouts thrown away: the "
-        "limit. Then the net chooses the actions (*+ inference*), then it learns, too (*+ learning*). B is the batch "
-        "width. The tables show the median of the repetitions (lowest to highest). The report of each has the CPU time "
-        "of every stage, the waits and the memory.",
+        "Steps are agent steps. *Simulation* runs the whole data path with random actions and drops the rollouts: that "
+        "is the limit. *+ inference* adds the net's choice of actions, *+ learning* adds training. B is the batch "
+        "width. The tables show the median of the repetitions (lowest to highest). Each report has the CPU time of "
+        "every stage, the waits and the memory.",
         "",
     ]
     machines = dict.fromkeys(machine_of(result["hardware"]) for result in results.values())
@@ -625,9 +625,9 @@ def peers_section() -> list[str]:
     lines = [
         "## Beside other projects",
         "",
-        "Each ran in the best setting of a small sweep, on the same cores with the same shape of model, in turn. "
-        "MonoBeast computes in bf16 where the processor has it, the others in fp32. The table shows medians (lowest to "
-        "highest); the ratio is of the runs of one turn.",
+        "Each project ran with the best settings of a small sweep, on the same cores and with the same shape of model. "
+        "They took turns. MonoBeast computes in bf16 if the processor has it, the others in fp32. The table shows "
+        "medians (lowest to highest); each ratio compares two runs of one turn.",
         "",
     ]
     rows = []
