@@ -394,8 +394,8 @@ def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) 
             if head:
                 head.observe(returns, outcome.is_bad)
             laps.lap("optimizer")
-    net.observe(batch["obs"])
-    assert outcome
+    net.observe(batch["obs"])  # once a batch, after its steps: all epochs normalize alike
+    assert outcome  # there is an epoch
     return outcome
 
 
