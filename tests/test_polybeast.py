@@ -265,8 +265,8 @@ def test_an_environment_that_keeps_failing_ends_the_run_with_its_traceback(tmp_p
 )
 def test_a_server_whose_environment_hangs_is_replaced_and_training_goes_on(tmp_path, env, why):
     arguments = ["--env", f"toy_envs:{env}-v0", "--env_timeout", "3", "--num_servers", "1", "--max_env_restarts", "100"]
-    arguments += ["--server_arguments=--gil_timeout 3", "--total_steps", "700", "--log_steps", "200"]
-    process = start(tmp_path, *arguments)  # a life has 50 rows
+    arguments += ["--server_arguments=--gil_timeout 3", "--total_steps", "500", "--log_steps", "100"]
+    process = start(tmp_path, *arguments)  # a life of the 8 environments has 400 steps
     output = finish(process)
     assert process.returncode == 0, output
     assert why in output and "Restarting it" in output, output
