@@ -181,7 +181,8 @@ def test_a_run_whose_terminal_closes_saves_and_ends_with_code_0(tmp_path):
 
 
 FULL_DISK = """
-from beast.run import checkpoint, directory, metrics
+from beast import files
+from beast.run import checkpoint, metrics
 def full(path, mode="r", **options):
     return open(path if "r" in mode else "/dev/full", mode, **options)
 save, write = checkpoint.save, metrics.Metrics.write
@@ -200,8 +201,8 @@ checkpoint.save = save_and_note
         ("metrics.csv: metrics cannot be written", """
 def write_full(self, step, values, rows=[]):
     rows.append(step)
-    if len(rows) >= 5 and any(saved) and "open" not in vars(directory):
-        directory.open, self._file = full, full("", "a")
+    if len(rows) >= 5 and any(saved) and "open" not in vars(files):
+        files.open, self._file = full, full("", "a")
         self._writer = metrics.csv.DictWriter(self._file, self._writer.fieldnames)
     write(self, step, values)
 metrics.Metrics.write = write_full
@@ -209,7 +210,7 @@ metrics.Metrics.write = write_full
         ("checkpoint.pt: cannot be written", """
 def save_full(path, state):
     if path.name == "checkpoint.pt" and any(saved):
-        directory.open = full
+        files.open = full
     save_and_note(path, state)
 checkpoint.save = save_full
 """),
