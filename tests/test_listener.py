@@ -871,7 +871,7 @@ def test_polybeast_trains_with_servers_that_dial_in_and_leave_and_others_do_not_
 
 
 def test_r2d2_trains_with_servers_that_dial_in_one_of_which_is_killed(tmp_path, unix):
-    flags = "--max_streams 2 --total_steps 3000 --unroll_length 4 --stride 4 --burn_in 4 --trained 8 --batch_width 4"
+    flags = "--max_streams 2 --total_steps 2000 --unroll_length 4 --stride 4 --burn_in 4 --trained 8 --batch_width 4"
     flags += " --min_fill 200 --hidden_size 64 --core_size 16 --head_size 16"
     with training("r2d2.py", tmp_path, unix, flags) as (learner, first, output):
         with one_env_server(tmp_path / "2", "CartPole-v1", unix):
