@@ -33,6 +33,7 @@ from pools import (
     hello,
     row_of,
 )
+from programs import Program
 from waiting import PATIENCE, wait_until
 
 import libbeast
@@ -835,20 +836,16 @@ def rows_of(directory: Path) -> list[str]:
 def training(script: str, directory: Path, address: str, flags: str):
     """A learner's process that listens there and has written metrics of a first server's, that server, and what the
     learner has printed so far."""
-    command = [sys.executable, str(ROOT / script), "--root", str(directory), "--name", "run", "--no_tensorboard"]
-    command += ["--listen", address, "--log_steps", "300", *flags.split()]
+    words = [str(ROOT / script), "--root", str(directory), "--name", "run", "--no_tensorboard"]
+    words += ["--listen", address, "--log_steps", "300", *flags.split()]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
-    printed = directory / "printed"
-    with (
-        open(printed, "w") as output,
-        subprocess.Popen(command, stdout=output, stderr=output, env=environment) as learner,
-    ):
-        try:
-            with one_env_server(directory / "1", "CartPole-v1", address) as first:
-                wait_until(lambda: rows_of(directory))
-                yield learner, first, printed.read_text
-        finally:
-            learner.kill()
+    learner = Program(words, cwd=Path.cwd(), env=environment, output=directory / "printed")
+    try:
+        with one_env_server(directory / "1", "CartPole-v1", address) as first:
+            wait_until(lambda: rows_of(directory))
+            yield learner, first, learner.text
+    finally:
+        learner.kill()
 
 
 def test_polybeast_trains_with_servers_that_dial_in_and_leave_and_others_do_not_fill_its_log(tmp_path, unix):
