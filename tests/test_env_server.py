@@ -947,8 +947,21 @@ def test_a_kept_server_starts_again_when_an_environment_keeps_the_gil(tmp_path):
             stream.row()
 
 
-def test_a_kept_server_is_told_to_end_while_an_environment_keeps_the_gil(tmp_path, monkeypatch):
-    with ServerProcess(tmp_path, "server_toys:KeepsGil-v0", "--group_width", "1", "--keep") as server:
+# Kills a kept server one second after it was told to end.
+IMPATIENT = """
+import polybeast_env
+from beast.hosts import serving
+
+serving.KEEP_SECONDS = 1.0
+polybeast_env.main()
+"""
+
+
+def test_a_kept_server_is_told_to_end_while_an_environment_keeps_the_gil(tmp_path):
+    script, env = tmp_path / "impatient.py", "server_toys:KeepsGil-v0"
+    script.write_text(IMPATIENT)
+    flags = ["--env", env, "--address", f"unix:{tmp_path / 'envs'}", "--group_width", "1", "--keep"]
+    with ServerProcess(tmp_path, env, *flags, script=[str(script)]) as server:
         (kept,) = psutil.Process(server.process.pid).children()
         with Stream(server.address) as stream:
             step_until_it_hangs(server, stream)

@@ -676,7 +676,7 @@ def test_statistics_that_come_one_update_late_as_from_a_gpu_are_in_the_metrics(t
 
 
 def test_a_run_keeps_its_replay_ratio_and_tells_it(tmp_path):
-    result = run(tmp_path, replay_ratio=1.5, total_steps=12_000)
+    result = run(tmp_path, replay_ratio=1.5, total_steps=6000)
     assert result.updates * 4 * 8 / (result.steps - 200) == pytest.approx(1.5, rel=0.01)
     log = (tmp_path / "run" / "out.log").read_text()
     told = re.search(r"replay ratio (\S+) \(--replay_ratio 1.5\): (\S+) updates x 32 transitions for (\S+) steps", log)
@@ -722,7 +722,7 @@ def test_environments_that_crash_cost_their_unfinished_sequences_only(tmp_path, 
     monkeypatch.setattr(r2d2, "make_replay", keep)
     run(
         tmp_path, env="toy_envs:CrashAtStep-v0", env_kwargs='{"n": 150}', deterministic=False, feed=feed,
-        num_servers=1, total_steps=3000, replay_ratio=1e-3,
+        num_servers=1, total_steps=2000, replay_ratio=1e-3,
     )  # fmt: skip
     log = (tmp_path / "run" / "out.log").read_text()
     assert "this toy breaks here" in log or "lost" in log, log
@@ -853,6 +853,7 @@ def test_the_memory_task_is_not_learned_without_a_core(tmp_path, run_main):
     assert abs(returns[-1]) < 0.3, returns
 
 
+@pytest.mark.long
 def test_cartpole_is_learned(tmp_path, run_main):
     returns = train_task(tmp_path, run_main, "r2d2-cartpole", "--total_steps", "30000")
     assert returns[0] < 40, "a random policy balances for 22 steps"
