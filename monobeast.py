@@ -160,7 +160,7 @@ from beast.learn.published import PublishedWeights, start_weights
 from beast.learn.recurrent import Core
 from beast.run import evaluation, tuning
 from beast.run.flags import FREE_ON_RESUME, check_flags, check_slots, run_name
-from beast.run.training import Result, Training, prepare, shared_memory_feed
+from beast.run.training import Result, Training, open_feed, prepare
 
 GAIN = math.sqrt(2)  # of orthogonal weights before a ReLU or tanh
 
@@ -470,7 +470,7 @@ def train(flags: Flags) -> Result:
     with Training("mono", flags, learner, AGENT_FREE_ON_RESUME | {"auto"}, env_spaces.frames_per_step) as training:
         weights = start_weights(learner, flags.compile)  # here, as Training has loaded the run's checkpoint
         num_groups = flags.num_actors * GROUPS_PER_ACTOR
-        feed = shared_memory_feed(
+        feed = open_feed(
             training, create_env, env_spaces, num_groups, __file__,
             batch_width=flags.batch_width, max_policy_lag=flags.max_policy_lag,
         )  # fmt: skip

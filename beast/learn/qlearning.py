@@ -6,6 +6,8 @@ discounts are those of `vtrace.transition_masks`, one rule for both autoreset co
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,11 @@ def rescale_inverse(x: Tensor) -> Tensor:
     root = ((1 + 2 * EPSILON) ** 2 + 4 * EPSILON * size).sqrt()
     u = 2 * size / (root + 1 + 2 * EPSILON)
     return x.sign() * u * (u + 2)
+
+
+def value_scaling(is_rescaled: bool) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """h and its inverse: networks put out h(return). Without rescaling both return a copy."""
+    return (rescale, rescale_inverse) if is_rescaled else (torch.clone, torch.clone)
 
 
 def n_step_targets(rewards: Tensor, discounts: Tensor, mask: Tensor, values: Tensor, n: int) -> Tensor:

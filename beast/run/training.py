@@ -365,7 +365,7 @@ def consumer_of(learner: Learner, max_policy_lag: int) -> Consumer:
     )
 
 
-def shared_memory_feed(
+def open_feed(
     training: Training, create_env: Callable, spaces: EnvSpaces, num_groups: int, script: str, *,
     batch_width: int, max_policy_lag: int = 0,
 ) -> SharedMemoryFeed:  # fmt: skip
