@@ -370,9 +370,9 @@ def initial_priorities(flags: Flags, rows: dict) -> Tensor:
 
 
 class QLearner(Learner):
-    """A Learner with a target network, and the random numbers that draw its batches. A Learner has `steps` and `updates`
-    so far, which `count` raises, `updating`, the lock around an update, and `laps`, the profile: `lap(stage)` books the
-    time since the last lap."""
+    """A Learner with a target network, and the random numbers that draw its batches. A Learner has the `steps` and
+    `updates` so far, which `count` raises, `updating`, the lock around an update, and `laps`, the profile: `lap(stage)`
+    books the time since the last lap."""
 
     def __init__(self, net: Net, optimizer: torch.optim.Optimizer, flags: Flags):
         super().__init__(net, optimizer, flags.max_bad_updates)
