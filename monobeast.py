@@ -150,7 +150,7 @@ from beast.learn import vtrace
 from beast.learn.distributions import distribution, to_features
 from beast.learn.learner import Learner, Outcome, step_unless
 from beast.learn.nests import map_tensors, minibatches
-from beast.learn.normalization import Observations, ReturnMoments, ValueHead, orthogonal, value_head
+from beast.learn.normalization import Observations, ReturnMoments, ValueHead, orthogonal, value_head, without_statistics
 from beast.learn.published import PublishedWeights, start_weights
 from beast.learn.recurrent import Core
 from beast.run import evaluation, tuning
@@ -192,6 +192,7 @@ class Encoder(nn.Module):
             self.size, (inputs,) = flags.hidden_size // 4, self.center.shape
             layers = [orthogonal(nn.Linear(width, self.size), math.sqrt(2)) for width in (inputs, self.size)]
             self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
+        self.register_load_state_dict_pre_hook(without_statistics)
 
     def _make_convolutions(self, space: gymnasium.Space, flags: AgentFlags) -> int:
         """Returns how many numbers they make of one image."""

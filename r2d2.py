@@ -162,7 +162,7 @@ from beast.learn import vtrace
 from beast.learn.distributions import Categoricals, to_features
 from beast.learn.learner import Learner, Outcome, step_unless
 from beast.learn.nests import columns, map_tensors
-from beast.learn.normalization import Observations, orthogonal
+from beast.learn.normalization import Observations, orthogonal, without_statistics
 from beast.learn.published import PublishedWeights
 from beast.learn.qlearning import n_step_targets, rescale, rescale_inverse, sequence_priorities
 from beast.learn.recurrent import Core
@@ -216,6 +216,7 @@ class Encoder(nn.Module):
             self.size, (inputs,) = flags.hidden_size // 4, self.center.shape
             layers = [orthogonal(nn.Linear(width, self.size), math.sqrt(2)) for width in (inputs, self.size)]
             self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
+        self.register_load_state_dict_pre_hook(without_statistics)
 
     def _make_convolutions(self, space: gymnasium.Space, flags: Flags) -> int:
         """Returns how many numbers they make of one image."""
