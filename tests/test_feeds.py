@@ -17,6 +17,7 @@ from beast.feeds.shared_memory import SharedMemoryFeed
 from beast.learn import published
 from beast.learn.learner import Learner
 from beast.learn.nests import map_tensors
+from beast.run import checkpoint, training
 from beast.run.training import Training
 
 
@@ -46,14 +47,14 @@ class SlowGroup(LocalActors):
 
 
 def test_a_slow_group_holds_nobody_up_and_its_rollouts_are_trained_when_they_come(monkeypatch, tmp_path):
-    monkeypatch.setattr(monobeast, "LocalActors", SlowGroup)
+    monkeypatch.setattr(training, "LocalActors", SlowGroup)
     flags = small_flags(root=str(tmp_path), name="run", total_steps=8000)
     groups = [int(batch["group"][0, 0]) for batch in trained_batches(monkeypatch, flags)]
     assert 5 < groups.count(0) < len(groups) / 8, "hand-out order would train both equally often"
 
 
 def test_a_rollout_that_would_be_older_than_max_policy_lag_is_dropped_and_counted(monkeypatch, tmp_path):
-    monkeypatch.setattr(monobeast, "LocalActors", SlowGroup)
+    monkeypatch.setattr(training, "LocalActors", SlowGroup)
     flags = small_flags(root=str(tmp_path), name="run", total_steps=4000, max_policy_lag=3, batch_width=1)
     lags, feeds = [], []
 
@@ -62,8 +63,8 @@ def test_a_rollout_that_would_be_older_than_max_policy_lag_is_dropped_and_counte
         return original(self, batch)
 
     monkeypatch.setattr(Learner, "measure", measure)
-    monkeypatch.setattr(Training, "train", lambda self, feed, *rest, original=Training.train: (
-        feeds.append(feed), original(self, feed, *rest)))  # fmt: skip
+    monkeypatch.setattr(Training, "run_threads", lambda self, feed, original=Training.run_threads, **others: (
+        feeds.append(feed), original(self, feed, **others)))  # fmt: skip
     groups = [int(batch["group"][0, 0]) for batch in trained_batches(monkeypatch, flags)]
     assert max(lags) == 3, "the limit is used, and never passed"
     assert 0 not in groups and feeds[0].dropped_rollouts > 5
@@ -87,16 +88,16 @@ def test_an_update_may_edit_its_batch_in_place_and_an_edit_of_observations_raise
     original = monobeast.update
 
     def careless(flags, learner, batch, core_state):
-        stats = original(flags, learner, batch, core_state)
+        outcome = original(flags, learner, batch, core_state)
         for name in ("reward", "done", "terminated", "truncated", "action", "baseline", "policy_logits"):
             batch[name].fill_(1)
-        return stats
+        return outcome
 
     flags = small_flags(root=str(tmp_path), total_steps=3000, tensorboard=False)
     monobeast.train(dataclasses.replace(flags, name="careful"))
     monkeypatch.setattr(monobeast, "update", careless)
     monobeast.train(dataclasses.replace(flags, name="careless"))
-    nets = [monobeast.checkpoint.load(tmp_path / name / "checkpoint.pt")["net"] for name in ("careful", "careless")]
+    nets = [checkpoint.load(tmp_path / name / "checkpoint.pt")["net"] for name in ("careful", "careless")]
     assert all(torch.equal(a, b) for a, b in zip(nets[0].values(), nets[1].values()))
 
     def reckless(flags, learner, batch, core_state):
@@ -142,22 +143,22 @@ def test_a_run_resumes_on_another_kind_of_device(tmp_path):
     flags = small_flags(root=str(tmp_path), name="run", total_steps=1000, tensorboard=False)
     monobeast.train(flags)
     path = tmp_path / "run" / "checkpoint.pt"
-    state = monobeast.checkpoint.load(path)
-    monobeast.checkpoint.save(path, {**state, "action_rng": torch.zeros(16, dtype=torch.uint8)})
+    state = checkpoint.load(path)
+    checkpoint.save(path, {**state, "action_rng": torch.zeros(16, dtype=torch.uint8)})
     monobeast.train(dataclasses.replace(flags, total_steps=2000))
-    assert monobeast.checkpoint.load(path)["counts"]["steps"] >= 2000
+    assert checkpoint.load(path)["counts"]["steps"] >= 2000
     assert "action noise begins anew" in (tmp_path / "run" / "out.log").read_text()
 
 
 def test_a_run_that_bad_updates_stopped_resumes_with_another_learning_rate(tmp_path, monkeypatch):
     flags = small_flags(root=str(tmp_path), name="run", total_steps=1000, tensorboard=False, max_bad_updates=3)
     original = monobeast.compute_loss
-    monkeypatch.setattr(monobeast, "compute_loss", lambda *batch: (original(*batch)[0] * np.nan, original(*batch)[1]))
+    monkeypatch.setattr(monobeast, "compute_loss", lambda *batch: (original(*batch)[0] * np.nan, *original(*batch)[1:]))
     with pytest.raises(SystemExit):
         monobeast.train(flags)
     monkeypatch.setattr(monobeast, "compute_loss", original)
     monobeast.train(dataclasses.replace(flags, learning_rate=1e-5, grad_clip=0.1))
-    assert monobeast.checkpoint.load(tmp_path / "run" / "checkpoint.pt")["counts"]["steps"] >= 1000
+    assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["counts"]["steps"] >= 1000
 
 
 def test_bad_updates_in_a_row_are_looked_at_when_their_statistics_arrive(monkeypatch):
