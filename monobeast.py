@@ -109,6 +109,7 @@ class AgentFlags(RunFlags):
 class Flags(ActorFlags, AgentFlags):  # polybeast.py combines AgentFlags with those of env servers
     """IMPALA with V-trace on one machine. A *step* is one decision of the agent; in Atari it lasts 4 frames."""
 
+    # Actors.
     mode: Literal["train", "test", "tune"] = "train"  # type: ignore[assignment]  # only this agent tunes
     """train, play whole games with a run's checkpoint (test), or measure this environment, model and machine for about
     40 seconds and print the fastest setting of actors, widths, threads and precision (tune), and with --compile whether
