@@ -156,7 +156,7 @@ def test_every_kind_of_observation_reaches_the_model_in_units_near_one(net):
 
 
 def test_images_are_centered_by_the_running_mean_and_deviation_of_all_that_was_seen():
-    center = Observations(spaces.Box(0, 255, (2, 3, 3), np.uint8), is_image=True, is_normalized=True)
+    center = Observations(spaces.Box(0, 255, (2, 3, 3), np.uint8), is_image=True, normalize=True)
     images = torch.randint(0, 256, (50, 2, 3, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(center(images), images.float() / 255)
     for part in images.split([7, 13, 30]):

@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 import monobeast
 from beast.errors import InputError
+from beast.learn.layers import ResidualBlock
 from beast.learn.published import acting_copy
 from beast.learn.recurrent import Core
 from beast.run import checkpoint
@@ -271,7 +272,7 @@ def test_images_are_flattened_in_the_order_height_width_channels():
 
 
 def test_a_residual_block_adds_to_what_it_gets_and_the_nature_net_has_its_size():
-    block, x = monobeast.ResidualBlock(3), torch.randn(2, 3, 5, 5)
+    block, x = ResidualBlock(3), torch.randn(2, 3, 5, 5)
     for parameter in block.parameters():
         torch.nn.init.zeros_(parameter)
     assert torch.equal(block(x), x)
