@@ -73,9 +73,16 @@ class BatchingQueue:
         Raises ClosedBatchingQueue, ValueError (shapes) and TypeError (not a valid leaf).
         """
 
+    def get(self, timeout: float | None = None) -> Nest | None:
+        """The next batch: the items' leaves joined along `batch_dim`. None where it has not come within `timeout`
+        seconds: what has come of it stays queued, in order. With None it waits as long as it takes.
+
+        Raises ClosedBatchingQueue, and ValueError for a negative `timeout`.
+        """
+
     def __iter__(self) -> BatchingQueue: ...
     def __next__(self) -> Nest:
-        """The next batch: the items' leaves joined along `batch_dim`. Waits for it. Iteration ends with the queue."""
+        """The next batch, as `get` returns it. Waits for it. Iteration ends with the queue."""
 
     def size(self) -> int:
         """The number of queued rows."""
@@ -154,6 +161,7 @@ class StreamSpec(TypedDict):
     action: tuple[str, tuple[int, ...]] | None  # (dtype, shape of one environment); with None any action is accepted
     observation_space: str  # JSON (space_to_json in wire.py); empty for environments of the old gym
     action_space: str
+    frames_per_step: int  # frames of the emulator in one step of the agent
 
 class Counters(TypedDict):
     """An ActorPool's counters since it was made. Seconds are sums over all streams."""
@@ -218,12 +226,13 @@ class ActorPool:
       `(agent_outputs, agent_state)`. The first leaf of `agent_outputs` is the action. A server that accepts any action
       gets all of the first entry, which may be a nest.
     - Items of the learner queue: `((env_outputs, agent_outputs), initial_agent_state)`, leaves [T+1, K, ...], with
-      `env_outputs = (observation, reward, done, episode_step, episode_return, terminated, truncated, group, life)`.
+      `env_outputs = (observation, *row_fields, group, life, env_number)`.
       Row t of `agent_outputs` is the answer that led to row t; in the first row of a life it is zero. Row 0 repeats
       row T of the previous rollout. The state is the one before row 0.
     - `group` (int32) is the index of the stream in `env_server_addresses`. `life` (int32) is 0 until the stream is
-      lost and one more after every reconnection; failed attempts to connect do not count. Both are constant in a
-      rollout: all its columns belong to one life of one stream.
+      lost and one more after every reconnection; failed attempts to connect do not count. `env_number` (int32) is the
+      index of a column's environment in its stream, 0 to K-1. All three are constant in a rollout: all its columns
+      belong to one life of one stream.
     """
 
     def __init__(
@@ -234,6 +243,14 @@ class ActorPool:
         env_server_addresses: Sequence[str],
         initial_agent_state: Nest,
         *,
+        row_fields: Sequence[str] = (
+            "reward",
+            "done",
+            "episode_step",
+            "episode_return",
+            "terminated",
+            "truncated",
+        ),
         token: str = "",
         root_certificates: bytes = b"",
         seed: int = 1,
@@ -250,6 +267,8 @@ class ActorPool:
         """`unroll_length` is T, 1 to 1,000,000 steps; addresses are "unix:/path" or "host:port"; leaves of
         `initial_agent_state` are [L, 1, ...] and are repeated to [L, K, ...].
 
+        - `row_fields`: the fields of a row that `env_outputs` have, by name and in this order. A server without one of
+          them is refused; what else it sends is left out.
         - `token`: the content of the servers' --token_file, ASCII without white space around it.
         - `root_certificates`: PEM; if given, host:port is reached over TLS.
         - `insecure`: allows a token to cross a network without TLS.
@@ -261,7 +280,8 @@ class ActorPool:
         - `min_streams`: the run ends when fewer streams than these work; None ends it with the first that rests. A
           stream that has never worked ends it in any case.
         - `expected`: what every stream must have in all its lives, as `handshake` returned it; by default it is what
-          the first stream has. A row that has a number which is not finite ends its stream, as a lost server does.
+          the first stream has, and so is a `frames_per_step` that it lacks. A row that has a number which is not
+          finite ends its stream, as a lost server does.
         - `listener`: where streams come and go by themselves; there are no addresses then. `group` is the place that a
           stream has taken, `max_streams` of the listener in all. Streams that are lost are not connected again, and
           while there are fewer than `min_streams` the others wait. None is too few to go on.

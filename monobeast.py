@@ -109,6 +109,7 @@ class AgentFlags(RunFlags):
 class Flags(ActorFlags, AgentFlags):  # polybeast.py combines AgentFlags with those of env servers
     """IMPALA with V-trace on one machine. A *step* is one decision of the agent; in Atari it lasts 4 frames."""
 
+    # Actors.
     mode: Literal["train", "test", "tune"] = "train"  # type: ignore[assignment]  # only this agent tunes
     """train, play whole games with a run's checkpoint (test), or measure this environment, model and machine for about
     40 seconds and print the fastest setting of actors, widths, threads and precision (tune), and with --compile whether
@@ -137,7 +138,6 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -148,28 +148,15 @@ from beast.feeds.actors import GROUPS_PER_ACTOR
 from beast.feeds.feed import Feed
 from beast.learn import vtrace
 from beast.learn.distributions import distribution, to_features
+from beast.learn.layers import MixedPrecision, ResidualBlock, orthogonal
 from beast.learn.learner import Learner, Outcome, step_unless
 from beast.learn.nests import map_tensors, minibatches
-from beast.learn.normalization import Observations, ReturnMoments, ValueHead, orthogonal, value_head
+from beast.learn.normalization import Observations, ReturnMoments, ValueHead, value_head, without_statistics
 from beast.learn.published import PublishedWeights, start_weights
 from beast.learn.recurrent import Core
 from beast.run import evaluation, tuning
-from beast.run.flags import FREE_ON_RESUME, RUN_LIMITS, check_env_flags, check_limits, check_slots, run_name
+from beast.run.flags import FREE_ON_RESUME, check_flags, check_slots, run_name
 from beast.run.training import Result, Training, prepare, shared_memory_feed
-
-
-class ResidualBlock(nn.Module):
-    def __init__(self, channels: int):
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.ReLU(),
-            orthogonal(nn.Conv2d(channels, channels, 3, padding=1), math.sqrt(2)),
-            nn.ReLU(),
-            orthogonal(nn.Conv2d(channels, channels, 3, padding=1), 1.0),
-        )
-
-    def forward(self, x):
-        return x + self.layers(x)
 
 
 class Encoder(nn.Module):
@@ -177,23 +164,21 @@ class Encoder(nn.Module):
 
     def __init__(self, space: gymnasium.Space, flags: AgentFlags, amp: bool):
         super().__init__()
-        self.amp = amp
         self.is_image = len(space.shape) == 3 and flags.net != "mlp" and not isinstance(space, spaces.MultiDiscrete)
+        normalize = flags.center_images if self.is_image else flags.normalize_observations
+        self.center, gain = Observations(space, self.is_image, normalize, amp), math.sqrt(2)
         if self.is_image:
-            is_normalized = flags.center_images and space.dtype == np.uint8
-            self.center = Observations(space, True, is_normalized, torch.bfloat16 if amp else torch.float32)
-            self.size, inputs = flags.hidden_size, self._make_convolutions(space, flags)
-            self.head = nn.Sequential(orthogonal(nn.Linear(inputs, self.size), math.sqrt(2)), nn.ReLU())
+            self.size, inputs = flags.hidden_size, self._make_convolutions(space, flags, amp)
+            self.head = MixedPrecision(orthogonal(nn.Linear(inputs, self.size), gain), nn.ReLU(), amp=amp)
             self.memory_format = torch.channels_last if flags.channels_last else torch.contiguous_format
             self.to(memory_format=self.memory_format)
         else:
-            is_normalized = flags.normalize_observations and np.issubdtype(space.dtype, np.floating)
-            self.center = Observations(space, False, is_normalized)
             self.size, (inputs,) = flags.hidden_size // 4, self.center.shape
-            layers = [orthogonal(nn.Linear(width, self.size), math.sqrt(2)) for width in (inputs, self.size)]
+            layers = [orthogonal(nn.Linear(width, self.size), gain) for width in (inputs, self.size)]
             self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
+        self.register_load_state_dict_pre_hook(without_statistics)
 
-    def _make_convolutions(self, space: gymnasium.Space, flags: AgentFlags) -> int:
+    def _make_convolutions(self, space: gymnasium.Space, flags: AgentFlags, amp: bool) -> int:
         """Returns how many numbers they make of one image."""
         (channels, *sides), gain = self.center.shape, math.sqrt(2)
         if flags.net == "shallow" and min(sides) < 3:
@@ -210,14 +195,8 @@ class Encoder(nn.Module):
                 layers += [convolution, nn.MaxPool2d(3, 2, padding=1), ResidualBlock(out), ResidualBlock(out)]
                 channels = out
             layers.append(nn.ReLU())
-        self.convolutions = nn.Sequential(*layers)
+        self.convolutions = MixedPrecision(*layers, amp=amp)
         return self.convolutions(torch.zeros(1, *self.center.shape)).numel()
-
-    def cast_weights(self) -> None:
-        """For a copy that only acts (`acting_copy`): cast once what every pass would cast."""
-        if self.is_image and self.amp:
-            self.convolutions.bfloat16()
-            self.head.bfloat16()
 
     def forward(self, x):
         rows, x = x.shape[:2], self.center(x)
@@ -225,10 +204,8 @@ class Encoder(nn.Module):
             return self.head(x)
         # After the centering: one step for both took 1.5 times as long (benchmarks/LEDGER.md).
         x = x.flatten(0, 1).contiguous(memory_format=self.memory_format)
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.amp):
-            x = self.convolutions(x).permute(0, 2, 3, 1)  # channels last, as it lies: flattening copies nothing
-            x = self.head(x.flatten(1))
-        return x.float().unflatten(0, rows)
+        x = self.convolutions(x).permute(0, 2, 3, 1)  # channels last, as it lies: flattening copies nothing
+        return self.head(x.flatten(1)).float().unflatten(0, rows)
 
 
 # FORK HERE: your model. Observations arrive as they are stored (uint8 images included), time-major.
@@ -503,25 +480,20 @@ def test(flags: AgentFlags, create_env: Callable = create_env) -> dict:
 
 def validate_agent(flags):
     """The flags with `auto` filled in. Raises InputError with the value, the limit and the remedy."""
-    flags = replace(flags, env_kwargs=check_env_flags(flags))
     if flags.reward_clip == "auto":
         flags = replace(flags, reward_clip=envs.family_of(flags.env).reward_clip)
     if flags.normalize_returns == "auto":
         flags = replace(flags, normalize_returns="off" if flags.reward_clip else "on")
     limits = {  # name: lowest, highest
-        **RUN_LIMITS,
-        **{name: (1, 10**6) for name in ("group_width", "batch_width", "core_size", "epochs")},
-        "hidden_size": (4, 10**6),  # MLPs have a quarter of it
-        "unroll_length": (1, 2**16 - 1),
-        **{name: (0, math.inf) for name in ("reward_clip", "baseline_cost", "entropy_cost", "grad_clip", "ppo_clip")},
+        "epochs": (1, 10**6),
+        **{name: (0, math.inf) for name in ("reward_clip", "baseline_cost", "entropy_cost", "ppo_clip")},
         **{name: (1e-6, math.inf) for name in ("clip_rho", "clip_pg_rho", "reward_scale")},
-        **{name: (1e-12, 10) for name in ("learning_rate", "optimizer_epsilon")},
-        **{name: (0, 1) for name in ("discount", "vtrace_lambda", "rmsprop_alpha")},
+        **{name: (0, 1) for name in ("vtrace_lambda", "rmsprop_alpha")},
         "max_policy_lag": (0, 10**9),
         "minibatches": (1, flags.batch_width, "each has a column of the batch or more: raise --batch_width"),
         "initial_std": (0.0068, 7.38),  # exp of distributions.LOG_STD_MIN and LOG_STD_MAX
     }
-    check_limits(flags, limits)
+    flags = check_flags(flags, limits)
     if flags.value_net == "separate" and flags.core != "none":
         raise InputError(
             f"--value_net separate --core {flags.core}: values would have no memory; leave one of them out"

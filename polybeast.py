@@ -6,8 +6,8 @@
     python polybeast.py --mode test --name pong-poly                    # play whole games with the checkpoint
 
 Env servers (polybeast_env.py) stream rows of observations to the actor pool, in C++, which brings them to a dynamic
-batcher and whole rollouts to a batching queue. beast/feeds/remote.py makes a feed of these, and the agent's
-own `infer` and `learn` run on it: edit model, loss and update in monobeast.py.
+batcher and whole rollouts to a batching queue. beast/run/servers.py connects to them, beast/feeds/remote.py makes a
+feed of them, and the agent's own `infer` and `learn` run on it: edit model, loss and update in monobeast.py.
 """
 
 from __future__ import annotations

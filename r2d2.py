@@ -32,7 +32,6 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
 
     episodic_life: Literal["auto", "on", "off"] = "off"
     """Atari: end an episode at every lost life, for the learner; auto: on for -v4, off for -v5."""
-
     compile: bool = False
     """Not yet: r2d2.py does not compile its net."""
 
@@ -44,8 +43,7 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
     num_slots: int = 0
     """Rollouts in shared memory. 0: two more than there are groups."""
     eval_columns: int = 0
-    """Columns of each group that act with --epsilon, only to measure the return. 0: log the return of the quarter that
-    explores least."""
+    """Columns of each group that act with --epsilon, only to measure the return. 0: that of the greediest quarter."""
     actor_niceness: int = 5
     """Unix niceness (0 to 19) added to actors, and on Linux to inference and the target network on a CPU."""
 
@@ -78,8 +76,7 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
 
     # The replay.
     replay_gb: float = 3.0
-    """Memory of the replay in GB, allocated at the start, at most what --total_steps need. A million steps of Atari
-    take 7.35 GB."""
+    """GB of memory for the replay, at most what --total_steps need. A million steps of Atari take 7.35 GB."""
     replay_sequences: int = 0
     """Upper limit in sequences, rounded up to whole environments. 0: as many as fit into --replay_gb."""
     min_fill: int = 20_000
@@ -99,8 +96,7 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
     priority_eta: float = 0.9
     """A priority is this share of the largest TD error in a sequence, and the rest of their mean."""
     save_replay: bool = False
-    """Write the replay with every checkpoint (replay.npz), while the learner waits, and resume with it; else it is
-    filled anew."""
+    """Save the replay with every checkpoint (replay.npz), while the learner waits. Else a resumed run fills it anew."""
 
     # The loss.
     batch_width: int = 6
@@ -153,47 +149,25 @@ from torch import Tensor, nn
 
 from beast.device import choose_device
 from beast.envs.groups import finished_episodes
-from beast.envs.rows import is_final, rollout_fields
+from beast.envs.rows import is_final
 from beast.envs.spaces import EnvSpaces
 from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import GROUPS_PER_ACTOR
 from beast.feeds.feed import Feed
 from beast.learn import vtrace
 from beast.learn.distributions import Categoricals, to_features
+from beast.learn.layers import MixedPrecision, ResidualBlock, orthogonal
 from beast.learn.learner import Learner, Outcome, step_unless
 from beast.learn.nests import columns, map_tensors
-from beast.learn.normalization import Observations, orthogonal
+from beast.learn.normalization import Observations, without_statistics
 from beast.learn.published import PublishedWeights
 from beast.learn.qlearning import n_step_targets, rescale, rescale_inverse, sequence_priorities
 from beast.learn.recurrent import Core
-from beast.learn.replay import RatioLimiter, Sample, SequenceReplay, resume_replay
+from beast.learn.replay import RatioLimiter, Sample, SequenceReplay, make_replay, resume_replay
 from beast.run import evaluation
-from beast.run.flags import (
-    ACTOR_LIMITS,
-    FREE_ON_RESUME,
-    RUN_LIMITS,
-    SERVERS_FREE_ON_RESUME,
-    check_env_flags,
-    check_limits,
-    check_server_flags,
-    run_name,
-)
+from beast.run.flags import FREE_ON_RESUME, SERVERS_FREE_ON_RESUME, check_flags, check_server_flags, run_name
 from beast.run.hardware import helper_thread, keep_freed_memory, yield_cores
 from beast.run.training import Result, Training, prepare, shared_memory_feed
-
-
-class ResidualBlock(nn.Module):
-    def __init__(self, channels: int):
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.ReLU(),
-            orthogonal(nn.Conv2d(channels, channels, 3, padding=1), math.sqrt(2)),
-            nn.ReLU(),
-            orthogonal(nn.Conv2d(channels, channels, 3, padding=1), 1.0),
-        )
-
-    def forward(self, x):
-        return x + self.layers(x)
 
 
 class Encoder(nn.Module):
@@ -201,23 +175,21 @@ class Encoder(nn.Module):
 
     def __init__(self, space: gymnasium.Space, flags: Flags, amp: bool):
         super().__init__()
-        self.amp = amp
         self.is_image = len(space.shape) == 3 and flags.net != "mlp" and not isinstance(space, spaces.MultiDiscrete)
+        normalize = flags.center_images if self.is_image else flags.normalize_observations
+        self.center, gain = Observations(space, self.is_image, normalize, amp), math.sqrt(2)
         if self.is_image:
-            is_normalized = flags.center_images and space.dtype == np.uint8
-            self.center = Observations(space, True, is_normalized, torch.bfloat16 if amp else torch.float32)
-            self.size, inputs = flags.hidden_size, self._make_convolutions(space, flags)
-            self.head = nn.Sequential(orthogonal(nn.Linear(inputs, self.size), math.sqrt(2)), nn.ReLU())
+            self.size, inputs = flags.hidden_size, self._make_convolutions(space, flags, amp)
+            self.head = MixedPrecision(orthogonal(nn.Linear(inputs, self.size), gain), nn.ReLU(), amp=amp)
             self.memory_format = torch.channels_last if flags.channels_last else torch.contiguous_format
             self.to(memory_format=self.memory_format)
         else:
-            is_normalized = flags.normalize_observations and np.issubdtype(space.dtype, np.floating)
-            self.center = Observations(space, False, is_normalized)
             self.size, (inputs,) = flags.hidden_size // 4, self.center.shape
-            layers = [orthogonal(nn.Linear(width, self.size), math.sqrt(2)) for width in (inputs, self.size)]
+            layers = [orthogonal(nn.Linear(width, self.size), gain) for width in (inputs, self.size)]
             self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
+        self.register_load_state_dict_pre_hook(without_statistics)
 
-    def _make_convolutions(self, space: gymnasium.Space, flags: Flags) -> int:
+    def _make_convolutions(self, space: gymnasium.Space, flags: Flags, amp: bool) -> int:
         """Returns how many numbers they make of one image."""
         (channels, *sides), gain = self.center.shape, math.sqrt(2)
         if flags.net == "shallow" and min(sides) < 3:
@@ -234,24 +206,16 @@ class Encoder(nn.Module):
                 layers += [convolution, nn.MaxPool2d(3, 2, padding=1), ResidualBlock(out), ResidualBlock(out)]
                 channels = out
             layers.append(nn.ReLU())
-        self.convolutions = nn.Sequential(*layers)
+        self.convolutions = MixedPrecision(*layers, amp=amp)
         return self.convolutions(torch.zeros(1, *self.center.shape)).numel()
-
-    def cast_weights(self) -> None:
-        """For a copy that only acts (`acting_copy`): cast once what every pass would cast."""
-        if self.is_image and self.amp:
-            self.convolutions.bfloat16()
-            self.head.bfloat16()
 
     def forward(self, x):
         rows, x = x.shape[:2], self.center(x)
         if not self.is_image:
             return self.head(x)
         x = x.flatten(0, 1).contiguous(memory_format=self.memory_format)
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.amp):
-            x = self.convolutions(x).permute(0, 2, 3, 1)  # channels last, as it lies: flattening copies nothing
-            x = self.head(x.flatten(1))
-        return x.float().unflatten(0, rows)
+        x = self.convolutions(x).permute(0, 2, 3, 1)  # channels last, as it lies: flattening copies nothing
+        return self.head(x.flatten(1)).float().unflatten(0, rows)
 
 
 # FORK HERE: your model. Observations arrive as they are stored (uint8 images included), time-major.
@@ -267,10 +231,8 @@ class Net(nn.Module):
     def __init__(self, observation_spaces: dict, action_space: gymnasium.Space, flags: Flags, amp: bool = False):
         super().__init__()
         if not isinstance(action_space, spaces.Discrete):
-            raise InputError(
-                f"action space {action_space}: R2D2 has one Q value for each action, so it needs a Discrete space; "
-                "wrap the environment, or train it with monobeast.py"
-            )
+            needed = "R2D2 has one Q value for each action, so it needs a Discrete space"
+            raise InputError(f"action space {action_space}: {needed}; wrap the environment, or take monobeast.py")
         self.action_space, self.flags = action_space, flags
         self.num_actions = int(action_space.n)
         self.names = list(observation_spaces)
@@ -329,7 +291,7 @@ class Batch(NamedTuple):
 def compute_loss(flags: Flags, net: Net, target: Net, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """The loss of a batch, its sequences' priorities [N], and metrics as tensors."""
     sample = batch.sample
-    rows = after_burn_in(flags, sample.batch)  # [T+1, N, …]
+    rows = map_tensors(lambda x: x[flags.burn_in :], sample.batch)  # [T+1, N, …]
     with torch.no_grad():
         state = burn_in(flags, net, sample.batch, sample.core_state)
     q, _, _ = net(rows, state)  # [T+1, N, actions]
@@ -362,11 +324,6 @@ def compute_loss(flags: Flags, net: Net, target: Net, batch: Batch) -> tuple[Ten
 def value_scaling(flags: Flags) -> tuple[Callable, Callable]:
     """The function h by which the networks' values are rescaled returns, and its inverse; copies with --no_rescale."""
     return (rescale, rescale_inverse) if flags.rescale else (torch.clone, torch.clone)
-
-
-def after_burn_in(flags: Flags, batch: dict) -> dict:
-    """Rows B to B+T of sequences [B+T+1, N, …]: those to train on."""
-    return map_tensors(lambda x: x[flags.burn_in :], batch)
 
 
 def burn_in(flags: Flags, net: Net, batch: dict, core_state: tuple) -> tuple:
@@ -458,11 +415,8 @@ class QLearner(Learner):
         super().record_games({name: x[:, is_shown] for name, x in rows.items()})
 
     def state_dict(self) -> dict:
-        return super().state_dict() | {
-            "target": self.target.state_dict(),
-            "random": self.random.bit_generator.state,
-            "all_returns": list(self.all_returns),
-        }
+        own = {"target": self.target.state_dict(), "random": self.random.bit_generator.state}
+        return super().state_dict() | own | {"all_returns": list(self.all_returns)}
 
     def load_state_dict(self, state: dict) -> None:
         super().load_state_dict(state)
@@ -481,10 +435,8 @@ def make_learner(flags: Flags, env_spaces: EnvSpaces) -> QLearner:
 
 # FORK HERE: your update.
 def update(flags: Flags, learner: QLearner, batch: Batch) -> tuple[Outcome, Tensor]:
-    """A step of the optimizer on a batch of sequences; none after a NaN or Inf in loss or gradients.
-
-    Returns what came of it and the sequences' new priorities [N], on the device.
-    """
+    """A step of the optimizer on a batch of sequences; none after a NaN or Inf in loss or gradients. Returns what came
+    of it and the sequences' new priorities [N]."""
     net, optimizer, laps = learner.net, learner.optimizer, learner.laps
     for group in optimizer.param_groups:
         group["lr"] = flags.learning_rate
@@ -497,7 +449,7 @@ def update(flags: Flags, learner: QLearner, batch: Batch) -> tuple[Outcome, Tens
     grad_norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
     is_bad = ~(loss.detach().isfinite() & grad_norm.isfinite())
     step_unless(optimizer, is_bad)
-    net.observe(after_burn_in(flags, batch.sample.batch["obs"]))
+    net.observe(map_tensors(lambda x: x[flags.burn_in :], batch.sample.batch["obs"]))
     # A sequence whose own error is not finite gets priority 0, so it is never drawn again. A bad update changes no
     # other priority: the replay ignores NaN.
     priorities = priorities.where(~is_bad, math.nan).where(priorities.isfinite(), 0)
@@ -508,8 +460,7 @@ def update(flags: Flags, learner: QLearner, batch: Batch) -> tuple[Outcome, Tens
 def epsilons(flags: Flags, num_groups: int) -> Tensor:
     """ε of each environment [groups, K]: 0.4^(1 + 7 i / (N - 1)), from 0.4 to 0.00066, with N environments that train.
 
-    They are numbered so that every group spans the whole ladder: a lost or slow one takes no part of it away. The last
-    columns explore the least.
+    Every group spans the whole ladder, so a lost or slow one takes no part of it away. The last columns explore least.
     """
     width = flags.group_width - flags.eval_columns
     # Neighbours on the ladder are in different groups.
@@ -521,34 +472,26 @@ def epsilons(flags: Flags, num_groups: int) -> Tensor:
 
 def act(training: Training, feed: Feed, weights: PublishedWeights, num_groups: int) -> None:
     """Choose the actions of all rows that wait for them, until the feed closes."""
-    generator = training.generator
     yield_cores(training.device, training.flags.actor_niceness)
     ladder = epsilons(training.flags, num_groups).to(training.device)
     for rows in feed.acting():  # [1, N, …], whole groups
         with torch.no_grad(), weights.newest() as (net, version):
             q, best, core_state = net(rows.inputs, rows.core_state)
             epsilon = ladder[rows.inputs["group"].long(), rows.inputs["env_number"].long()]
-            coin = torch.rand(epsilon.shape, generator=generator, device=q.device)
-            drawn = torch.randint(q.shape[2], epsilon.shape, generator=generator, device=q.device)
+            coin = torch.rand(epsilon.shape, generator=training.generator, device=q.device)
+            drawn = torch.randint(q.shape[2], epsilon.shape, generator=training.generator, device=q.device)
             action = torch.where(coin < epsilon, drawn, q.argmax(-1))
         rows.answer(action, q, best, version, core_state)
 
 
-def learn(
-    training: Training, learner: QLearner, feed: Feed, weights: PublishedWeights, replay: SequenceReplay,
-    limiter: RatioLimiter,
-) -> None:  # fmt: skip
+def learn(training: Training, learner: QLearner, feed: Feed, weights: PublishedWeights, replay: SequenceReplay,
+          limiter: RatioLimiter) -> None:  # fmt: skip
     """Store rollouts and train on sequences in the replay ratio, until the feed closes or all steps are done."""
     flags, laps = training.flags, learner.laps
-
-    def may_train() -> bool:
-        goes_on = not feed.closed.is_set() and not training.finished()
-        return goes_on and limiter.may_update() and replay.num_sequences() > 0
-
     for rollout, core_state in feed.rollouts():  # [U+1, K, …], one group's
         with learner.updating:  # a checkpoint never holds half an update
             store(flags, learner, replay, limiter, rollout, core_state)
-        while may_train():
+        while limiter.may_update() and replay.num_sequences() and not (feed.closed.is_set() or training.finished()):
             with learner.updating:
                 batch = learner.next_batch(flags, replay, training.device)
                 laps.lap("sample")
@@ -568,9 +511,8 @@ def learn(
             return
 
 
-def store(
-    flags: Flags, learner: QLearner, replay: SequenceReplay, limiter: RatioLimiter, rollout: dict, core_state: tuple
-) -> None:
+def store(flags: Flags, learner: QLearner, replay: SequenceReplay, limiter: RatioLimiter, rollout: dict,
+          core_state: tuple) -> None:  # fmt: skip
     """Put a group's rollout [U+1, K, …] into the replay, with first priorities for the sequences that it completes."""
     counts = ~is_final(rollout["done"], rollout["terminated"], rollout["truncated"])[:-1]  # [U, K]
     learner.steps += int(counts.sum())
@@ -581,24 +523,6 @@ def store(
         rows, _ = replay.gather(ids, torch.device("cpu"), observations=False)
         replay.update(ids, replay.generation_of(ids), initial_priorities(flags, rows).numpy())
     learner.laps.lap("insert")
-
-
-def make_replay(flags: Flags, env_spaces: EnvSpaces, learner: QLearner, num_groups: int) -> SequenceReplay:
-    """An empty replay for so many groups. Of Atari's stacks of gray images it stores the newest image only."""
-    fields_of_row = rollout_fields(env_spaces)
-    shape, _ = fields_of_row.get("obs/obs", ((), ""))
-    is_stack = envs.family_of(flags.env).stacks_images and len(shape) == 3 and 1 < shape[0] < min(shape[1:])
-    # No more than the steps of the run, unless a later start may have more of them, or some groups most of them.
-    sequences_of_run = flags.total_steps // flags.stride + 4 * num_groups * flags.group_width
-    sequences_of_run = 0 if flags.save_replay or flags.feed == "remote" else sequences_of_run
-    return SequenceReplay(
-        fields_of_row, [x.shape[-1] for x in learner.net.initial_state(1)], num_groups,
-        flags.group_width - flags.eval_columns, unroll_length=flags.unroll_length, burn_in=flags.burn_in,
-        trained=flags.trained, stride=flags.stride, capacity_gb=flags.replay_gb,
-        max_sequences=min(filter(None, (flags.replay_sequences, sequences_of_run)), default=0),
-        is_stack=is_stack and flags.unroll_length >= shape[0], priority_exponent=flags.priority_exponent,
-        importance_exponent=flags.importance_exponent, random=learner.random,
-    )  # fmt: skip
 
 
 # Flags that may differ when a run is resumed.
@@ -625,27 +549,25 @@ def train(flags: Flags) -> Result:
         learner = make_learner(flags, env_spaces)
         to_close.enter_context(learner.helper or contextlib.nullcontext())
         training = to_close.enter_context(Training("r2d2", flags, learner, RESUME_FREE, env_spaces.frames_per_step))
-        run = training.run
-        replay = make_replay(flags, env_spaces, learner, num_groups)
+        state_sizes = [x.shape[-1] for x in learner.net.initial_state(1)]
+        replay = make_replay(flags, env_spaces, state_sizes, num_groups, learner.random)
         limiter = RatioLimiter(flags.replay_ratio, flags.batch_width * flags.trained, flags.min_fill)
-        save_beside: Callable[[], None] = lambda: None  # noqa: E731
-        if flags.save_replay:
-            save = resume_replay(replay, limiter, run.path / "replay.npz", learner.updates, run.log)
-            save_beside = lambda: save(learner.updates)  # noqa: E731
-        training.cleanup.callback(lambda: run.log(limiter.describe()))
+        path, log = training.run.path / "replay.npz", training.run.log
+        save_replay = resume_replay(replay, limiter, path, learner, log) if flags.save_replay else None
+        training.cleanup.callback(lambda: log(limiter.describe()))
         feed: Feed
-        others: list = []
-        if flags.feed == "remote":  # whole groups: the replay belongs to them
-            feed, others = servers.make_feed(training, connection, flags.group_width)
+        width, others = (
+            flags.group_width,
+            list[Callable](),
+        )  # whole groups, as the replay is divided among them
+        if flags.feed == "remote":
+            feed, others = servers.make_feed(training, connection, width)
         else:
-            feed = shared_memory_feed(
-                training, create_env, env_spaces, num_groups, __file__, batch_width=flags.group_width
-            )
+            feed = shared_memory_feed(training, create_env, env_spaces, num_groups, __file__, batch_width=width)
         weights = PublishedWeights(learner.net, learner.updates)
         introduction = (
-            f"replay of {replay.num_bytes / 1e9:.2f} GB for {replay.capacity:,} steps of {replay.bytes_of_step:,} "
-            f"bytes, updates of {flags.batch_width} sequences of {flags.burn_in} + {flags.trained} steps, "
-            f"{flags.replay_ratio:g} trained transitions a step"
+            f"{replay.description}, updates of {flags.batch_width} sequences of {flags.burn_in} + {flags.trained} "
+            f"steps, {flags.replay_ratio:g} trained transitions a step"
         )
         return training.run_threads(
             feed,
@@ -653,7 +575,7 @@ def train(flags: Flags) -> Result:
             learn=partial(learn, training, learner, feed, weights, replay, limiter),
             introduction=introduction,
             others=others,
-            save_beside=save_beside,
+            save_beside=save_replay,
         )
 
 
@@ -663,33 +585,20 @@ def test(flags: Flags) -> dict:
 
 
 def validate(flags: Flags, width_known: bool = True) -> Flags:
-    """The flags with automatic values filled in. Raises InputError with the value, the limit and the remedy.
-
-    `width_known` is False while only env servers know the group width.
-    """
-    flags = replace(flags, env_kwargs=check_env_flags(flags))
-    sizes = ("group_width", "batch_width", "core_size", "head_size", "target_period", "n_steps")
+    """The flags with automatic values filled in. Raises InputError with the value, the limit and the remedy. Only env
+    servers may know the group width at first."""
     limits = {  # name: lowest, highest
-        **RUN_LIMITS,
-        **ACTOR_LIMITS,
-        **{name: (1, 10**6) for name in sizes},
-        "hidden_size": (4, 10**6),  # MLPs have a quarter of it
-        "max_streams": (1, 4096),
-        "unroll_length": (1, 2**16 - 1),
+        **{name: (1, 10**6) for name in ("head_size", "target_period", "n_steps")},
+        **{name: (0, 1) for name in ("priority_eta", "priority_exponent", "importance_exponent", "epsilon")},
+        **{name: (0, 10**12) for name in ("min_fill", "replay_sequences")},
         "trained": (3, 10**5),  # a first priority leaves the last one out, and another may be void
         "burn_in": (0, 10**5),
-        "eval_columns": (0, flags.group_width - 1, "at least one environment of a group has to train"),
+        "max_streams": (1, 4096),
         "replay_gb": (1e-6, 1e6),
         "replay_ratio": (1e-3, 1e3),
-        "min_fill": (0, 10**12),
-        "replay_sequences": (0, 10**12),
-        "learning_rate": (1e-12, 10),
-        "optimizer_epsilon": (1e-12, 10),
-        "grad_clip": (0, math.inf),
-        **{name: (0, 1) for name in ("discount", "priority_eta", "epsilon")},
-        **{name: (0, 1) for name in ("priority_exponent", "importance_exponent")},
+        "eval_columns": (0, flags.group_width - 1, "at least one environment of a group has to train"),
     }
-    check_limits(flags, limits)
+    flags = check_flags(flags, limits)
     if flags.stride < 1 or flags.stride % flags.unroll_length:
         raise InputError(
             f"--stride {flags.stride}: it must be a multiple of --unroll_length {flags.unroll_length}, as the core's "
@@ -716,13 +625,9 @@ def validate(flags: Flags, width_known: bool = True) -> Flags:
     if not num_groups <= num_slots <= 2**16:
         raise InputError(f"--num_slots {num_slots}: {num_groups} groups need {num_groups} to 65536; 0 has it chosen")
     return replace(
-        flags,
-        num_slots=num_slots,
-        feed="remote" if is_remote else "shared",
-        burn_in=burn_in,
-        learner_threads=1 if flags.deterministic else flags.learner_threads,
-        name=run_name("r2d2", flags),
-    )
+        flags, num_slots=num_slots, burn_in=burn_in, feed="remote" if is_remote else "shared",
+        learner_threads=1 if flags.deterministic else flags.learner_threads, name=run_name("r2d2", flags),
+    )  # fmt: skip
 
 
 def main() -> None:

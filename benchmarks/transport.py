@@ -294,8 +294,8 @@ def step_pool(task: dict) -> dict:
     def infer() -> None:
         actions = np.zeros((1, 1024), np.int64)
         for batch in batcher:
-            (*_, groups, life), _ = batch.get_inputs()
-            groups = np.asarray(groups)[0]
+            env_outputs, _ = batch.get_inputs()
+            groups = np.asarray(env_outputs[7])[0]
             rows[groups] += 1  # no stream is twice in a batch
             batch.set_outputs(((actions[:, : len(groups)],), ()))
 

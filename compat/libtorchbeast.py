@@ -25,7 +25,7 @@ from beast.hosts import env_server, security, throttle, wire  # noqa: E402
 from libbeast import AsyncError, ClosedBatchingQueue  # noqa: E402
 
 __all__ = ["ActorPool", "AsyncError", "BatchingQueue", "ClosedBatchingQueue", "DynamicBatcher", "Server"]
-NUM_ENV_OUTPUTS = 5  # libbeast adds `terminated`, `truncated`, `group` and `life`
+NUM_ENV_OUTPUTS = 5  # libbeast adds `terminated`, `truncated`, `group`, `life` and `env_number`
 # What std::future_error says of a dropped batch: in libstdc++, then in libc++, which TorchBeast's own tests expect.
 BROKEN_PROMISE = (
     "std::future_error: Broken promise. The associated promise has been destructed prior to the associated state "

@@ -1,15 +1,13 @@
 #include "actor_pool.h"
 
-#include <unistd.h>  // sysconf
-
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <functional>
 #include <stdexcept>
 #include <thread>
 #include <utility>
 
+#include "rollout.h"
 #include "wire.h"
 
 namespace beast {
@@ -18,8 +16,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kMaxUnrollLength = 1'000'000;
-constexpr double kFirstPause = 0.1, kLongestPause = 10;  // seconds before a stream is connected again
-constexpr double kFirstRest = 30, kLongestRest = 600;    // the same, after max_env_restarts in a row
 
 // For what follows on the answers of inference and of the learner queue.
 size_t num_threads() { return std::clamp<size_t>(std::thread::hardware_concurrency() / 4, 2, 8); }
@@ -39,58 +35,6 @@ uint64_t env_seed(uint64_t seed, uint64_t stream, uint64_t attempt) {
   return mixed(mixed(mixed(seed) ^ stream) ^ attempt) >> 34;
 }
 
-std::string describe(const Array& array) {
-  return std::string(dtype_name(array.dtype())) + " " + to_string(array.shape());
-}
-
-// Whether all items are finite. It has no branches, so that the compiler makes wide instructions of it.
-template <typename Bits>
-bool is_finite(const std::byte* data, size_t count, Bits exponent) {
-  bool infinite = false;
-  for (size_t i = 0; i < count; ++i) {
-    Bits bits;
-    std::memcpy(&bits, data + i * sizeof(bits), sizeof(bits));
-    infinite |= (bits & exponent) == exponent;
-  }
-  return !infinite;
-}
-
-// Compiled code may take the negation of a bool that is 2 for 3.
-bool are_bools(const std::byte* data, size_t count) {
-  std::byte bits{0};
-  for (size_t i = 0; i < count; ++i) bits |= data[i];
-  return bits <= std::byte{1};
-}
-
-// What no array of a row may have; empty if this one has nothing of it.
-std::string fault_of(const Array& array) {
-  const size_t count = num_items(array.shape());
-  const auto unless = [](bool is_good, const char* fault) { return is_good ? "" : fault; };
-  switch (array.dtype()) {
-    case DType::kFloat16:
-      return unless(is_finite<uint16_t>(array.data(), count, 0x7c00), "is not finite");
-    case DType::kFloat32:
-      return unless(is_finite<uint32_t>(array.data(), count, 0x7f800000), "is not finite");
-    case DType::kFloat64:
-      return unless(is_finite<uint64_t>(array.data(), count, 0x7ff0000000000000), "is not finite");
-    case DType::kBool:
-      return unless(are_bools(array.data(), count), "has bools other than 0 and 1");
-    default:
-      return "";
-  }
-}
-
-Shape with_rows(int64_t num_rows, const Shape& row) {  // row: [1, K, ...]
-  Shape shape = row;
-  shape[0] = num_rows;
-  return shape;
-}
-
-void copy_row(const Array& from, int64_t from_row, const Array& to, int64_t to_row) {
-  const Array source = from.slice_first(from_row, 1);
-  if (source.num_bytes()) std::memcpy(to.slice_first(to_row, 1).data(), source.data(), source.num_bytes());
-}
-
 // [L, 1, ...] -> [L, K, ...], in new memory.
 Array repeated(const Array& array, int64_t num_envs) {
   Shape shape = array.shape();
@@ -101,136 +45,6 @@ Array repeated(const Array& array, int64_t num_envs) {
     std::memcpy(result.data() + i * bytes, array.data() + i / num_envs * bytes, bytes);
   }
   return result;
-}
-
-Array filled(const Shape& shape, int32_t value) {
-  Array result = Array::allocate(DType::kInt32, shape);
-  std::fill_n(reinterpret_cast<int32_t*>(result.data()), num_items(shape), value);
-  return result;
-}
-
-// Where a rollout comes from.
-struct Origin {
-  int32_t group;  // index of the stream in the pool's address list
-  int32_t life;   // how many connections this stream has had before
-};
-
-// T+1 rows of one stream, filled one after another.
-class Rollout {
- public:
-  Rollout(const StreamSpec& spec, int64_t unroll_length, Origin origin)
-      : spec_(spec),
-        num_rows_(unroll_length + 1),
-        origin_(origin),
-        group_(filled({num_rows_, spec.num_envs}, origin.group)),
-        life_(filled({num_rows_, spec.num_envs}, origin.life)) {
-    for (const Field& field : spec.fields) {
-      Shape shape = {num_rows_, spec.num_envs};
-      shape.insert(shape.end(), field.shape.begin(), field.shape.end());
-      fields_.push_back(Array::allocate(field.dtype, std::move(shape)));
-    }
-  }
-
-  // The rollout after this one, whose row 0 is this one's last row.
-  Rollout next() const {
-    Rollout next(spec_, num_rows_ - 1, origin_);
-    for (size_t i = 0; i < fields_.size(); ++i) copy_row(fields_[i], num_rows_ - 1, next.fields_[i], 0);
-    next.agent_outputs_ = agent_outputs_->map([&](const Array& output) {
-      Array rows = Array::allocate(output.dtype(), output.shape());
-      copy_row(output, num_rows_ - 1, rows, 0);
-      return rows;
-    });
-    return next;
-  }
-
-  // Where the stream writes row `row`.
-  std::vector<std::byte*> destinations(int64_t row) const {
-    std::vector<std::byte*> result;
-    for (const Array& field : fields_) result.push_back(field.slice_first(row, 1).data());
-    return result;
-  }
-
-  // What the learner must not get of row `row`: "field "reward" is not finite"; empty if there is nothing.
-  std::string find_fault(int64_t row) const {
-    for (size_t i = 0; i < fields_.size(); ++i) {
-      const std::string fault = fault_of(fields_[i].slice_first(row, 1));
-      if (!fault.empty()) return "field \"" + spec_.fields[i].name + "\" " + fault;
-    }
-    return "";
-  }
-
-  // Whether row 0 begins an episode in each environment.
-  bool begins_episodes() const {
-    const Array done = fields_[spec_.index_of("done")].slice_first(0, 1);
-    return std::all_of(done.data(), done.data() + done.num_bytes(), [](std::byte byte) { return byte != std::byte{0}; });
-  }
-
-  ArrayNest env_outputs(int64_t begin, int64_t count) const {
-    ArrayNest::Tuple outputs = {spec_.observation.map([&](int64_t i) { return fields_[i].slice_first(begin, count); })};
-    for (const char* name : {"reward", "done", "episode_step", "episode_return", "terminated", "truncated"}) {
-      outputs.push_back(fields_[spec_.index_of(name)].slice_first(begin, count));
-    }
-    outputs.push_back(group_.slice_first(begin, count));
-    outputs.push_back(life_.slice_first(begin, count));
-    return outputs;
-  }
-
-  // Copies outputs [1, K, ...]. All later outputs must have the structure, shapes and dtypes of the first ones.
-  void set_agent_outputs(int64_t row, const ArrayNest& outputs) {
-    if (!agent_outputs_) {
-      agent_outputs_ = outputs.map([&](const Array& output) {
-        if (output.shape().size() < 2 || output.shape()[0] != 1 || output.shape()[1] != spec_.num_envs) {
-          throw std::invalid_argument("inference answered agent outputs of shape " + to_string(output.shape()) +
-                                      ", expected [1, " + std::to_string(spec_.num_envs) +
-                                      ", ...]: set_outputs takes ((action, ...), agent_state), leaves [1, rows, ...]");
-        }
-        Array rows = Array::allocate(output.dtype(), with_rows(num_rows_, output.shape()));
-        std::memset(rows.data(), 0, rows.slice_first(0, 1).num_bytes());
-        return rows;
-      });
-    }
-    const std::vector<Array> rows = agent_outputs_->flatten(), answers = outputs.flatten();
-    if (rows.size() != answers.size()) {
-      throw std::invalid_argument("inference answered " + std::to_string(answers.size()) +
-                                  " agent outputs, its first answer had " + std::to_string(rows.size()));
-    }
-    for (size_t i = 0; i < rows.size(); ++i) {
-      if (answers[i].dtype() != rows[i].dtype() || with_rows(num_rows_, answers[i].shape()) != rows[i].shape()) {
-        throw std::invalid_argument("agent output " + std::to_string(i) + " is " + describe(answers[i]) +
-                                    ", in the first answer it was " + describe(rows[i].slice_first(0, 1)));
-      }
-      copy_row(answers[i], 0, rows[i], row);
-    }
-  }
-
-  ArrayNest item(ArrayNest initial_agent_state) const {
-    return ArrayNest::Tuple{ArrayNest::Tuple{env_outputs(0, num_rows_), *agent_outputs_},
-                            std::move(initial_agent_state)};
-  }
-
- private:
-  StreamSpec spec_;
-  int64_t num_rows_;
-  Origin origin_;
-  Array group_, life_;                      // int32 [T+1, K]; not shared by rollouts: the learner may write to them
-  std::vector<Array> fields_;               // [T+1, K, ...] each
-  std::optional<ArrayNest> agent_outputs_;  // [T+1, K, ...] each; made when the first answer shows what they are
-};
-
-// Refuses rollouts that this machine cannot hold before memory is allocated for one.
-void check_memory(const StreamSpec& spec, int64_t unroll_length) {
-  double row_bytes = 0;
-  for (const Field& field : spec.fields) {
-    row_bytes += static_cast<double>(spec.num_envs) * num_items(field.shape) * item_size(field.dtype);
-  }
-  const double rollout_bytes = (unroll_length + 1) * row_bytes;
-  const double memory_bytes = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-  if (memory_bytes <= 0 || rollout_bytes <= memory_bytes) return;
-  const auto gigabytes = [](double bytes) { return std::to_string(static_cast<int64_t>(bytes / 1e9)) + " GB"; };
-  throw std::invalid_argument("a rollout of unroll_length " + std::to_string(unroll_length) + " and " +
-                              std::to_string(spec.num_envs) + " environments needs " + gigabytes(rollout_bytes) +
-                              ", this machine has " + gigabytes(memory_bytes) +
-                              ": lower unroll_length, or serve fewer environments per stream");
 }
 
 void check_state(const ArrayNest& state, const ArrayNest& expected) {
@@ -264,8 +78,9 @@ ArrayNest actions_of(const ArrayNest& agent_outputs, const StreamSpec& spec) {
   if (spec.takes_any_action) {
     const ArrayNest& first = first_entry(agent_outputs);
     if (first.flatten().empty()) {
-      throw std::invalid_argument("the first of the agent outputs, the action, has no array: inference must answer "
-                                  "with ((action, ...), agent_state)");
+      throw std::invalid_argument(
+          "the first of the agent outputs, the action, has no array: inference must answer "
+          "with ((action, ...), agent_state)");
     }
     return first.map(without_time);
   }
@@ -282,19 +97,31 @@ ArrayNest actions_of(const ArrayNest& agent_outputs, const StreamSpec& spec) {
 }  // namespace
 
 // One thread at a time works for an actor: a thread of the stream's transport when an event has come, one of the
-// executor when inference or the learner queue has answered. The functions stand in the order in which they follow each
-// other. Only cancel() may come in between. An actor waits for one thing at a time.
+// executor when inference or the learner queue has answered. Only cancel() and has_left() may come in between. An actor
+// waits for one thing at a time.
 class ActorPool::Actor : public EnvStream::Owner {
  public:
-  Actor(ActorPool& pool, size_t index, std::string name) : pool_(pool), index_(index), name_(std::move(name)) {}
+  Actor(ActorPool& pool, size_t place) : pool_(pool), place_(place) {}
 
-  void connect() {
-    guarded([&] { begin(pool_.connect_(name_)); });
+  // Begins a life with the next stream of the source.
+  void begin() {
+    in_rollout_ = is_accepted_ = false;
+    life_ = {env_seed(pool_.options_.seed, place_, num_attempts_++)};
+    guarded([&] {
+      auto [stream, name] = pool_.source_->take(place_);
+      name_ = std::move(name);
+      open(std::move(stream));
+    });
   }
 
-  void admit(std::shared_ptr<EnvStream> stream, std::string name) {
-    name_ = std::move(name);
-    guarded([&] { begin(std::move(stream)); });
+  // For the pool, while this one waits for others, and when enough have come.
+  bool has_left() {
+    const auto stream = current_stream();
+    return stream && stream->has_left();
+  }
+  void leave() { end_life(lost_because("it has left while others were waited for")); }
+  void go_on() {
+    guarded([&] { act(); });
   }
 
   void cancel() {  // from any thread
@@ -302,25 +129,25 @@ class ActorPool::Actor : public EnvStream::Owner {
   }
 
   void drop_stream() {
-    std::shared_ptr<EnvStream> dropped;  // which may be told so without the lock
-    std::lock_guard<std::mutex> lock(mutex_);
-    dropped.swap(stream_);
+    std::shared_ptr<EnvStream> dropped;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      dropped.swap(stream_);
+    }
+    // Here the stream may be destroyed, which calls the transport: the lock is released before.
   }
 
-  bool is_free = true;  // to admit(); the pool's mutex guards it
-
  private:
-  void begin(std::shared_ptr<EnvStream> stream) {
+  // The functions of a life, in the order in which they follow each other.
+
+  void open(std::shared_ptr<EnvStream> stream) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       std::lock_guard<std::mutex> pool_lock(pool_.mutex_);
       if (pool_.stopping()) return;
       stream_ = stream;
     }
-    in_rollout_ = is_accepted_ = false;
-    worked_ = Clock::duration(0);
-    seed_ = env_seed(pool_.options_.seed, index_, num_attempts_++);
-    await([&] { stream->open(seed_, this); });
+    await([&] { stream->open(life_.seed, this); });
   }
 
   void opened(const StreamSpec& spec) override {
@@ -332,7 +159,8 @@ class ActorPool::Actor : public EnvStream::Owner {
       initial_agent_state_ =
           pool_.initial_agent_state_.map([&](const Array& array) { return repeated(array, spec.num_envs); });
       set_agent_state(initial_agent_state_);
-      rollout_.emplace(spec, pool_.options_.unroll_length, Origin{static_cast<int32_t>(index_), num_lives_ - 1});
+      rollout_.emplace(spec, pool_.options_.row_fields, pool_.options_.unroll_length,
+                       Origin{static_cast<int32_t>(place_), num_lives_ - 1});
       row_ = 0;
       asked_ = Clock::now();
       await([&] { current_stream()->read_first_row(rollout_->destinations(row_)); });
@@ -341,11 +169,12 @@ class ActorPool::Actor : public EnvStream::Owner {
 
   // Refuses a stream that has not what the first stream of the pool had, in any life: the learner takes them together.
   void accept(const StreamSpec& spec) {
-    const StreamSpec expected = pool_.expect(spec);
-    const std::string other = difference(spec, expected);
-    if (!other.empty()) throw HandshakeError("environment server " + name_ + " has " + other);
+    const std::string missing = find_missing_field(spec, pool_.options_.row_fields);
+    if (!missing.empty()) throw HandshakeError(server() + ": " + missing);
+    const std::string other = difference(spec, pool_.expect(spec));
+    if (!other.empty()) throw HandshakeError(server() + " has " + other);
     ++num_lives_;
-    if (std::exchange(is_retired_, false)) --pool_.num_retired_;
+    pool_.source_->accepted(place_);
     is_accepted_ = true;
     accepted_ = Clock::now();
     pool_.count_connected(1);
@@ -355,8 +184,8 @@ class ActorPool::Actor : public EnvStream::Owner {
     const Event event(pool_);
     pool_.environment_ns_ += nanoseconds_since(asked_);
     guarded([&] {
-      check_row();
-      worked_ = Clock::now() - accepted_;
+      if (const std::string fault = fault_of_row(); !fault.empty()) return end_life(lost_because(fault));
+      life_.worked = Clock::now() - accepted_;
       if (row_ > 0) pool_.steps_ += spec_.num_envs;
       if (row_ == pool_.options_.unroll_length) {
         hand_on();
@@ -366,30 +195,15 @@ class ActorPool::Actor : public EnvStream::Owner {
     });
   }
 
-  // Refuses numbers that are not finite: one of them would spoil a whole update, and nobody would know whose it was.
-  void check_row() const {
-    const auto refuse = [&](const std::string& why) {
-      throw ConnectionError("environment server " + name_ + ": " + why);
-    };
-    const std::string fault = rollout_->find_fault(row_);
-    if (!fault.empty()) refuse("received a row whose " + readable(fault));
-    if (row_ == 0 && !rollout_->begins_episodes()) refuse("received a first row that is not done everywhere");
+  // Says so of numbers that are not finite: one would spoil a whole update, and nobody would know whose it was.
+  std::string fault_of_row() const {
+    if (const std::string fault = rollout_->find_fault(row_); !fault.empty()) {
+      return "received a row whose " + readable(fault);
+    }
+    if (row_ == 0 && !rollout_->begins_episodes()) return "received a first row that is not done everywhere";
+    return "";
   }
 
- public:
-  // For the pool, while this one waits for others, and when enough have come.
-  bool has_left() {
-    const auto stream = current_stream();
-    return stream && stream->has_left();
-  }
-  void leave() {
-    guarded([&] { throw ConnectionError("environment server " + name_ + ": it has left while others were waited for"); });
-  }
-  void go_on() {
-    guarded([&] { act(); });
-  }
-
- private:
   void act() {
     if (pool_.keeps_waiting(*this)) return;
     asked_ = Clock::now();
@@ -431,9 +245,10 @@ class ActorPool::Actor : public EnvStream::Owner {
     ArrayNest item = rollout_->item(std::move(state_before_row_0_));
     rollout_ = std::move(next);
     row_ = 0;
-    pool_.learner_queue_->enqueue_later(std::move(item), [this, executor = pool_.executor_](std::exception_ptr failure) {
+    auto entered_later = [this, executor = pool_.executor_](std::exception_ptr failure) {
       executor->post([this, failure] { entered(failure); });
-    });
+    };
+    pool_.learner_queue_->enqueue_later(std::move(item), std::move(entered_later));
   }
 
   void entered(const std::exception_ptr& failure) {
@@ -448,70 +263,28 @@ class ActorPool::Actor : public EnvStream::Owner {
 
   void lost(std::exception_ptr why) override {
     const Event event(pool_);
-    end_life(why);
+    end_life(*ending_of([&] { std::rethrow_exception(why); }));
   }
 
-  void end_life(const std::exception_ptr& why) {
+  // The source may begin the next life at once, in another thread: nothing here comes after its go_on_after().
+  void end_life(const Ending& ending) {
     drop_stream();
     rollout_.reset();
     if (std::exchange(is_accepted_, false)) pool_.count_connected(-1);
-    try {
-      if (!pool_.stopping()) go_on_after(why);
-    } catch (...) {
-      pool_.fail(std::current_exception());
-    }
-    std::lock_guard<std::mutex> lock(pool_.mutex_);
-    is_free = true;
-  }
-
-  // Connects again, soon or after a rest, or ends the run.
-  void go_on_after(const std::exception_ptr& why) {
+    if (ending.kind == Ending::Kind::kFailed) return pool_.fail(ending.error);
+    if (pool_.stopping()) return;
     if (in_rollout_) ++pool_.dropped_rollouts_;
-    try {
-      std::rethrow_exception(why);
-    } catch (const ClosedBatchingQueue&) {
-      if (pool_.listen_) return;  // others may dial, which end as soon, until run() sees it
-      std::lock_guard<std::mutex> lock(pool_.mutex_);
-      --pool_.num_running_;
-      pool_.changed_.notify_all();
-    } catch (const HandshakeError& error) {
-      if (pool_.listen_) return pool_.say(std::string(error.what()) + "\nIt was refused.");
-      if (num_lives_ == 0 || !retire(error.what())) pool_.fail(why);
-    } catch (const ConnectionError& error) {
-      if (pool_.listen_) return pool_.say(error.what());
-      if (num_lives_ == 0) return pool_.fail(why);  // open() has retried already
-      if (worked_ > pool_.options_.forgiven_after) {
-        num_restarts_ = 0;
-        rest_ = kFirstRest;
-      }
-      const std::string limit = std::to_string(pool_.options_.max_env_restarts);
-      if (num_restarts_ < pool_.options_.max_env_restarts) {
-        const double jitter = 0.75 + 0.5 * (seed_ % 1024) / 1024.0;  // spreads the streams of a server in time
-        const double pause = jitter * std::min(kFirstPause * std::exp2(num_restarts_), kLongestPause);
-        ++num_restarts_;
-        ++pool_.restarts_;
-        pool_.say(std::string(error.what()) + "\nReconnecting (" + std::to_string(num_restarts_) +
-                  " of max_env_restarts " + limit + ").");
-        return pool_.connect_later(*this, std::chrono::duration<double>(pause));
-      }
-      const std::string text = std::string(error.what()) + "\nThe stream was reconnected " +
-                               std::to_string(num_restarts_) + " times in a row (max_env_restarts " + limit + ").";
-      if (!retire(text)) pool_.fail(std::make_exception_ptr(ConnectionError(text)));
-    }
+    const auto failure = ending_of([&] { pool_.source_->go_on_after(place_, ending, life_); });
+    if (failure) pool_.fail(failure->error);
   }
 
-  // What restarts do not mend costs the run this stream alone, while enough others are left. Returns whether to try
-  // again, after a rest.
-  bool retire(const std::string& why) {
-    if (!is_retired_) ++pool_.num_retired_;
-    is_retired_ = true;
-    const int64_t num_left = pool_.actors_.size() - pool_.num_retired_;
-    if (num_left < pool_.options_.min_streams) return false;
-    pool_.say(why + "\nThis stream rests for " + std::to_string(static_cast<int64_t>(rest_)) + " s; " +
-              std::to_string(num_left) + " of " + std::to_string(pool_.actors_.size()) + " are left.");
-    pool_.connect_later(*this, std::chrono::duration<double>(rest_));
-    rest_ = std::min(2 * rest_, kLongestRest);
-    return true;
+  // Helpers of these.
+
+  std::string server() const { return "environment server " + name_; }
+
+  Ending lost_because(const std::string& what) const {
+    const ConnectionError error(server() + ": " + what);
+    return {Ending::Kind::kLost, error.what(), std::make_exception_ptr(error)};
   }
 
   // The rows of an answer keep the memory of its whole batch alive. A copy does not.
@@ -553,86 +326,52 @@ class ActorPool::Actor : public EnvStream::Owner {
     }
   }
 
-  // Ends the life if `function` throws, or the pool where no other life would do better.
+  // What `function` throws ends the life. The peer is told of a refusal that is this side's.
   template <typename Function>
   void guarded(Function&& function) {
-    try {
-      function();
-    } catch (const HandshakeError& error) {
-      current_stream()->refuse(error.what());
-      end_life(std::current_exception());
-    } catch (const ConnectionError&) {
-      end_life(std::current_exception());
-    } catch (const ClosedBatchingQueue&) {
-      end_life(std::current_exception());
-    } catch (...) {
-      pool_.fail(std::current_exception());
+    const std::optional<Ending> ending = ending_of(function);
+    if (!ending) return;
+    if (ending->kind == Ending::Kind::kRefused) {
+      if (const auto stream = current_stream()) stream->refuse(ending->why);  // null where the source had none
     }
+    end_life(*ending);
   }
 
   ActorPool& pool_;
-  const size_t index_;
-  std::string name_;                // the address, for messages
-  int64_t num_attempts_ = 0;        // to connect, each with a seed of its own
-  int64_t num_restarts_ = 0;        // in a row
-  int32_t num_lives_ = 0;           // connections so far, including this one; failed attempts do not count
-  bool is_retired_ = false;         // it rests, or connects after a rest
-  double rest_ = kFirstRest;        // seconds
+  const size_t place_;
+  std::string name_;          // of the stream, for messages
+  int64_t num_attempts_ = 0;  // to open one, each with a seed of its own
+  int32_t num_lives_ = 0;     // accepted so far, including this one
   // Of this life:
-  uint64_t seed_ = 0;
+  StreamSource::Life life_;
   Clock::time_point accepted_, asked_;  // asked_: when what it waits for was asked for
-  Clock::duration worked_{0};       // from accepted_ to the newest row; 0 without any
   StreamSpec spec_;
   bool is_accepted_ = false;
   std::optional<Rollout> rollout_;
-  int64_t row_ = 0;                 // of the rollout: the newest, or the one that comes next
-  bool in_rollout_ = false;         // the rollout has steps, which would be lost with the stream
+  int64_t row_ = 0;          // of the rollout: the newest, or the one that comes next
+  bool in_rollout_ = false;  // the rollout has steps, which would be lost with the stream
   ArrayNest initial_agent_state_, agent_state_, state_before_row_0_;
-  std::mutex mutex_;                // guards stream_, which other threads cancel
+  std::mutex mutex_;                   // guards stream_, which other threads cancel
   std::shared_ptr<EnvStream> stream_;  // until it is lost
 };
 
 ActorPool::ActorPool(const ActorPoolOptions& options, std::shared_ptr<BatchingQueue> learner_queue,
-                     std::shared_ptr<DynamicBatcher> inference_batcher, std::vector<std::string> addresses,
-                     ArrayNest initial_agent_state, Connect connect)
+                     std::shared_ptr<DynamicBatcher> inference_batcher, ArrayNest initial_agent_state,
+                     std::unique_ptr<StreamSource> source)
     : options_(options),
       learner_queue_(std::move(learner_queue)),
       inference_batcher_(std::move(inference_batcher)),
       initial_agent_state_(std::move(initial_agent_state)),
-      connect_(std::move(connect)),
+      source_(std::move(source)),
       expected_(options.expected) {
   check_arguments();
-  if (addresses.empty()) throw std::invalid_argument("env_server_addresses is empty: a pool needs at least one");
-  for (std::string& address : addresses) {
-    actors_.push_back(std::make_unique<Actor>(*this, actors_.size(), std::move(address)));
-  }
-}
-
-ActorPool::ActorPool(const ActorPoolOptions& options, std::shared_ptr<BatchingQueue> learner_queue,
-                     std::shared_ptr<DynamicBatcher> inference_batcher, size_t num_places,
-                     ArrayNest initial_agent_state, Listen listen)
-    : options_(options),
-      learner_queue_(std::move(learner_queue)),
-      inference_batcher_(std::move(inference_batcher)),
-      initial_agent_state_(std::move(initial_agent_state)),
-      listen_(std::move(listen)),
-      expected_(options.expected) {
-  check_arguments();
-  if (options_.min_streams > static_cast<int64_t>(num_places)) {
-    throw std::invalid_argument("min_streams is " + std::to_string(options_.min_streams) + ", and the listener takes " +
-                                std::to_string(num_places) + " streams at most: raise max_streams");
-  }
-  while (actors_.size() < num_places) actors_.push_back(std::make_unique<Actor>(*this, actors_.size(), ""));
+  while (actors_.size() < source_->num_places()) actors_.push_back(std::make_unique<Actor>(*this, actors_.size()));
 }
 
 void ActorPool::check_arguments() const {
   if (options_.unroll_length < 1 || options_.unroll_length > kMaxUnrollLength) {
     throw std::invalid_argument("unroll_length is " + std::to_string(options_.unroll_length) + ", must be 1 to " +
                                 std::to_string(kMaxUnrollLength) + " steps");
-  }
-  if (options_.max_env_restarts < 0) {
-    throw std::invalid_argument("max_env_restarts is " + std::to_string(options_.max_env_restarts) +
-                                ", must be 0 or more");
   }
   initial_agent_state_.for_each([](const Array& array) {
     if (array.shape().size() < 2 || array.shape()[1] != 1) {
@@ -650,46 +389,15 @@ void ActorPool::run(const Interrupt& interrupt, const Log& log) {
     if (started_) throw std::runtime_error("run() was called already: a pool runs once");
     executor_ = std::make_shared<Executor>(num_threads());
     started_ = true;
-    num_running_ = actors_.size();
-    for (const auto& actor : actors_) {
-      if (!listen_) executor_->post([actor = actor.get()] { actor->connect(); });
-    }
+    num_places_ = actors_.size();
   }
-  const auto log_messages = [&] {
-    std::vector<std::string> messages;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      messages.swap(messages_);
-    }
-    for (const std::string& message : messages) {
-      if (log) log(message);
-    }
-  };
-  bool is_listening = false;  // or another pool may be
   try {
-    if (listen_) {
-      listen_([this](auto stream, auto name) { return admit(std::move(stream), std::move(name)); });
-      is_listening = true;
-    }
-    for (;;) {
-      {
-        std::unique_lock<std::mutex> lock(mutex_);
-        Time next = Clock::now() + std::chrono::milliseconds(100);
-        for (const auto& [time, actor] : resting_) next = std::min(next, time);
-        changed_.wait_until(lock, next, [&] { return stopping_ || num_running_ == 0 || !messages_.empty(); });
-        if (stopping_ || num_running_ == 0) break;
-        const auto is_due = [now = Clock::now()](const auto& resting) { return resting.first <= now; };
-        const auto due = std::stable_partition(resting_.begin(), resting_.end(), std::not_fn(is_due));
-        for (auto it = due; it != resting_.end(); ++it) {
-          executor_->post([actor = it->second] { actor->connect(); });
-        }
-        resting_.erase(due, resting_.end());
-      }
+    source_->start(this);
+    while (wait_and_begin_those_due()) {
       end_those_that_left();
-      log_messages();
+      log_messages(log);
       if (interrupt) interrupt();
-      const bool queue_closed = learner_queue_->is_closed(), batcher_closed = inference_batcher_->is_closed();
-      if (listen_ ? queue_closed || batcher_closed : queue_closed && batcher_closed) break;
+      if (source_->ends_with(learner_queue_->is_closed(), inference_batcher_->is_closed())) break;
     }
   } catch (...) {
     fail(std::current_exception());
@@ -704,9 +412,8 @@ void ActorPool::run(const Interrupt& interrupt, const Log& log) {
   wait_for_events();  // of what its last tasks have started
   for (const auto& actor : actors_) actor->drop_stream();
   try {
-    if (is_listening) listen_(nullptr);
-    connect_ = nullptr;  // with the threads of its transport
-    log_messages();
+    source_->end();
+    log_messages(log);
   } catch (...) {
     fail(std::current_exception());
   }
@@ -715,6 +422,30 @@ void ActorPool::run(const Interrupt& interrupt, const Log& log) {
   ended_ = true;
   changed_.notify_all();
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+bool ActorPool::wait_and_begin_those_due() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  Time next = Clock::now() + std::chrono::milliseconds(100);
+  for (const auto& [time, actor] : resting_) next = std::min(next, time);
+  changed_.wait_until(lock, next, [&] { return stopping_ || num_places_ == 0 || !messages_.empty(); });
+  if (stopping_ || num_places_ == 0) return false;
+  const auto is_due = [now = Clock::now()](const auto& resting) { return resting.first <= now; };
+  const auto due = std::stable_partition(resting_.begin(), resting_.end(), std::not_fn(is_due));
+  for (auto it = due; it != resting_.end(); ++it) executor_->post([actor = it->second] { actor->begin(); });
+  resting_.erase(due, resting_.end());
+  return true;
+}
+
+void ActorPool::log_messages(const Log& log) {
+  std::vector<std::string> messages;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    messages.swap(messages_);
+  }
+  for (const std::string& message : messages) {
+    if (log) log(message);
+  }
 }
 
 void ActorPool::stop() {
@@ -726,19 +457,6 @@ void ActorPool::stop() {
   for (const auto& actor : actors_) actor->cancel();
 }
 
-bool ActorPool::admit(std::shared_ptr<EnvStream> stream, std::string name) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (stopping_ || !started_) return false;
-  for (const auto& actor : actors_) {
-    if (!actor->is_free) continue;
-    actor->is_free = false;
-    ++streams_come_;
-    executor_->post([actor = actor.get(), stream, name] { actor->admit(stream, name); });
-    return true;
-  }
-  return false;
-}
-
 void ActorPool::stop_and_wait() {
   stop();
   std::unique_lock<std::mutex> lock(mutex_);
@@ -747,13 +465,13 @@ void ActorPool::stop_and_wait() {
 
 ActorPoolCounters ActorPool::counters() const {
   ActorPoolCounters counters;
-  counters.restarts = restarts_;
+  counters.restarts = source_->num_restarts();
   counters.dropped_rollouts = dropped_rollouts_;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     counters.streams_connected = num_connected_;
   }
-  counters.streams_come = streams_come_;
+  counters.streams_come = source_->num_come();
   counters.seconds_inference = inference_ns_ * 1e-9;
   counters.seconds_environment = environment_ns_ * 1e-9;
   counters.seconds_enqueue = enqueue_ns_ * 1e-9;
@@ -763,6 +481,8 @@ ActorPoolCounters ActorPool::counters() const {
 StreamSpec ActorPool::expect(const StreamSpec& spec) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!expected_) expected_ = spec;
+  // Unknown to who expects it, the number is the first stream's.
+  if (!expected_->frames_per_step) expected_->frames_per_step = spec.frames_per_step;
   return *expected_;
 }
 
@@ -779,16 +499,30 @@ void ActorPool::say(std::string message) {
   changed_.notify_all();
 }
 
-void ActorPool::connect_later(Actor& actor, std::chrono::duration<double> pause) {
+bool ActorPool::begin(size_t place) {
   std::lock_guard<std::mutex> lock(mutex_);
-  resting_.emplace_back(Clock::now() + std::chrono::duration_cast<Clock::duration>(pause), &actor);
+  if (stopping_) return false;
+  executor_->post([actor = actors_[place].get()] { actor->begin(); });
+  return true;
+}
+
+void ActorPool::begin_after(size_t place, std::chrono::duration<double> pause) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  resting_.emplace_back(Clock::now() + std::chrono::duration_cast<Clock::duration>(pause), actors_[place].get());
+  changed_.notify_all();
+}
+
+void ActorPool::end_place() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  --num_places_;
   changed_.notify_all();
 }
 
 bool ActorPool::keeps_waiting(Actor& actor) {
-  if (!listen_) return false;
+  const int64_t num_needed = source_->num_needed();
+  if (num_needed == 0) return false;
   std::lock_guard<std::mutex> lock(mutex_);
-  if (num_connected_ >= options_.min_streams) return false;
+  if (num_connected_ >= num_needed) return false;
   waiting_.push_back(&actor);
   return true;
 }
@@ -812,7 +546,7 @@ void ActorPool::end_those_that_left() {
 void ActorPool::count_connected(int64_t change) {
   std::lock_guard<std::mutex> lock(mutex_);
   num_connected_ += change;
-  if (!listen_ || num_connected_ < options_.min_streams) return;
+  if (num_connected_ < source_->num_needed()) return;
   for (Actor* actor : waiting_) executor_->post([actor] { actor->go_on(); });
   waiting_.clear();
 }

@@ -15,6 +15,8 @@
 #include "grpc_listener.h"
 #include "grpc_stream.h"
 #include "python_nest.h"
+#include "stream_source.h"
+#include "wire.h"
 
 namespace beast {
 namespace {
@@ -79,6 +81,7 @@ py::dict spec_to_python(const StreamSpec& spec) {
   result["action"] = spec.takes_any_action ? py::object(py::none()) : field_type(spec.action);
   result["observation_space"] = spec.observation_space;
   result["action_space"] = spec.action_space;
+  result["frames_per_step"] = spec.frames_per_step;
   return result;
 }
 
@@ -114,6 +117,7 @@ StreamSpec spec_from_python(const py::dict& hello) {
   if (!spec.takes_any_action) spec.action = field_from_python("action", hello["action"]);
   spec.observation_space = hello["observation_space"].cast<std::string>();
   spec.action_space = hello["action_space"].cast<std::string>();
+  spec.frames_per_step = hello.contains("frames_per_step") ? hello["frames_per_step"].cast<int64_t>() : 0;
   return spec;
 }
 
@@ -123,8 +127,8 @@ class PythonActorPool {
     live_pools->add(pool_);
   }
 
-  // There is no destructor that waits: run() has ended, as its caller holds this object. One that released the GIL could
-  // not get it back in a daemon thread while the interpreter shuts down.
+  // There is no destructor that waits: run() has ended, as its caller holds this object. One that released the GIL
+  // could not get it back in a daemon thread while the interpreter shuts down.
 
   void run() {
     const auto log = [this](const std::string& message) {
@@ -171,14 +175,14 @@ struct PythonListener : GrpcListener {
 };
 
 std::shared_ptr<PythonListener> make_listener(const std::string& address, const std::string& token,
-                                            const std::string& certificate, const std::string& key, double env_timeout,
-                                            int64_t max_streams) {
+                                              const std::string& certificate, const std::string& key,
+                                              double env_timeout, int64_t max_streams) {
   if (max_streams < 1) throw py::value_error("max_streams is " + std::to_string(max_streams) + ", must be 1 or more");
   if (certificate.empty() != key.empty()) {
     throw py::value_error("certificate and key go together: give both, or neither for plain text");
   }
-  const ListenerOptions options{address, token, certificate, key, milliseconds_of("env_timeout", env_timeout),
-                                static_cast<size_t>(max_streams)};
+  const ListenerOptions options{
+      address, token, certificate, key, milliseconds_of("env_timeout", env_timeout), static_cast<size_t>(max_streams)};
   py::gil_scoped_release release;
   return shared_here(new PythonListener(options));
 }
@@ -194,45 +198,54 @@ std::optional<py::dict> first_hello(PythonListener& listener, const py::object& 
   return spec ? std::optional(spec_to_python(*spec)) : std::nullopt;
 }
 
-std::unique_ptr<PythonActorPool> make_pool(int64_t unroll_length, std::shared_ptr<BatchingQueue> learner_queue,
-                                           std::shared_ptr<DynamicBatcher> inference_batcher,
-                                           std::vector<std::string> env_server_addresses,
-                                           const py::object& initial_agent_state, const std::string& token,
-                                           const std::string& root_certificates, uint64_t seed, const std::string& env,
-                                           double env_timeout, double connect_timeout, int64_t max_env_restarts,
-                                           bool insecure, std::optional<int64_t> min_streams,
-                                           const std::optional<py::dict>& expected,
-                                           std::shared_ptr<PythonListener> listener, py::object log) {
-  GrpcOptions options{"",
-                      token,
-                      root_certificates,
-                      env,
-                      insecure,
-                      milliseconds_of("env_timeout", env_timeout),
-                      milliseconds_of("connect_timeout", connect_timeout)};
-  const ActorPoolOptions pool_options{unroll_length, seed, max_env_restarts, min_streams.value_or(listener ? 1 : 1 << 30),
-                                      expected ? std::optional(spec_from_python(*expected)) : std::nullopt};
-  ArrayNest state = nest_from_python(initial_agent_state);
-  std::shared_ptr<ActorPool> pool;
-  if (listener) {
-    if (!env_server_addresses.empty()) throw py::value_error("env_server_addresses and listener exclude each other");
-    const auto listen = [listener](const ActorPool::Admit& admit) { listener->serve(admit); };
-    pool = shared_here(new ActorPool(pool_options, std::move(learner_queue), std::move(inference_batcher),
-                                     listener->max_streams(), std::move(state), listen));
-  } else {
-    for (const std::string& address : env_server_addresses) {
-      options.address = address;
-      check(options);
-    }
-    const auto streams = std::make_shared<GrpcStreams>(env_server_addresses.size());
-    const auto connect = [options, streams](const std::string& address) {
-      GrpcOptions with_address = options;
-      with_address.address = address;
-      return streams->connect(with_address);
-    };
-    pool = shared_here(new ActorPool(pool_options, std::move(learner_queue), std::move(inference_batcher),
-                                     std::move(env_server_addresses), std::move(state), connect));
+// Streams that gRPC opens at these addresses.
+std::unique_ptr<StreamSource> grpc_streams_at(std::vector<std::string> addresses, GrpcOptions options,
+                                              const DialOptions& dial_options) {
+  for (const std::string& address : addresses) {
+    options.address = address;
+    check(options);
   }
+  const auto streams = std::make_shared<GrpcStreams>(addresses.size());
+  const auto connect = [options, streams](const std::string& address) {
+    GrpcOptions with_address = options;
+    with_address.address = address;
+    return streams->connect(with_address);
+  };
+  return dialed_streams(std::move(addresses), connect, dial_options);
+}
+
+std::unique_ptr<StreamSource> grpc_streams_of(std::shared_ptr<PythonListener> listener, int64_t min_streams) {
+  const size_t num_places = listener->max_streams();
+  const auto listen = [listener = std::move(listener)](const Admit& admit) { listener->serve(admit); };
+  return admitted_streams(num_places, listen, min_streams);
+}
+
+std::unique_ptr<PythonActorPool> make_pool(
+    int64_t unroll_length, std::shared_ptr<BatchingQueue> learner_queue,
+    std::shared_ptr<DynamicBatcher> inference_batcher, std::vector<std::string> env_server_addresses,
+    const py::object& initial_agent_state, const std::vector<std::string>& row_fields, const std::string& token,
+    const std::string& root_certificates, uint64_t seed, const std::string& env, double env_timeout,
+    double connect_timeout, int64_t max_env_restarts, bool insecure, std::optional<int64_t> min_streams,
+    const std::optional<py::dict>& expected, std::shared_ptr<PythonListener> listener, py::object log) {
+  if (listener && !env_server_addresses.empty()) {
+    throw py::value_error("env_server_addresses and listener exclude each other");
+  }
+  const GrpcOptions grpc_options{"",
+                                 token,
+                                 root_certificates,
+                                 env,
+                                 insecure,
+                                 milliseconds_of("env_timeout", env_timeout),
+                                 milliseconds_of("connect_timeout", connect_timeout)};
+  DialOptions dial_options;
+  dial_options.max_restarts = max_env_restarts;
+  dial_options.min_streams = min_streams.value_or(dial_options.min_streams);
+  auto source = listener ? grpc_streams_of(std::move(listener), min_streams.value_or(1))
+                         : grpc_streams_at(std::move(env_server_addresses), grpc_options, dial_options);
+  const ActorPoolOptions options{unroll_length, row_fields, seed,
+                                 expected ? std::optional(spec_from_python(*expected)) : std::nullopt};
+  auto pool = shared_here(new ActorPool(options, std::move(learner_queue), std::move(inference_batcher),
+                                        nest_from_python(initial_agent_state), std::move(source)));
   return std::make_unique<PythonActorPool>(std::move(pool), std::move(log));
 }
 
@@ -269,11 +282,11 @@ void bind_actor_pool(py::module_& module) {
       });
   py::class_<PythonActorPool>(module, "ActorPool")
       .def(py::init(&make_pool), py::arg("unroll_length"), py::arg("learner_queue"), py::arg("inference_batcher"),
-           py::arg("env_server_addresses"), py::arg("initial_agent_state"), py::kw_only(), py::arg("token") = "",
-           py::arg("root_certificates") = py::bytes(), py::arg("seed") = 1, py::arg("env") = "",
-           py::arg("env_timeout") = 60.0, py::arg("connect_timeout") = 30.0, py::arg("max_env_restarts") = 5,
-           py::arg("insecure") = false, py::arg("min_streams") = py::none(), py::arg("expected") = py::none(),
-           py::arg("listener") = nullptr, py::arg("log") = py::none())
+           py::arg("env_server_addresses"), py::arg("initial_agent_state"), py::kw_only(),
+           py::arg("row_fields") = required_fields(), py::arg("token") = "", py::arg("root_certificates") = py::bytes(),
+           py::arg("seed") = 1, py::arg("env") = "", py::arg("env_timeout") = 60.0, py::arg("connect_timeout") = 30.0,
+           py::arg("max_env_restarts") = 5, py::arg("insecure") = false, py::arg("min_streams") = py::none(),
+           py::arg("expected") = py::none(), py::arg("listener") = nullptr, py::arg("log") = py::none())
       .def("run", &PythonActorPool::run)
       .def("stop", &PythonActorPool::stop)
       .def("count", &PythonActorPool::count)

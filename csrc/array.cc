@@ -106,6 +106,10 @@ std::string to_string(const Shape& shape) {
   return text + "]";
 }
 
+std::string describe(const Array& array) {
+  return std::string(dtype_name(array.dtype())) + " " + to_string(array.shape());
+}
+
 Array Array::allocate(DType dtype, Shape shape) {
   const size_t num_bytes = num_items(shape) * item_size(dtype);
   std::shared_ptr<void> memory(::operator new(num_bytes, kAlignment),

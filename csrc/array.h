@@ -67,6 +67,8 @@ class Array {
   std::shared_ptr<void> owner_;
 };
 
+std::string describe(const Array& array);  // "float32 [20, 8]"
+
 // Columns [begin, begin + count) along `dim`: a view where all dimensions before `dim` have size 1, else a copy.
 Array slice(const Array& array, int64_t dim, int64_t begin, int64_t count);
 

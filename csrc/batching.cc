@@ -171,10 +171,10 @@ void RowQueue::put(ArrayNest item, Counts counts, std::shared_ptr<Call> call, co
   bool has_ended = false;
   std::exception_ptr failure;
   const auto place = waiting_.insert(waiting_.end(), {std::move(part), [&](std::exception_ptr why) {
-                                       has_ended = true;
-                                       failure = std::move(why);
-                                       ended.notify_one();
-                                     }});
+                                                        has_ended = true;
+                                                        failure = std::move(why);
+                                                        ended.notify_one();
+                                                      }});
   try {
     while (!has_ended) waiter.wait(ended, lock);
   } catch (...) {
@@ -226,7 +226,7 @@ std::optional<RowQueue::Time> RowQueue::deadline(Time since) const {
   return (options_.as_torchbeast ? std::max(arrival, since) : arrival) + *options_.timeout;
 }
 
-std::vector<RowQueue::Part> RowQueue::take(const Interrupt& interrupt) {
+std::vector<RowQueue::Part> RowQueue::take(const Interrupt& interrupt, std::optional<Time> give_up) {
   Waiter waiter(interrupt);
   const Time since = Clock::now();
   std::deque<Part> dropped;  // freed after the lock is released
@@ -238,17 +238,26 @@ std::vector<RowQueue::Part> RowQueue::take(const Interrupt& interrupt) {
     dropped.swap(parts_);
     num_rows_ = 0;
   };
+  const auto leave_without = [&] {
+    leave();
+    rows_came_.notify_one();  // this thread may have consumed a notification that another consumer needs
+  };
   try {
     while (parts_.empty() || num_rows_ < options_.minimum_batch_size) {
       if (closed_) throw ClosedBatchingQueue("Dequeue from closed queue");
-      const std::optional<Time> end = deadline(since);
-      if (end && Clock::now() >= *end) break;
+      const Time now = Clock::now();
+      std::optional<Time> end = deadline(since);
+      if (end && now >= *end) break;
+      if (give_up && now >= *give_up) {
+        leave_without();
+        return {};
+      }
+      if (give_up) end = end ? std::min(*end, *give_up) : *give_up;
       waiter.wait(rows_came_, lock, end);
     }
   } catch (...) {
     if (!lock.owns_lock()) lock.lock();
-    leave();
-    rows_came_.notify_one();  // this thread may have consumed a notification that another consumer needs
+    leave_without();
     throw;
   }
 
@@ -320,8 +329,11 @@ void BatchingQueue::enqueue_later(ArrayNest item, RowQueue::Entered entered) {
   rows_.put_later(std::move(item), Counts::kRows, std::move(entered));
 }
 
-ArrayNest BatchingQueue::dequeue(const Interrupt& interrupt) {
-  return join(rows_.take(interrupt), rows_.options());
+std::optional<ArrayNest> BatchingQueue::dequeue(const Interrupt& interrupt,
+                                                std::optional<std::chrono::milliseconds> timeout) {
+  const std::vector<RowQueue::Part> parts =
+      rows_.take(interrupt, timeout ? std::optional(Clock::now() + *timeout) : std::nullopt);
+  return parts.empty() ? std::nullopt : std::optional(join(parts, rows_.options()));
 }
 
 // A compute() that waits for its answer. Only the first answer counts.
@@ -333,9 +345,7 @@ class Call : public std::enable_shared_from_this<Call> {
 
   void answer(ArrayNest&& outputs, bool is_last) { end(std::move(outputs), nullptr, is_last); }
   void fail(const std::string& message) { end({}, std::make_exception_ptr(AsyncError(message))); }
-  void close() {
-    end({}, std::make_exception_ptr(ClosedBatchingQueue("Batching queue closed during compute")));
-  }
+  void close() { end({}, std::make_exception_ptr(ClosedBatchingQueue("Batching queue closed during compute"))); }
 
   ArrayNest wait(const Interrupt& interrupt, std::optional<std::chrono::milliseconds> timeout) {
     Waiter waiter(interrupt);
@@ -495,10 +505,11 @@ std::shared_ptr<DynamicBatcher::Pending> DynamicBatcher::start(ArrayNest inputs,
 }
 
 void DynamicBatcher::compute_later(ArrayNest inputs, Answered answered) {
-  const auto call = std::make_shared<Call>([calls = calls_, answered = std::move(answered)](const auto& ended, bool is_last) {
-    calls->remove(ended);
-    answered(ended->outputs(), ended->failure(), is_last);
-  });
+  const auto call =
+      std::make_shared<Call>([calls = calls_, answered = std::move(answered)](const auto& ended, bool is_last) {
+        calls->remove(ended);
+        answered(ended->outputs(), ended->failure(), is_last);
+      });
   calls_->add(call);
   try {
     rows_.put(std::move(inputs), Counts::kRows, call, nullptr);

@@ -74,14 +74,16 @@ class RowQueue {
 
   RowQueue(const BatchingOptions& options, bool may_split);
 
-  // Gets null when an item is queued, else why it never will be. It is called with the queue's lock, and may not use it.
+  // Gets null when an item is queued, else why it never will be. Called with the queue's lock, which it may not use.
   using Entered = std::function<void(std::exception_ptr failure)>;
 
   // Adds an item, and waits while the queue is full. Throws std::invalid_argument if it cannot be queued.
   void put(ArrayNest item, Counts counts, std::shared_ptr<Call> call, const Interrupt& interrupt);
   // The same without waiting: a consumer that makes room lets the item in. Throws std::invalid_argument.
   void put_later(ArrayNest item, Counts counts, Entered entered);
-  std::vector<Part> take(const Interrupt& interrupt);
+  // The rows of a batch; none if they have not come by `give_up`.
+  std::vector<Part> take(const Interrupt& interrupt,
+                         std::optional<std::chrono::steady_clock::time_point> give_up = std::nullopt);
   void remove(const Call* call);  // if its rows are still queued
   int64_t size() const;
   bool is_closed() const;
@@ -128,8 +130,10 @@ class BatchingQueue {
   // The same without waiting. `entered` is called once the item is queued or the queue is closed, in any thread, which
   // may be this one. Throws std::invalid_argument.
   void enqueue_later(ArrayNest item, RowQueue::Entered entered);
-  // The next batch, its leaves joined along batch_dim. Throws ClosedBatchingQueue.
-  ArrayNest dequeue(const Interrupt& interrupt);
+  // The next batch, its leaves joined along batch_dim. None if it has not come within `timeout`; what has come of it
+  // stays queued. Throws ClosedBatchingQueue.
+  std::optional<ArrayNest> dequeue(const Interrupt& interrupt,
+                                   std::optional<std::chrono::milliseconds> timeout = std::nullopt);
 
   int64_t size() const { return rows_.size(); }  // rows waiting
   const BatchingOptions& options() const { return rows_.options(); }

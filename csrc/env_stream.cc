@@ -24,6 +24,9 @@ std::string difference(const StreamSpec& spec, const StreamSpec& expected) {
   if (spec.num_envs != expected.num_envs) {
     return instead(std::to_string(spec.num_envs) + " environments", std::to_string(expected.num_envs));
   }
+  if (spec.frames_per_step != expected.frames_per_step) {
+    return instead(std::to_string(spec.frames_per_step) + " frames a step", std::to_string(expected.frames_per_step));
+  }
   if (spec.observation_space != expected.observation_space) {
     return instead("the observation space " + spec.observation_space, expected.observation_space);
   }

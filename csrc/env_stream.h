@@ -34,6 +34,7 @@ struct StreamSpec {
   Field action;
   std::string observation_space;  // JSON; empty for environments of the old gym
   std::string action_space;
+  int64_t frames_per_step = 1;  // frames of the emulator in one step of the agent; 0 where nobody has said it
 
   int64_t index_of(const std::string& name) const {  // into fields, or -1
     for (size_t i = 0; i < fields.size(); ++i) {
@@ -59,9 +60,9 @@ struct HandshakeError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A stream of K environments. Nothing here waits: open(), read_first_row() and step() start what they are named for, and
-// the owner is told of its end by one event, which another thread may bring, or open() itself. They are called in turn,
-// each when the event before has come. While none is awaited, the owner may destroy the stream.
+// A stream of K environments. Nothing here waits: open(), read_first_row() and step() start what they are named for,
+// and the owner is told of its end by one event, which another thread may bring, or open() itself. They are called in
+// turn, each when the event before has come. While none is awaited, the owner may destroy the stream.
 class EnvStream {
  public:
   class Owner {

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,6 +27,12 @@ constexpr int64_t kHundredYears = 3'155'760'000'000;  // in ms; a clock that cou
 std::optional<std::chrono::milliseconds> duration(Milliseconds timeout_ms) {
   if (!timeout_ms) return std::nullopt;
   return std::chrono::milliseconds(std::min(*timeout_ms, kHundredYears));
+}
+
+std::optional<std::chrono::milliseconds> duration_of_seconds(std::optional<double> timeout) {
+  if (!timeout) return std::nullopt;
+  if (!(*timeout >= 0)) throw py::value_error("timeout is " + std::to_string(*timeout) + ", must be 0 s or more");
+  return std::chrono::milliseconds(static_cast<int64_t>(std::min(std::ceil(*timeout * 1000), 1.0 * kHundredYears)));
 }
 
 // In TorchBeast an item is one row. The pool's items, which do not come this way, have a row for each environment.
@@ -56,9 +63,14 @@ void bind_batching_queue(py::module_& module) {
     without_gil(
         [&](const Interrupt& interrupt) { queue.enqueue(std::move(item), interrupt, counts_of(queue.options())); });
   };
-  const auto next = [](BatchingQueue& queue) {
+  const auto get = [](BatchingQueue& queue, std::optional<double> timeout) -> py::object {
+    const auto limit = duration_of_seconds(timeout);
+    const auto batch = without_gil([&](const Interrupt& interrupt) { return queue.dequeue(interrupt, limit); });
+    return batch ? nest_to_python(*batch) : py::none();
+  };
+  const auto next = [get](BatchingQueue& queue) {
     try {
-      return nest_to_python(without_gil([&](const Interrupt& interrupt) { return queue.dequeue(interrupt); }));
+      return get(queue, std::nullopt);
     } catch (const ClosedBatchingQueue&) {
       throw py::stop_iteration();
     }
@@ -68,6 +80,7 @@ void bind_batching_queue(py::module_& module) {
            py::arg("maximum_batch_size") = 1024, py::arg("timeout_ms") = py::none(), py::arg("check_inputs") = true,
            py::arg("maximum_queue_size") = py::none(), py::kw_only(), py::arg("as_torchbeast") = false)
       .def("enqueue", enqueue, py::arg("inputs"))
+      .def("get", get, py::arg("timeout") = py::none())
       .def("__iter__", [](py::object self) { return self; })
       .def("__next__", next)
       .def("size", &BatchingQueue::size)

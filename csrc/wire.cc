@@ -28,7 +28,7 @@ constexpr uint32_t tag_of(int field_number) {
   return WireFormatLite::MakeTag(field_number, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
 }
 
-// The fields that every row has beside the observation, all of shape [].
+// The fields that rpcenv.proto gives every row beside the observation, all of shape []. A row may have others.
 const std::pair<const char*, DType> kRequired[] = {{"reward", DType::kFloat32},     {"done", DType::kBool},
                                                    {"episode_step", DType::kInt32}, {"episode_return", DType::kFloat32},
                                                    {"terminated", DType::kBool},    {"truncated", DType::kBool}};
@@ -145,6 +145,7 @@ StreamSpec check_hello(const rpc::ServerHello& hello) {
   if (!spec.takes_any_action) spec.action = check_field(hello.action(), spec.num_envs);
   spec.observation_space = hello.observation_space();
   spec.action_space = hello.action_space();
+  spec.frames_per_step = std::max<int64_t>(hello.frames_per_step(), 1);
   return spec;
 }
 
@@ -190,6 +191,12 @@ size_t utf8_length(const unsigned char* text, size_t available) {
 }
 
 }  // namespace
+
+std::vector<std::string> required_fields() {
+  std::vector<std::string> names;
+  for (const auto& [name, dtype] : kRequired) names.push_back(name);
+  return names;
+}
 
 std::string learner_hello(uint64_t seed, const std::string& env, bool only_hello) {
   rpc::LearnerHello hello;
@@ -283,8 +290,9 @@ std::string readable(const std::string& text) {
   for (size_t i = text.size() > kMaxTextBytes ? text.size() - kMaxTextBytes : 0; i < text.size();) {
     const size_t length = utf8_length(bytes + i, text.size() - i);
     // Of one byte, or U+0080 to U+009F of two, which some terminals obey too.
-    const bool control = (length == 1 && (bytes[i] < 0x20 || bytes[i] == 0x7f) && bytes[i] != '\n' && bytes[i] != '\t') ||
-                         (length == 2 && bytes[i] == 0xc2 && bytes[i + 1] < 0xa0);
+    const bool control =
+        (length == 1 && (bytes[i] < 0x20 || bytes[i] == 0x7f) && bytes[i] != '\n' && bytes[i] != '\t') ||
+        (length == 2 && bytes[i] == 0xc2 && bytes[i + 1] < 0xa0);
     result += length == 0 || control ? "?" : text.substr(i, length);
     i += std::max<size_t>(length, 1);
   }

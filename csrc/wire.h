@@ -14,12 +14,15 @@
 
 namespace beast {
 
-inline constexpr uint32_t kProtocol = 2;
+inline constexpr uint32_t kProtocol = 3;
 inline constexpr int64_t kMaxEnvs = 65536;           // of one stream
 inline constexpr int64_t kMaxRowBytes = 0x7ff00000;  // just below 2 GiB, protobuf's limit
 inline constexpr int64_t kMaxMessageBytes = 0x7fffffff;
 inline constexpr size_t kMaxHelloBytes = 1 << 20;
 inline constexpr size_t kMaxErrorBytes = 64 << 10;  // of a message beside a row: an environment's traceback
+
+// The names of the fields that ServerHello requires of every row, in the order that env_outputs have by default.
+std::vector<std::string> required_fields();
 
 // The values of the headers of a call: `hello-bin` and `authorization`.
 std::string learner_hello(uint64_t seed, const std::string& env, bool only_hello);

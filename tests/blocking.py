@@ -1,4 +1,4 @@
-"""For tests of calls that block: functions in threads, and libbeast's four blocking calls about to block."""
+"""For tests of calls that block: functions in threads, and libbeast's five blocking calls about to block."""
 
 from __future__ import annotations
 
@@ -72,6 +72,10 @@ BLOCKING_CALLS = {
     "next(queue)": """
         queue = libbeast.BatchingQueue(batch_dim=0)
         block, release = lambda: next(queue), lambda: queue.enqueue(np.ones((1, 2)))
+    """,
+    "queue.get": """
+        queue = libbeast.BatchingQueue(batch_dim=0)
+        block, release = lambda: queue.get(timeout=1e6), lambda: queue.enqueue(np.ones((1, 2)))
     """,
     "compute": """
         queue = libbeast.DynamicBatcher(batch_dim=0)

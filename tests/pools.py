@@ -181,13 +181,14 @@ def check_contract(learner, width, num_streams):
     """The counting environment tells its own number, episode and step in every observation."""
     last, ends = {}, 0  # what is known of each stream, by the numbers of its environments
     for (env_outputs, (outputs,)), (state_before,) in learner.rollouts(100 * num_streams):
-        observation, reward, done, episode_step, episode_return, terminated, truncated, group, life = map(
+        observation, reward, done, episode_step, episode_return, terminated, truncated, group, life, env_number = map(
             np.asarray, (env_outputs[0]["obs"], *env_outputs[1:])
         )
         assert observation.shape == (UNROLL_LENGTH + 1, width, 3) and state_before.shape == (1, width)
         number, episode, step = np.moveaxis(observation, -1, 0)
         assert (number == number[0]).all(), "columns keep their environments"
         assert (group == group[0, 0]).all() and 0 <= group[0, 0] < num_streams and (life == 0).all()
+        assert env_number.dtype == np.int32 and (env_number == np.arange(width)).all()
         key, state_before = number[0, 0], np.asarray(state_before)
         if key in last:
             assert_equal(last[key][0], at((env_outputs, outputs), 0))

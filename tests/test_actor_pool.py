@@ -55,7 +55,7 @@ def test_rollouts_overlap_by_a_row_go_on_without_a_gap_and_hold_the_state_before
         assert learner.errors == learner.log == []
 
 
-def test_a_row_tells_the_index_of_its_stream_and_the_life_to_inference_and_to_the_learner(tmp_path):
+def test_a_row_tells_its_stream_life_and_environment_to_inference_and_to_the_learner(tmp_path):
     """Groups of 2, inference and batches as wide as they come; every environment shows the address that it is at."""
 
     def group_at(index):
@@ -70,11 +70,11 @@ def test_a_row_tells_the_index_of_its_stream_and_the_life_to_inference_and_to_th
             columns = set()
             while columns < {(0, 0), (0, 1), (1, 0), (1, 1)}:  # each stream to the left and to the right of a batch
                 for (env_outputs, (_, *told)), _ in learner.rollouts(1):
-                    at, group, life = (env_outputs[0], *env_outputs[7:])
-                    assert str(group.dtype) == str(life.dtype) == "torch.int32"
-                    assert group.shape == life.shape == (UNROLL_LENGTH + 1, 4)
+                    at, group, life, env_number = (env_outputs[0], *env_outputs[7:])
+                    assert str(group.dtype) == str(life.dtype) == str(env_number.dtype) == "torch.int32"
+                    assert group.shape == life.shape == env_number.shape == (UNROLL_LENGTH + 1, 4)
                     np.testing.assert_array_equal(group, at)
-                    assert (life == 0).all()
+                    assert (life == 0).all() and env_number.tolist() == [[0, 1, 0, 1]] * (UNROLL_LENGTH + 1)
                     for output, seen_by_agent in zip(env_outputs[7:], told):
                         np.testing.assert_array_equal(output[:-1], seen_by_agent[1:])
                     columns |= {(column // 2, int(at[0, column])) for column in (0, 2)}
@@ -508,6 +508,46 @@ def test_a_server_that_comes_back_with_other_environments_is_refused(tmp_path):
     assert isinstance(error, ConnectionRefusedError) and "has 2 environments instead of 1" in str(error)
 
 
+# ------------------------------------------------------------------------------------------- fields of a row
+
+
+def test_env_outputs_have_the_fields_that_the_learner_names_and_what_else_a_server_sends_is_left_out(tmp_path):
+    address, zeros = f"unix:{tmp_path}/envs", np.zeros((1, 1), np.int64)
+    said = hello([("x", "float32", ()), ("goal", "uint8", (2,)), ("more", "int8", ())])
+    # x, goal, more, reward, done, terminated, truncated, episode_return, episode_step
+    row = np.float32(7).tobytes() + b"\x08\x09" + b"\x05" + bytes(4) + b"\x01" + bytes(6) + np.int32(3).tobytes()
+    messages = said, *[wire.FromServer(row=row).SerializeToString()] * 2
+    with server_that_says(address, *messages):
+        agent = lambda env_outputs, state: ((zeros,), state)  # noqa: E731
+        with Learner([address], agent=agent, unroll_length=1, row_fields=["episode_step", "goal"]) as learner:
+            ((((x, episode_step, goal, group, life, env_number), _), _),) = learner.rollouts(1)
+    assert x.tolist() == [[7.0]] * 2 and episode_step.tolist() == [[3]] * 2
+    assert goal.tolist() == [[[8, 9]]] * 2 and group.tolist() == life.tolist() == env_number.tolist() == [[0]] * 2
+
+
+def test_a_server_without_a_field_that_the_learner_names_is_refused_with_the_fields_name(tmp_path):
+    address = f"unix:{tmp_path}/envs"
+    with in_process_server(counting_group, address), Learner([address], row_fields=["reward", "ghost"]) as learner:
+        error = learner.wait()
+    assert isinstance(error, ConnectionRefusedError) and address_in(address, str(error))
+    assert 'a row has no field "ghost", which is one of the learner\'s row_fields' in str(error)
+
+
+def test_the_hello_of_atari_says_four_frames_a_step_and_all_others_one(tmp_path):
+    with ServerProcess(tmp_path, "PongNoFrameskip-v4") as server:
+        spec = libbeast.handshake(server.address, timeout=60)
+        assert spec["frames_per_step"] == 4
+        with Learner([server.address], expected={**spec, "frames_per_step": 1}) as learner:
+            error = learner.wait()
+            assert isinstance(error, ConnectionRefusedError) and "has 4 frames a step instead of 1" in str(error)
+        del spec["frames_per_step"]  # unknown to who expects it
+        with Learner([server.address], expected=spec) as learner:
+            assert len(list(learner.rollouts(1))) == 1
+    address = f"unix:{tmp_path}/envs"
+    with server_that_says(address, hello()):  # of who does not know
+        assert libbeast.handshake(address, timeout=60)["frames_per_step"] == 1
+
+
 # ------------------------------------------------------------------------------------------- who may connect
 
 
@@ -679,7 +719,7 @@ X = ("x", "float32", ())
 @pytest.mark.parametrize(
     "message, error",
     [
-        (hello(protocol=1), "the server speaks protocol 1, the learner protocol 2"),
+        (hello(protocol=1), "the server speaks protocol 1, the learner protocol 3"),
         (hello(env="\x1b]0;title\x07"), r'the environment\'s id "\?]0;title\?" has characters that cannot be shown'),
         (hello(env="x" * 201), "more than 200 bytes"),
         (hello([("a\tb", "float32", ())]), "the field .* has characters that cannot be shown"),
@@ -796,6 +836,7 @@ def test_numbers_that_are_large_are_finite(tmp_path):
         ("observation_space", "{}"),
         ("observation", ("x",)),
         ("fields", {"x": ("float64", ())}),
+        ("frames_per_step", 4),
     ],
 )
 def test_a_stream_must_have_what_its_learner_expects(tmp_path, name, value):

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import os
 import queue
 import re
@@ -30,6 +31,8 @@ from beast.envs.groups import EnvGroup
 from beast.envs.rows import nest_observations
 from beast.errors import InputError
 from beast.hosts import env_server, security, served_group, wire
+from beast.run.command_line import read_source
+from beast.run.flags import EnvFlags
 
 # ---------------------------------------------------------------------------------------------- messages
 
@@ -211,6 +214,30 @@ def test_an_env_host_needs_no_torch():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
+def test_the_help_of_an_env_host_needs_neither_torch_nor_tyro_and_says_of_the_environment_what_the_learners_says():
+    code = "import sys; sys.modules['torch'] = sys.modules['tyro'] = None; import polybeast_env as p; p.parse_flags()"
+    environment = {**os.environ, "COLUMNS": "10000"}
+    command = [sys.executable, "-c", code, "--help"]
+    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, env=environment).stdout
+    told = read_source(EnvFlags)
+    assert told.keys() == {field.name for field in dataclasses.fields(EnvFlags)}
+    for name, flag in told.items():
+        assert f"--{name} " in printed and " ".join(flag.help.split()) in printed, name
+
+
+def test_a_flag_of_the_environment_is_a_number_a_choice_or_auto(capsys):
+    flags = polybeast_env.parse_flags(["--noops", "7", "--sticky_actions", "auto", "--resize", "40", "--env", "a:b"])
+    assert (flags.noops, flags.sticky_actions, flags.resize, flags.env) == (7, "auto", 40, "a:b")
+    for name, value, message in [
+        ("noops", "1.5", "invalid auto or int value: '1.5'"),
+        ("grayscale", "yes", "invalid choice: 'yes'"),
+        ("resize", "auto", "invalid int value: 'auto'"),
+    ]:
+        with pytest.raises(SystemExit):
+            polybeast_env.parse_flags([f"--{name}", value])
+        assert f"argument --{name}: {message}" in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------------------------------ what is served
 
 
@@ -218,6 +245,7 @@ def test_the_hello_tells_all_that_a_learner_needs(tmp_path):
     with ServerProcess(tmp_path, "toy_envs:Dict-v0", "--group_width", "3") as server, Stream(server.address) as stream:
         hello = stream.hello
     assert (hello.protocol, hello.env, hello.num_envs) == (wire.PROTOCOL, "toy_envs:Dict-v0", 3)
+    assert hello.frames_per_step == 1
     assert [(field.name, field.dtype, list(field.shape)) for field in hello.fields] == [
         ("obs/image", "uint8", [8, 8, 1]),
         ("obs/number", "float32", [1]),

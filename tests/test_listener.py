@@ -901,7 +901,8 @@ def test_polybeast_refuses_callers_of_no_use_and_takes_the_environments_of_the_n
         token.write_text("sesame")
         token.chmod(0o600)
         with one_env_server(tmp_path / "1", "CartPole-v1", unix, "--token_file", str(token)):
-            flags, spaces, said = found.get(timeout=PATIENCE)
+            said = found.get(timeout=PATIENCE)
+    flags, spaces = servers.use_hello(flags, polybeast.validate, "the env server", said)
     assert flags.env == said["env"] == "CartPole-v1" and flags.group_width == 1 and spaces.action.n == 2
     lines = capsys.readouterr().err.splitlines()
     assert all("refused" in line for line in lines) and len(lines) <= 20, lines

@@ -204,8 +204,13 @@ def test_a_checkpoint_is_loaded_with_the_environments_of_the_env_server(tmp_path
     monkeypatch.setattr(
         polybeast, "create_env", lambda flags, *rest: made.append(flags) or polybeast_env.create_env(flags, *rest)
     )
-    policy = beast.load(str(tmp_path / "run" / "checkpoint.pt"))
+    path = str(tmp_path / "run" / "checkpoint.pt")
+    policy = beast.load(path)
     assert policy.steps >= 200 and made[0].env == "CartPole-v1" and made[0].group_width == policy.flags.group_width
+    state = checkpoint.load(path)
+    assert state["agent"] == "polybeast"
+    checkpoint.save(path, {**state, "agent": "monobeast"})  # as older versions called it
+    assert isinstance(beast.load(path).flags, polybeast.Flags)
 
 
 def test_a_killed_learner_leaves_no_server(tmp_path):

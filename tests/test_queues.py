@@ -152,6 +152,63 @@ def test_an_empty_queue_gives_no_batch_when_the_timeout_passes():
     np.testing.assert_array_equal(batch.result(), rows(1))
 
 
+def test_get_returns_none_when_no_batch_comes_in_time_and_leaves_what_has_come_of_it_in_order():
+    queue = BatchingQueue(batch_dim=0, minimum_batch_size=3, maximum_batch_size=3)
+    began = time.monotonic()
+    assert queue.get(timeout=0.2) is None
+    assert 0.2 <= time.monotonic() - began < PATIENCE
+    queue.enqueue(rows(1, 2))
+    assert queue.get(0.0) is None and queue.get(timeout=0.05) is None and queue.size() == 2
+    queue.enqueue(rows(3, 4))
+    np.testing.assert_array_equal(queue.get(0.0), rows(1, 2, 3))
+    assert queue.get(0.0) is None
+    queue.enqueue(rows(5, 6))
+    np.testing.assert_array_equal(next(queue), rows(4, 5, 6))
+
+
+def test_get_waits_for_a_batch_as_iteration_does():
+    queue = BatchingQueue(batch_dim=0, maximum_batch_size=1)
+    batches = [InThread(queue.get), InThread(queue.get, None), InThread(queue.get, float("inf"))]
+    assert all(map(stays_blocked, batches))
+    for value in range(3):
+        queue.enqueue(rows(value))
+    assert sorted(int(batch.result()[0, 0]) for batch in batches) == [0, 1, 2]
+
+
+def test_a_batch_that_is_cut_short_by_the_queues_timeout_comes_before_gets_own():
+    queue = BatchingQueue(batch_dim=0, minimum_batch_size=100, timeout_ms=100)
+    queue.enqueue(rows(1))
+    np.testing.assert_array_equal(queue.get(timeout=PATIENCE), rows(1))
+
+
+def test_a_consumer_that_gives_up_leaves_its_wake_up_to_another():
+    queue = BatchingQueue(batch_dim=0, maximum_batch_size=1)
+    for value in range(200):
+        patient, hasty = InThread(next, queue), InThread(queue.get, 0.001)
+        time.sleep(0.001)  # so that the row comes about when the hasty one gives up
+        queue.enqueue(rows(value))
+        if hasty.result() is not None:
+            queue.enqueue(rows(value))
+        assert patient.result()[0, 0] == value
+
+
+@pytest.mark.parametrize("timeout", [-1.0, float("nan")])
+def test_a_timeout_that_is_no_time_is_refused_with_the_value(timeout):
+    with pytest.raises(ValueError, match=f"timeout is {timeout:g}.*, must be 0 s or more"):
+        BatchingQueue().get(timeout)
+
+
+def test_closing_ends_get_with_an_error():
+    queue = BatchingQueue(batch_dim=0, minimum_batch_size=2)
+    queue.enqueue(rows(1))
+    waiting = InThread(queue.get, PATIENCE)
+    assert stays_blocked(waiting)
+    queue.close()
+    for call in (waiting, InThread(queue.get), InThread(queue.get, 0.0)):
+        with pytest.raises(ClosedBatchingQueue):
+            call.result()
+
+
 def test_every_consumer_is_woken_for_rows_that_another_one_left():
     queue = BatchingQueue(batch_dim=0, maximum_batch_size=1)
     batches = [InThread(next, queue) for _ in range(4)]
@@ -537,7 +594,7 @@ def test_without_torch_batches_are_numpy_arrays():
     assert done.returncode == 0, done.stderr
 
 
-# ---- blocking calls, all four
+# ---- blocking calls, all five
 
 
 @pytest.mark.parametrize("call", BLOCKING_CALLS)

@@ -22,9 +22,9 @@ from waiting import PATIENCE, wait_until
 
 import monobeast
 import r2d2
+from beast import machine
 from beast.envs.probe import probe_env
 from beast.errors import InputError, MissingPackage
-from beast.feeds import memory
 from beast.run import checkpoint, command_line, directory, evaluation
 from beast.run import console as console_module
 from beast.run.console import Console
@@ -317,18 +317,17 @@ def test_two_processes_cannot_train_in_one_directory_and_kill_9_releases_the_loc
 
 def test_the_limits_of_a_container_count(tmp_path, monkeypatch):
     path = {"/sys/fs/cgroup/cpu.max": tmp_path / "cpu.max", "/sys/fs/cgroup/memory.max": tmp_path / "memory.max"}
-    for module in (directory, memory):
-        monkeypatch.setattr(module, "Path", lambda name: path.get(name, Path(name)))
-    cores, free = directory.usable_cores(), memory.available_memory()
+    monkeypatch.setattr(machine, "Path", lambda name: path.get(name, Path(name)))
+    cores, free = machine.usable_cores(), machine.available_memory()
     for cpu, number in (("max 100000", cores), ("50000 100000", 1), ("100000000 100000", cores)):
         path["/sys/fs/cgroup/cpu.max"].write_text(cpu + "\n")
-        assert directory.usable_cores() == number
+        assert machine.usable_cores() == number
     for limit, least, most in (("max", free / 2, math.inf), ("1000000", 1e6, 1e6)):
         path["/sys/fs/cgroup/memory.max"].write_text(limit + "\n")
-        assert least <= memory.available_memory() <= most
+        assert least <= machine.available_memory() <= most
     path["/proc/meminfo"] = tmp_path / "meminfo"
     path["/proc/meminfo"].write_text("MemTotal:        9000 kB\nMemFree:   7 kB\nMemAvailable:     500 kB\n")
-    assert memory.available_memory() == 500 * 1024, "the kernel's kB has 1024 bytes"
+    assert machine.available_memory() == 500 * 1024, "the kernel's kB has 1024 bytes"
 
 
 def test_a_log_line_goes_to_the_file_with_the_time_and_to_stderr(tmp_path, capsys):

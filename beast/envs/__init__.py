@@ -158,10 +158,6 @@ def family_of(env_id: str) -> Family:
     return ATARI if ATARI_ID.fullmatch(env_id) else Family()
 
 
-def is_atari(env_id: str) -> bool:
-    return family_of(env_id) is ATARI
-
-
 def frames_per_step(env_id: str, frame_skip: int = 0) -> int:
     """Frames of one agent step: --frame_skip, or where that is 0, 4 for the Atari ids and 1 for all others."""
     return frame_skip or family_of(env_id).frames_per_step

@@ -207,10 +207,7 @@ class AtariVectorEnv(VectorEnv):
         array, and where `batch_size` is less than `num_envs`.
         """
         if array is not None:
-            if self.batch_size < self.num_envs:
-                raise InputError(
-                    f"observe_into() needs batch_size == num_envs: they are {self.batch_size}, {self.num_envs}"
-                )
+            self._refuse_batches("observe_into()")
             shape = (self.num_envs, *self.single_observation_space.shape)
             if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.shape != shape:
                 given = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else repr(array)
@@ -302,10 +299,7 @@ class AtariVectorEnv(VectorEnv):
         dropped. Raises InputError for other and for damaged states, and where `batch_size` is less than `num_envs`,
         before anything is changed.
         """
-        if self.batch_size < self.num_envs:
-            raise InputError(
-                f"restore_state() needs batch_size == num_envs: they are {self.batch_size}, {self.num_envs}"
-            )
+        self._refuse_batches("restore_state()")
         which = self._checked_ids(ids)
         if len(states) != len(which):
             raise InputError(f"{len(states)} states for {len(which)} environments: give one for each")
@@ -324,6 +318,10 @@ class AtariVectorEnv(VectorEnv):
 
     def close_extras(self, **kwargs) -> None:
         self._pool.wait()
+
+    def _refuse_batches(self, function: str) -> None:
+        if self.batch_size < self.num_envs:
+            raise InputError(f"{function} needs batch_size == num_envs: they are {self.batch_size}, {self.num_envs}")
 
     def _checked_ids(self, ids) -> np.ndarray:
         if ids is None:
@@ -393,10 +391,8 @@ class AtariVectorEnv(VectorEnv):
 
     def _new_results(self, ids: np.ndarray, out: np.ndarray | None) -> _Results:
         shape = (len(ids), *self.single_observation_space.shape)
-        same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
-        return _Results(
-            ids, np.empty(shape, np.uint8) if out is None else out, np.empty(shape, np.uint8) if same_step else None
-        )
+        final = np.empty(shape, np.uint8) if self.autoreset_mode == AutoresetMode.SAME_STEP else None
+        return _Results(ids, np.empty(shape, np.uint8) if out is None else out, final)
 
     def _call(self, function, results: _Results, actions_or_seeds: np.ndarray) -> None:
         arrays = results.observations, results.final_observations, results.numbers, results.flags
@@ -490,15 +486,14 @@ def read_palette(is_pal: bool = False) -> np.ndarray:
 # in a later call, and an image then lacks the rows that an earlier step drew.
 EXACT_GAMES = frozenset(
     """
-    adventure air_raid alien amidar assault asterix asteroids atlantis atlantis2 backgammon bank_heist
-    basic_math battle_zone beam_rider berzerk blackjack bowling boxing breakout carnival casino centipede
-    chopper_command crazy_climber crossbow darkchambers defender demon_attack donkey_kong double_dunk earthworld
-    elevator_action enduro entombed et fishing_derby flag_capture freeway frogger frostbite galaxian gopher
-    gravitar hangman haunted_house hero human_cannonball ice_hockey jamesbond journey_escape kaboom kangaroo
-    keystone_kapers king_kong klax koolaid krull kung_fu_master laser_gates lost_luggage mario_bros miniature_golf
-    montezuma_revenge mr_do ms_pacman name_this_game othello pacman phoenix pitfall pong pooyan
-    private_eye qbert riverraid road_runner robotank seaquest sir_lancelot skiing solaris space_invaders
-    space_war star_gunner superman surround tennis tetris time_pilot trondead turmoil tutankham up_n_down venture
-    video_cube video_pinball wizard_of_wor word_zapper yars_revenge zaxxon
+    adventure air_raid alien amidar assault asterix asteroids atlantis atlantis2 backgammon bank_heist basic_math
+    battle_zone beam_rider berzerk blackjack bowling boxing breakout carnival casino centipede chopper_command
+    crazy_climber crossbow darkchambers defender demon_attack donkey_kong double_dunk earthworld elevator_action enduro
+    entombed et fishing_derby flag_capture freeway frogger frostbite galaxian gopher gravitar hangman haunted_house hero
+    human_cannonball ice_hockey jamesbond journey_escape kaboom kangaroo keystone_kapers king_kong klax koolaid krull
+    kung_fu_master laser_gates lost_luggage mario_bros miniature_golf montezuma_revenge mr_do ms_pacman name_this_game
+    othello pacman phoenix pitfall pong pooyan private_eye qbert riverraid road_runner robotank seaquest sir_lancelot
+    skiing solaris space_invaders space_war star_gunner superman surround tennis tetris time_pilot trondead turmoil
+    tutankham up_n_down venture video_cube video_pinball wizard_of_wor word_zapper yars_revenge zaxxon
     """.split()
 )

@@ -55,6 +55,7 @@ class VectorEnvGroup(EnvGroup):
         self.action = self.fields["action"]
         self.observation_space = wire.space_to_json(env.single_observation_space)
         self.action_space = wire.space_to_json(env.single_action_space)
+        self.frames_per_step = (env.metadata or {}).get("frames_per_step", 1)
 
 
 class Row:
@@ -108,6 +109,7 @@ def describe(group, env_id: str):
         action=wire.Field(name="action", shape=shape, dtype=dtype),
         observation_space=group.observation_space,
         action_space=group.action_space,
+        frames_per_step=getattr(group, "frames_per_step", 1),
     )
     if hello.ByteSize() > wire.MAX_HELLO_BYTES - 1000:
         raise InputError(

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from beast.errors import InputError
 
-PROTOCOL = 2  # both sides' must be equal; raise it with every change to the meaning of a message
+PROTOCOL = 3  # both sides' must be equal; raise it with every change to the meaning of a message
 PACKAGE = "beast.rpc"
 STREAM, DIAL = f"/{PACKAGE}.Environments/Stream", f"/{PACKAGE}.Environments/Dial"
 HELLO_HEADER, TOKEN_HEADER = "hello-bin", "authorization"  # the learner's hello; of who calls
@@ -31,7 +31,7 @@ MESSAGES = {
     "FromServer": "ServerHello hello, bytes row, string error",
     "LearnerHello": "uint32 protocol, uint64 seed, string env, bool only_hello",
     "ServerHello": "uint32 protocol, string env, uint32 num_envs, repeated Field fields, Structure observation, "
-    "Field action, string observation_space, string action_space",
+    "Field action, string observation_space, string action_space, uint32 frames_per_step",
     "Field": "string name, string dtype, repeated int64 shape",
     "Structure": "uint32 field, Structure.Tuple tuple, Structure.Dict dict",
     "Structure.Tuple": "repeated Structure parts",

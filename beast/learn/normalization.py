@@ -27,14 +27,15 @@ class Observations(nn.Module):
     the constant the value loss was a quarter to a half at step 100,000 (benchmarks/results/pong-search.csv).
     """
 
-    def __init__(self, space: Space, is_image: bool, is_normalized: bool, dtype: torch.dtype = torch.float32):
-        """`dtype` is that of images. `shape` is then that of one observation."""
+    def __init__(self, space: Space, is_image: bool, normalize: bool, amp: bool = False):
+        """`normalize` is for images of bytes and vectors of floats; all others stay as they are. With `amp` images are
+        bfloat16. The attribute `shape` is that of one observation."""
         super().__init__()
-        self.is_image, self.dtype = is_image, dtype
+        self.is_image, self.dtype = is_image, torch.bfloat16 if is_image and amp else torch.float32
         self.categories = None
         if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
             self.categories = spaces.MultiDiscrete(category_sizes(space))
-            self.register_buffer("start", torch.as_tensor(space.start), persistent=False)
+            self.register_buffer("start", torch.as_tensor(space.start).flatten(), persistent=False)
         self.unit = 1 / 255 if space.dtype == np.uint8 and not self.categories else 1.0
         self.shape: tuple[int, ...] = (spaces.flatdim(space) if self.categories else math.prod(space.shape),)
         if is_image:
@@ -45,14 +46,14 @@ class Observations(nn.Module):
         self.floor = (0.2 if min(self.shape[1:]) >= 36 else 0.01) if is_image else 1e-4
         for name in STATISTICS:
             self.register_buffer(name, None)
-        if is_normalized:
+        if normalize and (space.dtype == np.uint8 if is_image else np.issubdtype(space.dtype, np.floating)):
             self.count, self.mean, self.variance = torch.zeros(()), torch.zeros(self.shape), torch.zeros(self.shape)
             # (x · unit - mean) / (deviation + floor) is x · scale + offset.
             self.scale, self.offset = torch.full(self.shape, self.unit), torch.zeros(self.shape)
 
     def numbers(self, x: Tensor) -> Tensor:
         if self.is_image:
-            return (x if self.channels_first else x.permute(0, 1, 4, 2, 3)).to(self.dtype)  # a uint8 is exact in bf16
+            return (x if self.channels_first else x.permute(0, 1, 4, 2, 3)).to(self.dtype)  # a byte is exact in bf16
         x = x.reshape(*x.shape[:2], -1)
         return to_features(self.categories, x - self.start) if self.categories else x.float()
 
@@ -84,14 +85,17 @@ class Observations(nn.Module):
         self.offset.copy_(-self.mean * self.scale / self.unit)
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *arguments):
-        """Statistics of another shape begin anew. A net that was trained without statistics stays without."""
+        """Statistics of another shape begin anew."""
         if f"{prefix}mean" not in state_dict:
-            owner = prefix[: prefix.rstrip(".").rfind(".") + 1]
-            had_statistics = state_dict.pop(f"{prefix}count", None) is not None
-            if not had_statistics and any(name.startswith(owner) for name in state_dict):
-                for name in STATISTICS:
-                    self.register_buffer(name, None)
+            state_dict.pop(f"{prefix}count", None)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+
+def without_statistics(encoder: nn.Module, weights: dict, prefix: str, *others) -> None:
+    """An encoder's hook before it loads `weights`: if they were trained without statistics, its `center` has none."""
+    if f"{prefix}head.0.weight" in weights and f"{prefix}center.count" not in weights:
+        for name in STATISTICS:
+            encoder.center.register_buffer(name, None)
 
 
 class ReturnMoments(NamedTuple):
@@ -141,10 +145,3 @@ class ValueHead(nn.Linear):
 def value_head(net: nn.Module) -> ValueHead | None:
     """The net's ValueHead, wherever a fork has put it."""
     return next((module for module in net.modules() if isinstance(module, ValueHead)), None)
-
-
-def orthogonal(layer: nn.Module, gain: float) -> nn.Module:
-    """The layer, initialized: orthogonal weights times `gain`, no bias."""
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
-    return layer

@@ -18,9 +18,12 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import torch
 
-from beast.envs.rows import ROW_FIELDS, nest_observations
+from beast.envs import family_of
+from beast.envs.rows import ROW_FIELDS, nest_observations, rollout_fields
+from beast.envs.spaces import EnvSpaces
 from beast.errors import InputError, OutOfMemory
 from beast.files import replace_file
+from beast.learn.learner import Learner
 from beast.machine import available_memory
 
 LEAST_PRIORITY = 1e-6  # of a sequence that can be trained on: none is forgotten
@@ -144,6 +147,12 @@ class SequenceReplay:
     def capacity(self) -> int:
         """Rows that fit."""
         return self.num_groups * self.num_blocks * self.unroll_length * self.width
+
+    @property
+    def description(self) -> str:
+        """For the log's first line."""
+        size = f"{self.num_bytes / 1e9:.2f} GB for {self.capacity:,} steps of {self.bytes_of_step:,} bytes"
+        return f"replay of {size}"
 
     def num_sequences(self) -> int:
         """Sequences that can be drawn now."""
@@ -330,26 +339,46 @@ def read_into(array: np.ndarray, file: zipfile.ZipFile, name: str) -> None:
             raise ValueError(f"{name} is longer than its shape")
 
 
+def make_replay(
+    flags, env_spaces: EnvSpaces, state_sizes: list[int], num_groups: int, random: np.random.Generator
+) -> SequenceReplay:
+    """An empty replay for so many groups. Of Atari's stacks of gray images it stores the newest image only."""
+    fields = rollout_fields(env_spaces)
+    shape, _ = fields.get("obs/obs", ((), ""))
+    is_stack = family_of(flags.env).stacks_images and len(shape) == 3 and 1 < shape[0] < min(shape[1:])
+    # No more than the steps of the run, unless a later start may have more of them, or some groups most of them.
+    of_run = flags.total_steps // flags.stride + 4 * num_groups * flags.group_width
+    of_run = 0 if flags.save_replay or flags.feed == "remote" else of_run
+    return SequenceReplay(
+        fields, state_sizes, num_groups, flags.group_width - flags.eval_columns,
+        unroll_length=flags.unroll_length, burn_in=flags.burn_in, trained=flags.trained, stride=flags.stride,
+        capacity_gb=flags.replay_gb, max_sequences=min(filter(None, (flags.replay_sequences, of_run)), default=0),
+        is_stack=is_stack and flags.unroll_length >= shape[0], priority_exponent=flags.priority_exponent,
+        importance_exponent=flags.importance_exponent, random=random,
+    )  # fmt: skip
+
+
 def resume_replay(
-    replay: SequenceReplay, limiter: RatioLimiter, path: Path, version: int, log: Callable[[str], None]
-) -> Callable[[int], None]:
+    replay: SequenceReplay, limiter: RatioLimiter, path: Path, learner: Learner, log: Callable[[str], None]
+) -> Callable[[], None]:
     """Take over the replay that an earlier start saved, if there is one, and log it; returns what saves it again.
 
-    A file that does not fit stays until the new replay is filled: the next start may be right for it.
+    The learner's number of updates is the version of the replay. A file that does not fit stays until the new replay is
+    filled: the next start may be right for it.
     """
-    is_loaded = path.exists() and replay.load(path, version)
+    is_loaded = path.exists() and replay.load(path, learner.updates)
     if is_loaded:
         limiter.filled = min(replay.rows, limiter.min_fill)
         log(f"replay: {replay.num_sequences():,} sequences are those of {path}")
     elif path.exists():
         log(f"replay: filled anew, not from {path}, of another update or capacity")
-    before = version, replay.rows
+    before = learner.updates, replay.rows
 
-    def save(version: int) -> None:
-        if (version, replay.rows) == before:  # a start that has failed, say
+    def save() -> None:
+        if (learner.updates, replay.rows) == before:  # a start that has failed, say
             return
         if is_loaded or replay.rows >= limiter.min_fill or not path.exists():
-            replay.save(path, version)
+            replay.save(path, learner.updates)
 
     return save
 

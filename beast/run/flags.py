@@ -206,6 +206,13 @@ RUN_LIMITS = {  # flag: lowest and highest value
     "max_env_restarts": (0, math.inf),
     "seed": (0, 10**9),  # emulators take 32 bits, and the seed of an environment is this and its number
     **{name: (1e-6, math.inf) for name in ("env_timeout", "checkpoint_minutes")},
+    # That agents have in common:
+    **{name: (1, 10**6) for name in ("group_width", "batch_width", "core_size")},
+    "hidden_size": (4, 10**6),  # MLPs have a quarter of it
+    "unroll_length": (1, 2**16 - 1),
+    **{name: (1e-12, 10) for name in ("learning_rate", "optimizer_epsilon")},
+    "grad_clip": (0, math.inf),
+    "discount": (0, 1),
 }
 
 
@@ -271,6 +278,14 @@ def check_server_flags(flags: F, batch_width: int, widths_known: bool = True) ->
     return replace(flags, queue_width=queue_width)
 
 
+def check_flags(flags: F, limits: Mapping[str, tuple]) -> F:
+    """An agent's flags, with `env_kwargs` as JSON writes it. Raises InputError for the first one that is malformed or
+    outside the limits of all runs, or the agent's own `limits`."""
+    flags = replace(flags, env_kwargs=check_env_flags(flags))
+    check_limits(flags, {**RUN_LIMITS, **(ACTOR_LIMITS if isinstance(flags, ActorFlags) else {}), **limits})
+    return flags
+
+
 def check_limits(flags, limits: Mapping[str, tuple]) -> None:
     """Raise InputError for the first flag outside its limits (lowest, highest), or (lowest, highest, remedy); NaN is
     outside of any."""
@@ -293,7 +308,6 @@ def check_widths(group_width: int, batch_width: int) -> None:
 def check_slots(flags, groups: int) -> int:
     """Rollouts in shared memory for so many groups: as given, or chosen if --num_slots is 0. Raises InputError if they
     are too few or too many, if one of the widths does not divide the other, or if a batch is always too old."""
-    check_limits(flags, ACTOR_LIMITS)
     check_widths(flags.group_width, flags.batch_width)
     slots_per_batch = max(flags.batch_width // flags.group_width, 1)
     last_lag = max(flags.group_width // flags.batch_width, 1) - 1

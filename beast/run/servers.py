@@ -21,7 +21,6 @@ try:
 except ModuleNotFoundError:
     sys.exit("PolyBeast needs its C++ part, libbeast: run `make libbeast`, or `pip install .`")
 
-from beast import envs
 from beast.device import choose_device
 from beast.envs.probe import probe_env
 from beast.envs.spaces import EnvSpaces, action_shape_dtype, observation_field, spaces_by_name
@@ -86,12 +85,10 @@ def connect(flags, validate: Validate, program, to_close: contextlib.ExitStack) 
         listener = listen(flags)
         to_close.callback(listener.close)
         tell(f"waiting for env servers on {listener.address}: polybeast_env.py --learner {listener.address}")
-        flags, spaces, hello = first_hello(flags, validate, listener)
+        server, hello = "this env server", first_hello(flags, validate, listener)
     else:
-        flags, spaces, hello = query_servers(flags, validate, addresses, protection)
-    if "frames_per_step" not in hello:  # until env servers say it
-        frames = probed.frames_per_step if runs_servers else envs.frames_per_step(flags.env, flags.frame_skip)
-        spaces = spaces._replace(frames_per_step=frames)
+        server, hello = f"the env server at {addresses[0]}", common_hello(flags, addresses, protection)
+    flags, spaces = use_hello(flags, validate, server, hello)
     return Connection(flags, spaces, hello, addresses, protection, servers, listener)
 
 
@@ -105,7 +102,8 @@ def make_feed(
     if listener:
         min_streams = max(min_streams, 1) if flags.max_streams else 1
     feed = RemoteFeed(
-        consumer_of(training.learner, max_policy_lag), connection.spaces.action, streams, servers, listener, unroll_length=flags.unroll_length,
+        consumer_of(training.learner, max_policy_lag), connection.spaces.action, streams, servers, listener,
+        unroll_length=flags.unroll_length,
         group_width=flags.group_width, batch_width=batch_width, queue_width=flags.queue_width,
         inference_width=flags.inference_width, min_streams=min_streams, log=training.run.log,
         seed=training.env_seed(0, 0), expected=connection.hello, env_timeout=flags.env_timeout,
@@ -155,11 +153,9 @@ def listen(flags):
         raise InputError(f"--listen {flags.listen}: {error}") from error
 
 
-def query_servers(flags, validate: Validate, addresses: list[str], protection: dict) -> tuple[Any, EnvSpaces, dict]:
-    """What all servers say they have: flags with their environment and group width, spaces, and the hello itself.
-
-    Raises InputError if they do not have the same, Unreachable if one cannot be reached.
-    """
+def common_hello(flags, addresses: list[str], protection: dict) -> dict:
+    """The hello of the env servers at these addresses. Raises InputError if they do not have the same environments,
+    Unreachable if one cannot be reached."""
     timeout = max(flags.env_timeout, CONNECT_SECONDS)
 
     def ask(address: str) -> dict:
@@ -188,7 +184,7 @@ def query_servers(flags, validate: Validate, addresses: list[str], protection: d
     hellos = {address: future.result() for address, future in answers.items()}
     first = hellos[addresses[0]]
     for address, hello in hellos.items():
-        for name in ("env", "num_envs", "observation_space", "action_space", "fields", "observation", "action"):
+        for name in first:
             if hello[name] != first[name]:
                 raise InputError(
                     wire.readable(
@@ -196,12 +192,11 @@ def query_servers(flags, validate: Validate, addresses: list[str], protection: d
                         "start all env servers with the same flags"
                     )
                 )
-    return use_hello(flags, validate, f"the env server at {addresses[0]}", first)
+    return first
 
 
-def first_hello(flags, validate: Validate, listener) -> tuple[Any, EnvSpaces, dict]:
-    """What `query_servers` returns, by the hello of the first env server that dials in and can be used. Those before it
-    are refused and logged."""
+def first_hello(flags, validate: Validate, listener) -> dict:
+    """The hello of the first env server that dials in and can be used. Those before it are refused and logged."""
 
     def refusal(hello: dict) -> str:
         try:
@@ -214,12 +209,12 @@ def first_hello(flags, validate: Validate, listener) -> tuple[Any, EnvSpaces, di
     while not hello:
         hello = listener.first_hello(refusal, timeout=1.0)
         log_refusals()
-    return use_hello(flags, validate, "this env server", hello)
+    return hello
 
 
-def use_hello(flags, validate: Validate, server: str, hello: dict) -> tuple[Any, EnvSpaces, dict]:
-    """What `query_servers` returns, by the hello of one of them, which messages call `server`. Raises InputError if it
-    cannot be used."""
+def use_hello(flags, validate: Validate, server: str, hello: dict) -> tuple[Any, EnvSpaces]:
+    """The flags with the environment and group width of a hello, and its spaces. Raises InputError, which calls the env
+    server `server`, if it cannot be used."""
     # By identity: the default's own id means that environment where a user gives it.
     is_given = (flags.addresses or flags.listen) and flags.env is not type(flags).env
     if is_given and flags.env.split(":")[-1] != hello["env"].split(":")[-1]:
@@ -230,7 +225,7 @@ def use_hello(flags, validate: Validate, server: str, hello: dict) -> tuple[Any,
     flags = validate(replace(flags, env=hello["env"], group_width=hello["num_envs"]), True)
     observation_space, action_space = (wire.space_from_json(hello[f"{of}_space"]) for of in ("observation", "action"))
     has_final = any(name.startswith("final_obs/") for name in hello["fields"])
-    frames = hello.get("frames_per_step") or 1
+    frames = hello["frames_per_step"]
     spaces = EnvSpaces(spaces_by_name(observation_space), action_space, has_final, hello["env"], frames)
     described = {f"obs/{name}": observation_field(space)[::-1] for name, space in spaces.observations.items()}
     served = {name: field for name, field in hello["fields"].items() if name.startswith("obs/")}
@@ -238,4 +233,4 @@ def use_hello(flags, validate: Validate, server: str, hello: dict) -> tuple[Any,
         raise InputError(
             wire.readable(f"{server} has spaces of {described}, its rows have {served}: it is no env server of Beast")
         )
-    return flags, spaces, hello
+    return flags, spaces

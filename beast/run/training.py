@@ -83,6 +83,7 @@ class Training:
         self._evaluated: dict[str, float] = {}  # metrics for the next row
         self.latest: dict[str, float] = {}  # the last row of metrics
         self._gathered: list[Counted] = []  # updates since then
+        self._save_beside: Callable[[], None] | None = None
         self.profile = Profile()
         self.profile.workers["learner"] = lambda: learner.laps.seconds
         self.profile.cores |= {"process": time.process_time, "learner": lambda: learner.laps.cpu_seconds}
@@ -150,7 +151,7 @@ class Training:
 
     def run_threads(
         self, feed: Feed, *, infer: Callable[[], None], learn: Callable[[], None], introduction: str,
-        others: Iterable[Callable[[], None]] = (), save_beside: Callable[[], None] = lambda: None,
+        others: Iterable[Callable[[], None]] = (), save_beside: Callable[[], None] | None = None,
     ) -> Result:  # fmt: skip
         """Run `infer`, `learn` and each of `others` in threads of their own, until all steps or minutes are used up, a
         signal asks for an end or one of them ends. All of them have to end when the feed is closed.
@@ -264,7 +265,8 @@ class Training:
                 learner.best = mean
             state = self._state()
             try:
-                self._save_beside()
+                if self._save_beside:
+                    self._save_beside()
             except Exception as error:  # the checkpoint is written all the same
                 failure = error
         if is_best and not self._evaluations:

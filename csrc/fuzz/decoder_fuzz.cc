@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "../wire.h"
@@ -110,9 +111,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::sort(indices.begin(), indices.end());
   require(std::adjacent_find(indices.begin(), indices.end()) == indices.end());
   for (int64_t index : indices) require(index >= 0 && index < static_cast<int64_t>(spec.fields.size()));
-  for (const char* name : {"reward", "done", "terminated", "truncated", "episode_return", "episode_step"}) {
-    require(spec.index_of(name) >= 0);
-  }
+  for (const std::string& name : beast::required_fields()) require(spec.index_of(name) >= 0);
+  require(spec.frames_per_step >= 1);
   read_rows(spec, data, size, piece);
   return 0;
 }

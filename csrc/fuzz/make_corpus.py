@@ -52,7 +52,7 @@ ERROR = wire.FromServer(error="Traceback (most recent call last):\n  …\nRuntim
 UNKNOWN = b"\xc2\x3e\x03abc"  # field 1000
 CORPUS = {
     "scalar": stream(hello(SCALAR, "x"), row(18), row(18), row(18)),
-    "nest": stream(hello(SEVERAL, NEST, num_envs=2), row(62), row(62), piece=0),
+    "nest": stream(hello(SEVERAL, NEST, num_envs=2, frames_per_step=4), row(62), row(62), piece=0),
     "any_action": stream(hello(SCALAR, "x", action=None), row(18)),
     "error_in_row": stream(hello(SCALAR, "x"), row(18), ERROR),
     "error_first": stream(ERROR),

@@ -16,6 +16,8 @@ namespace {
 using std::chrono::milliseconds;
 
 const Interrupt kNever;
+const std::vector<std::string> kRowFields = {"reward",         "done",       "episode_step",
+                                             "episode_return", "terminated", "truncated"};
 
 Executor& transport() {  // whose threads tell the streams' events
   static auto* executor = new Executor(3);
@@ -138,19 +140,16 @@ Array counts(const Shape& shape) {
 // A pool, a thread that answers it as an agent, and a thread that calls run(). The agent's state counts its answers.
 class Learner {
  public:
-  Learner(size_t num_streams, ActorPool::Connect connect, int64_t max_env_restarts = 0,
+  Learner(size_t num_streams, Connect connect, int64_t max_env_restarts = 0,
           milliseconds forgiven_after = std::chrono::minutes(10))
+      : Learner(dialed_streams(std::vector<std::string>(num_streams, "here"), std::move(connect),
+                               {max_env_restarts, 1 << 30, forgiven_after})) {}
+  Learner(size_t num_places, int64_t min_streams, Listen listen)
+      : Learner(admitted_streams(num_places, std::move(listen), min_streams)) {}
+  explicit Learner(std::unique_ptr<StreamSource> source, std::vector<std::string> row_fields = kRowFields)
       : queue_(std::make_shared<BatchingQueue>(batches(4, 4, 8))),
         batcher_(std::make_shared<DynamicBatcher>(batches(1, 64))),
-        pool_({3, 1, max_env_restarts, 1 << 30, std::nullopt, forgiven_after}, queue_, batcher_, std::vector<std::string>(num_streams, "here"),
-              ArrayNest::Tuple{counts({1, 1})}, std::move(connect)),
-        agent_([this] { answer(); }),
-        runner_([this] { run(); }) {}
-  Learner(size_t num_places, int64_t min_streams, ActorPool::Listen listen)
-      : queue_(std::make_shared<BatchingQueue>(batches(4, 4, 8))),
-        batcher_(std::make_shared<DynamicBatcher>(batches(1, 64))),
-        pool_({3, 1, 0, min_streams, std::nullopt}, queue_, batcher_, num_places, ArrayNest::Tuple{counts({1, 1})},
-              std::move(listen)),
+        pool_({3, std::move(row_fields)}, queue_, batcher_, ArrayNest::Tuple{counts({1, 1})}, std::move(source)),
         agent_([this] { answer(); }),
         runner_([this] { run(); }) {}
 
@@ -163,7 +162,7 @@ class Learner {
   ActorPool& pool() { return pool_; }
   const std::vector<std::string>& log() const { return log_; }
 
-  ArrayNest next() { return queue_->dequeue(kNever); }
+  ArrayNest next() { return *queue_->dequeue(kNever); }
 
   void close() {
     if (!closed_.exchange(true)) {
@@ -218,22 +217,27 @@ class Learner {
   std::thread agent_, runner_;
 };
 
-ActorPool::Connect always(int64_t num_envs, Fault fault = Fault::kNone, int64_t step = 0) {
+Connect always(int64_t num_envs, Fault fault = Fault::kNone, int64_t step = 0) {
   return [=](const std::string&) { return std::make_shared<CountingStream>(num_envs, fault, step); };
+}
+
+// One item [row, column] of leaf `index` of env_outputs, int32 [4, 4].
+int32_t env_output(const ArrayNest& item, size_t index, int64_t row, int64_t column) {
+  const ArrayNest::Tuple& env_outputs = item.tuple()[0].tuple()[0].tuple();
+  EXPECT_EQ(env_outputs.size(), 10u);
+  const Array& array = env_outputs[index].leaf();
+  EXPECT_EQ(array.dtype(), DType::kInt32);
+  EXPECT_EQ(array.shape(), (Shape{4, 4}));
+  return reinterpret_cast<const int32_t*>(array.data())[row * 4 + column];
 }
 
 // Group and life, leaves 7 and 8 of env_outputs, of one item [row, column] of a rollout.
 std::pair<int32_t, int32_t> origin(const ArrayNest& item, int64_t row, int64_t column) {
-  const ArrayNest::Tuple& env_outputs = item.tuple()[0].tuple()[0].tuple();
-  EXPECT_EQ(env_outputs.size(), 9u);
-  const Array &group = env_outputs[7].leaf(), &life = env_outputs[8].leaf();
-  for (const Array& array : {group, life}) {
-    EXPECT_EQ(array.dtype(), DType::kInt32);
-    EXPECT_EQ(array.shape(), (Shape{4, 4}));
-  }
-  const int64_t index = row * 4 + column;
-  return {reinterpret_cast<const int32_t*>(group.data())[index], reinterpret_cast<const int32_t*>(life.data())[index]};
+  return {env_output(item, 7, row, column), env_output(item, 8, row, column)};
 }
+
+// The last leaf: which of its stream's environments a column belongs to.
+int32_t env_number(const ArrayNest& item, int64_t row, int64_t column) { return env_output(item, 9, row, column); }
 
 // A rollout of a stream of 4 environments: consecutive rows of one life, and the state before the first of them.
 void check_rollout(const ArrayNest& rollout) {
@@ -245,6 +249,7 @@ void check_rollout(const ArrayNest& rollout) {
     EXPECT_EQ(numbers[2 * item], numbers[0] + item % 4);
     EXPECT_EQ(numbers[2 * item + 1], numbers[1] + item / 4);
     EXPECT_EQ(origin(rollout, item / 4, item % 4), origin(rollout, 0, 0));
+    EXPECT_EQ(env_number(rollout, item / 4, item % 4), item % 4);
     EXPECT_EQ(reinterpret_cast<const int64_t*>(state.data())[item % 4], numbers[1]);
   }
 }
@@ -252,8 +257,8 @@ void check_rollout(const ArrayNest& rollout) {
 // Calls a pool that listens.
 class Callers {
  public:
-  ActorPool::Listen listen() {
-    return [this](ActorPool::Admit admit) {
+  Listen listen() {
+    return [this](Admit admit) {
       std::lock_guard<std::mutex> lock(mutex_);
       admit_ = std::move(admit);
       has_ended_ = !admit_;
@@ -272,7 +277,7 @@ class Callers {
 
  private:
   std::mutex mutex_;
-  ActorPool::Admit admit_;
+  Admit admit_;
   bool has_ended_ = false;
 };
 
@@ -310,8 +315,9 @@ TEST(ActorPool, StreamsThatComeAndGoGiveRolloutsOfOneLifeEach) {
 
 TEST(ActorPool, ColumnsOfABatchAreRolloutsOfOneEnvironmentEach) {
   Learner learner(8, always(2));
-  std::map<int64_t, int64_t> last;                                   // step by environment
-  std::map<int64_t, std::set<std::pair<int32_t, int32_t>>> origins;  // by environment
+  std::map<int64_t, int64_t> last;                                      // step by environment
+  std::map<int64_t, std::set<std::pair<int32_t, int32_t>>> origins;     // by environment
+  std::map<int32_t, std::set<std::pair<int32_t, int64_t>>> numbers_of;  // the environments of a group, by number
   std::set<std::pair<int32_t, int32_t>> streams;
   for (int i = 0; i < 400; ++i) {
     const ArrayNest item = learner.next();
@@ -328,6 +334,7 @@ TEST(ActorPool, ColumnsOfABatchAreRolloutsOfOneEnvironmentEach) {
         const int64_t led_here = reinterpret_cast<const int64_t*>(action.data())[row * 4 + column];
         EXPECT_EQ(led_here, std::max<int64_t>(first + row - 1, 0));
         origins[environment].insert(origin(item, row, column));
+        numbers_of[origin(item, row, column).first].insert({env_number(item, row, column), environment});
         streams.insert(origin(item, row, column));
       }
       seen->second = first + 3;
@@ -335,7 +342,13 @@ TEST(ActorPool, ColumnsOfABatchAreRolloutsOfOneEnvironmentEach) {
   }
   EXPECT_EQ(last.size(), 16u);
   for (const auto& [environment, of_environment] : origins) EXPECT_EQ(of_environment.size(), 1u) << environment;
-  for (int32_t group = 0; group < 8; ++group) EXPECT_EQ(streams.count({group, 0}), 1u) << group;
+  for (int32_t group = 0; group < 8; ++group) {
+    EXPECT_EQ(streams.count({group, 0}), 1u) << group;
+    ASSERT_EQ(numbers_of[group].size(), 2u) << group;
+    const auto first = *numbers_of[group].begin(), second = *numbers_of[group].rbegin();
+    EXPECT_EQ(first.first, 0);
+    EXPECT_EQ(second, std::pair(1, first.second + 1)) << "seeds of a stream's environments follow each other";
+  }
   EXPECT_EQ(streams.size(), 8u);
   EXPECT_GE(learner.pool().count(), 400 * 4 * 3);
   EXPECT_EQ(learner.pool().counters().streams_connected, 8);
@@ -406,6 +419,27 @@ TEST(ActorPool, AStreamThatHasOtherEnvironmentsThanTheFirstIsRefused) {
   EXPECT_NE(learner.wait().find(" environments instead of "), std::string::npos);
 }
 
+TEST(ActorPool, AStreamWithoutAFieldThatTheLearnerHasNamedIsRefused) {
+  Learner learner(dialed_streams({"here"}, always(4)), {"reward", "ghost"});
+  EXPECT_NE(learner.wait().find("environment server here: a row has no field \"ghost\""), std::string::npos);
+}
+
+TEST(ActorPool, AFailureToMakeAStreamEndsTheRun) {
+  Learner learner(1,
+                  [](const std::string&) -> std::shared_ptr<EnvStream> { throw HandshakeError("no such transport"); });
+  EXPECT_EQ(learner.wait(), "no such transport");
+}
+
+TEST(ActorPool, EnvOutputsHaveTheFieldsThatTheLearnerHasNamedInItsOrder) {
+  Learner learner(dialed_streams({"here"}, always(4)), {"episode_step", "done", "x"});
+  const ArrayNest item = learner.next();
+  const ArrayNest::Tuple& env_outputs = item.tuple()[0].tuple()[0].tuple();
+  ASSERT_EQ(env_outputs.size(), 7u);
+  EXPECT_EQ(env_outputs[1].leaf().dtype(), DType::kInt32);
+  EXPECT_EQ(env_outputs[2].leaf().dtype(), DType::kBool);
+  EXPECT_EQ(env_outputs[3].leaf().shape(), (Shape{4, 4, 2}));
+}
+
 TEST(ActorPool, ClosingBothQueuesEndsStreamsThatHang) {
   Learner learner(4, always(1, Fault::kHangs, 2));
   while (learner.pool().count() < 4) std::this_thread::sleep_for(milliseconds(1));
@@ -423,8 +457,9 @@ TEST(ActorPool, StoppingEndsRunWhateverItsThreadsDo) {
 }
 
 TEST(ActorPool, APoolThatNeverRanCanBeStoppedAndDestroyed) {
-  ActorPool pool({3}, std::make_shared<BatchingQueue>(batches(4, 4)), std::make_shared<DynamicBatcher>(batches(1, 64)),
-                 {"here"}, ArrayNest::Tuple{}, always(1));
+  ActorPool pool({3, kRowFields}, std::make_shared<BatchingQueue>(batches(4, 4)),
+                 std::make_shared<DynamicBatcher>(batches(1, 64)), ArrayNest::Tuple{},
+                 dialed_streams({"here"}, always(1)));
   pool.stop();
 }
 
@@ -453,7 +488,7 @@ TEST(ActorPool, ARolloutHasRowsOfOneLifeOnly) {
 TEST(ActorPool, RunThrowsWhatItsInterruptThrows) {
   const auto queue = std::make_shared<BatchingQueue>(batches(4, 4));
   const auto batcher = std::make_shared<DynamicBatcher>(batches(1, 64));
-  ActorPool pool({3}, queue, batcher, {"here", "there"}, ArrayNest::Tuple{}, always(1));
+  ActorPool pool({3, kRowFields}, queue, batcher, ArrayNest::Tuple{}, dialed_streams({"here", "there"}, always(1)));
   EXPECT_THROW(pool.run([] { throw std::domain_error("Ctrl-C"); }, nullptr), std::domain_error);
   EXPECT_THROW(pool.run(kNever, nullptr), std::runtime_error);
 }

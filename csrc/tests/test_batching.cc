@@ -65,7 +65,7 @@ TEST(BatchingQueue, NoRowIsLostOrDoubledAmongProducersAndConsumers) {
     consumers.emplace_back([&] {
       try {
         for (;;) {
-          const std::vector<int64_t> batch = values(queue.dequeue(kNever));
+          const std::vector<int64_t> batch = values(*queue.dequeue(kNever));
           EXPECT_LE(batch.size(), 7u);
           EXPECT_GE(queue.size(), 0);
           for (int64_t value : batch) ++seen[value];
@@ -105,16 +105,20 @@ TEST(BatchingQueue, AnInterruptedProducerGivesItsTurnToTheNext) {
   struct Stop {};
   std::atomic<bool> stop{false};
   std::thread first([&] {
-    EXPECT_THROW(queue.enqueue(rows(1), [&] { if (stop) throw Stop(); }), Stop);
+    EXPECT_THROW(queue.enqueue(rows(1),
+                               [&] {
+                                 if (stop) throw Stop();
+                               }),
+                 Stop);
   });
   std::this_thread::sleep_for(milliseconds(50));
   std::thread second([&] { queue.enqueue(rows(2), kNever); });
   std::this_thread::sleep_for(milliseconds(50));
   stop = true;
   first.join();
-  EXPECT_EQ(values(queue.dequeue(kNever)), std::vector<int64_t>{0});
+  EXPECT_EQ(values(*queue.dequeue(kNever)), std::vector<int64_t>{0});
   second.join();
-  EXPECT_EQ(values(queue.dequeue(kNever)), std::vector<int64_t>{2});
+  EXPECT_EQ(values(*queue.dequeue(kNever)), std::vector<int64_t>{2});
 }
 
 TEST(BatchingQueue, AnInterruptEndsAWaitAndIsAskedWithoutTheLock) {
@@ -129,7 +133,24 @@ TEST(BatchingQueue, AnInterruptEndsAWaitAndIsAskedWithoutTheLock) {
   EXPECT_THROW(queue.dequeue(stop_at_the_third), Stop);
   EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(250));
   queue.enqueue(rows(5), kNever);
-  EXPECT_EQ(values(queue.dequeue(kNever)), std::vector<int64_t>{5});
+  EXPECT_EQ(values(*queue.dequeue(kNever)), std::vector<int64_t>{5});
+}
+
+TEST(BatchingQueue, AConsumerThatGivesUpLeavesTheRowsOfABatchThatIsNotFull) {
+  BatchingQueue queue(options(2, 2));
+  const milliseconds timeout(20);
+  EXPECT_FALSE(queue.dequeue(kNever, timeout));
+  queue.enqueue(rows(5), kNever);
+  EXPECT_FALSE(queue.dequeue(kNever, timeout));
+  EXPECT_EQ(queue.size(), 1);
+  auto patient = std::async(std::launch::async, [&] { return queue.dequeue(kNever); });
+  EXPECT_FALSE(queue.dequeue(kNever, timeout)) << "beside one that waits on";
+  queue.enqueue(rows(6), kNever);
+  EXPECT_EQ(values(*patient.get()), (std::vector<int64_t>{5, 6}));
+  queue.enqueue(rows(7, 2), kNever);
+  EXPECT_EQ(values(*queue.dequeue(kNever, milliseconds(0))), (std::vector<int64_t>{7, 8}));
+  queue.close();
+  EXPECT_THROW(queue.dequeue(kNever, timeout), ClosedBatchingQueue);
 }
 
 TEST(BatchingQueue, ATimeoutThatAnInterruptedConsumerWatchedIsWatchedByAnother) {
@@ -148,7 +169,7 @@ TEST(BatchingQueue, ATimeoutThatAnInterruptedConsumerWatchedIsWatchedByAnother) 
                    Stop);
     });
     wait_until([&] { return asked > 0; });
-    auto other = std::async(std::launch::async, [&] { return values(queue.dequeue(kNever)); });
+    auto other = std::async(std::launch::async, [&] { return values(*queue.dequeue(kNever)); });
     std::this_thread::sleep_for(milliseconds(20));  // it waits now; enqueue() will most often wake the other
     stop = true;
     queue.enqueue(rows(1), kNever);
@@ -163,7 +184,7 @@ TEST(BatchingQueue, AnItemThatIsABatchIsNotCopied) {
   BatchingQueue queue(options(1, 4));
   const Array item = rows(0, 4);
   queue.enqueue(item, kNever);
-  EXPECT_EQ(queue.dequeue(kNever).leaf().data(), item.data());
+  EXPECT_EQ(queue.dequeue(kNever)->leaf().data(), item.data());
 }
 
 TEST(BatchingQueue, AsTorchBeastABatchHasItsOwnMemoryAndAnItemMayCountAsOne) {
@@ -172,13 +193,13 @@ TEST(BatchingQueue, AsTorchBeastABatchHasItsOwnMemoryAndAnItemMayCountAsOne) {
   BatchingQueue queue(torchbeast);
   const Array pair = rows(0, 2);
   queue.enqueue(pair, kNever);  // a pool's item: two rows are a batch
-  const ArrayNest batch = queue.dequeue(kNever);
+  const ArrayNest batch = *queue.dequeue(kNever);
   EXPECT_EQ(values(batch), (std::vector<int64_t>{0, 1}));
   EXPECT_NE(batch.leaf().data(), pair.data());
 
   for (int64_t count : {3, 1}) queue.enqueue(rows(10 * count, count), kNever, Counts::kAsOne);
   EXPECT_EQ(queue.size(), 2);
-  EXPECT_EQ(values(queue.dequeue(kNever)), (std::vector<int64_t>{30, 31, 32, 10}));
+  EXPECT_EQ(values(*queue.dequeue(kNever)), (std::vector<int64_t>{30, 31, 32, 10}));
 }
 
 TEST(DynamicBatcher, AsTorchBeastManyCallersOfWholeItemsGetARowEach) {

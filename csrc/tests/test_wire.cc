@@ -83,6 +83,14 @@ TEST(Wire, FieldsOfARowArriveWholeHoweverItsBytesAreDivided) {
   }
 }
 
+TEST(Wire, AServerThatDoesNotKnowItsFramesAStepHasOne) {
+  rpc::FromServer message = hello();
+  EXPECT_EQ(decoded(message).frames_per_step, 1);
+  message.mutable_hello()->set_frames_per_step(4);
+  EXPECT_EQ(decoded(message).frames_per_step, 4);
+  EXPECT_EQ(difference(decoded(message), decoded(hello())), "4 frames a step instead of 1");
+}
+
 TEST(Wire, MemoryIsNotTouchedByARowOfAnotherLength) {
   const std::vector<size_t> sizes = field_bytes(decoded(hello()));
   for (size_t size : {size_t{0}, size_t{1}, kRowBytes - 1, kRowBytes + 1, 2 * kRowBytes, size_t{1} << 20}) {
@@ -115,7 +123,9 @@ TEST(Wire, ErrorsOfAnEnvironmentAreReadable) {
     EXPECT_STREQ(error.what(), "Traceback: Füße");
   }
   EXPECT_EQ(readable("a\xff\xc3(\xed\xa0\x80\x01z\n"), std::string("a?") + "?(?" + "???z\n");
-  EXPECT_EQ(readable("\x1b]0;title\x07 \x7f \xc2\x9b" "1m\xc2\xa0"), std::string("?]0;title? ? ?1m\xc2\xa0"));
+  EXPECT_EQ(readable("\x1b]0;title\x07 \x7f \xc2\x9b"
+                     "1m\xc2\xa0"),
+            std::string("?]0;title? ? ?1m\xc2\xa0"));
   EXPECT_EQ(readable(std::string(1 << 20, 'x') + "the end").substr(65529), "the end");
 }
 

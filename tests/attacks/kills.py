@@ -134,7 +134,7 @@ class Learner:
             batch.set_outputs(((steps, steps), ()))
 
     def _check(self) -> None:
-        for ((observation, _, done, *_, group, life), (action, _)), _ in self._queue:
+        for ((observation, _, done, *_, group, life, _), (action, _)), _ in self._queue:
             self.num_rollouts += 1
             numbers, padding = np.asarray(observation["obs"]), np.asarray(observation["padding"])
             seed, first = int(numbers[0, 0, 0]), int(numbers[0, 0, 2])
