@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 import r2d2  # noqa: E402
 from beast.envs.rows import nest_observations, rollout_fields  # noqa: E402
 from beast.envs.spaces import EnvSpaces  # noqa: E402
-from beast.learn.replay import RatioLimiter  # noqa: E402
+from beast.learn.replay import RatioLimiter, make_replay  # noqa: E402
 from beast.machine import cpu_model, usable_cores  # noqa: E402
 from beast.run.directory import code_version  # noqa: E402
 from r2d2_presets import PRESETS  # noqa: E402
@@ -69,7 +69,8 @@ def measure(name: str, flags: r2d2.Flags, rounds: int) -> str:
     image = spaces.Box(0, 255, (4, 84, 84), np.uint8)
     env_spaces = EnvSpaces({"obs": image}, spaces.Discrete(6))
     learner = r2d2.make_learner(flags, env_spaces)
-    replay = r2d2.make_replay(replace(flags, total_steps=10**9), env_spaces, learner, NUM_GROUPS)
+    sizes = [x.shape[-1] for x in learner.net.initial_state(1)]
+    replay = make_replay(replace(flags, total_steps=10**9), env_spaces, sizes, NUM_GROUPS, learner.random)
     random, U, K = np.random.default_rng(1), flags.unroll_length, flags.group_width
     arrays = {name: np.zeros((U + 1, K, *shape), dtype) for name, (shape, dtype) in rollout_fields(env_spaces).items()}
     images = random.integers(256, size=(U + 4, K, 84, 84), dtype=np.uint8)

@@ -177,7 +177,7 @@ def alone(agent: ModuleType, flags, seconds: float) -> dict[str, float]:
 
     spaces = probe_env(agent.create_env, flags)
     learner = agent.make_learner(flags, spaces)
-    is_replay = hasattr(agent, "make_replay")
+    is_replay = hasattr(flags, "replay_ratio")
     stage_flags = replace(flags, batch_width=flags.group_width) if is_replay else flags  # the replay takes a group's
     with contextlib.closing(Stages(stage_flags, agent.create_env, spaces, seconds)) as stages:
         costs = {}
@@ -199,11 +199,12 @@ def learning_from_replay(agent: ModuleType, flags, spaces, learner, rollout: dic
 
     from beast.feeds.actors import GROUPS_PER_ACTOR as num_groups
     from beast.learn.published import PublishedWeights
-    from beast.learn.replay import RatioLimiter
+    from beast.learn.replay import RatioLimiter, make_replay
 
     torch.set_num_threads(1)
     state = learner.net.initial_state(flags.group_width)
-    replay = agent.make_replay(replace(flags, replay_gb=0.1), spaces, learner, num_groups)
+    sizes = [x.shape[-1] for x in state]
+    replay = make_replay(replace(flags, replay_gb=0.1), spaces, sizes, num_groups, learner.random)
     limiter = RatioLimiter(flags.replay_ratio, flags.batch_width * flags.trained, 0)
     times: list[tuple[float, float, int]] = []  # wall, CPU, steps
 

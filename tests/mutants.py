@@ -32,7 +32,10 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = {  # of each file, those that fail first
     "monobeast.py": ["tests/test_update.py", "tests/test_net.py", "tests/test_loss.py"],
     "r2d2.py": ["tests/test_r2d2.py"],
-    "beast/learn/replay.py": ["tests/test_replay.py"],
+    "beast/learn/replay.py": [
+        "tests/test_replay.py",
+        "tests/test_r2d2.py::test_the_steps_of_a_run_bound_its_replay_unless_some_groups_or_a_later_start_may_bring_more",
+    ],
     "beast/learn/qlearning.py": ["tests/test_r2d2.py"],
     "beast/learn/normalization.py": ["tests/test_net.py", "tests/test_update.py"],
     "beast/learn/learner.py": ["tests/test_learner.py", "tests/test_update.py"],
@@ -206,7 +209,9 @@ MUTANTS = [
         'inputs["action"])',
     ),
     Mutant(
-        "--normalize_observations ignored", "is_normalized = flags.normalize_observations and np", "is_normalized = np"
+        "--normalize_observations ignored",
+        "if self.is_image else flags.normalize_observations",
+        "if self.is_image else True",
     ),
     Mutant(
         "statistics observed before the loss",
@@ -468,6 +473,8 @@ OTHER_MUTANTS = {
         ),
     ],
     "beast/learn/replay.py": [
+        ("replay of a remote run bounded", 'flags.save_replay or flags.feed == "remote"', "flags.save_replay"),
+        ("replay of a saved run bounded", 'flags.save_replay or flags.feed == "remote"', 'flags.feed == "remote"'),
         (
             "last observations not stored",
             'if "/" in name or ROW_FIELDS[name].is_replayed}',
@@ -546,8 +553,8 @@ OTHER_MUTANTS = {
         ("last action never explored", "torch.randint(q.shape[2],", "torch.randint(q.shape[2] - 1,"),
         (
             "one coin for a group",
-            "coin = torch.rand(epsilon.shape, generator=generator, device=q.device)",
-            "coin = torch.rand((), generator=generator, device=q.device)",
+            "coin = torch.rand(epsilon.shape, generator",
+            "coin = torch.rand((), generator",
         ),
         (
             "one draw for a group",
@@ -573,11 +580,9 @@ OTHER_MUTANTS = {
         ("--grad_clip 0 stops learning", "flags.grad_clip or math.inf)", "flags.grad_clip)"),
         (
             "update from an empty replay",
-            "limiter.may_update() and replay.num_sequences() > 0",
-            "limiter.may_update()",
+            "limiter.may_update() and replay.num_sequences() and",
+            "limiter.may_update() and",
         ),
-        ("replay of a remote run bounded", 'flags.save_replay or flags.feed == "remote"', "flags.save_replay"),
-        ("replay of a saved run bounded", 'flags.save_replay or flags.feed == "remote"', 'flags.feed == "remote"'),
         ("signed errors", '"losses/td_error": errors.abs().sum()', '"losses/td_error": errors.sum()'),
         (
             "returns of the columns that count",
@@ -615,8 +620,8 @@ class Run:
         for folder in ("beast", "benchmarks", "tests"):
             ignored = shutil.ignore_patterns("__pycache__", "results")
             shutil.copytree(ROOT / folder, place / folder, ignore=ignored)
-        for name in ("monobeast.py", "polybeast.py", "r2d2.py", "pyproject.toml"):
-            shutil.copy(ROOT / name, place)
+        for path in (*ROOT.glob("*.py"), ROOT / "pyproject.toml"):
+            shutil.copy(path, place)
         if mutant:
             (place / mutant.file).write_text((ROOT / mutant.file).read_text().replace(mutant.old, mutant.new))
         self.pid = os.fork()
@@ -633,7 +638,7 @@ class Run:
         """The first test that failed, "" if none did, and the seconds that it took."""
         output = Path(self.place.name, "output").read_text()
         self.place.cleanup()
-        failed = re.search(r"^FAILED tests/([\w.]+::\w+)", output, re.MULTILINE)
+        failed = re.search(r"^(?:FAILED|ERROR) tests/([\w.]+::\w+)", output, re.MULTILINE)
         if status != 0 and not failed:  # what cannot even be imported says nothing about the tests
             raise RuntimeError(f"{self.mutant or 'no mutant'}: no test has failed, but pytest:\n{output}")
         return failed[1] if failed else "", time.monotonic() - self.began

@@ -35,7 +35,7 @@ from beast.feeds.actors import GROUPS_PER_ACTOR, ActorProcesses
 from beast.learn.learner import Outcome
 from beast.learn.nests import map_tensors
 from beast.learn.qlearning import n_step_targets, rescale, rescale_inverse, sequence_priorities
-from beast.learn.replay import RatioLimiter, Sample, SequenceReplay
+from beast.learn.replay import RatioLimiter, Sample, SequenceReplay, make_replay
 from beast.learn.vtrace import transition_masks
 from beast.run import evaluation
 from beast.run import training as beast_training
@@ -55,6 +55,13 @@ def same_step_env(flags, num_envs: int, **overrides):
     return gymnasium.vector.SyncVectorEnv([toy_envs.Counting] * num_envs, autoreset_mode=mode)
 
 
+def new_replay(flags: r2d2.Flags, spaces: EnvSpaces, learner: r2d2.QLearner | None = None) -> SequenceReplay:
+    """As a run makes it."""
+    learner = learner or r2d2.make_learner(flags, spaces)
+    sizes = [x.shape[-1] for x in learner.net.initial_state(1)]
+    return make_replay(flags, spaces, sizes, GROUPS_PER_ACTOR * flags.num_actors, learner.random)
+
+
 class LockStep(lock_step.LockStep):
     """With a replay, which the test fills."""
 
@@ -67,7 +74,7 @@ class LockStep(lock_step.LockStep):
             partial(r2d2.act, num_groups=num_groups),
             batch_width=flags.group_width,
         )
-        self.replay = r2d2.make_replay(flags, self.spaces, self.learner, num_groups)
+        self.replay = new_replay(flags, self.spaces, self.learner)
         self.limiter = RatioLimiter(flags.replay_ratio, flags.batch_width * flags.trained, flags.min_fill)
 
     def store(self, num_rollouts: int) -> None:
@@ -725,13 +732,13 @@ def test_environments_that_crash_cost_their_unfinished_sequences_only(tmp_path, 
         pytest.importorskip("libbeast", reason="libbeast is not built: make libbeast")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     kept: list = []
-    make_replay = r2d2.make_replay
 
-    def keep(flags, env_spaces, learner, num_groups):
-        kept.extend((learner, make_replay(flags, env_spaces, learner, num_groups)))
-        return kept[1]
+    def keep(make, *arguments):
+        kept.append(make(*arguments))
+        return kept[-1]
 
-    monkeypatch.setattr(r2d2, "make_replay", keep)
+    for name in ("make_learner", "make_replay"):
+        monkeypatch.setattr(r2d2, name, partial(keep, getattr(r2d2, name)))
     run(
         tmp_path, env="toy_envs:CrashAtStep-v0", env_kwargs='{"n": 150}', deterministic=False, feed=feed,
         num_servers=1, total_steps=3000, replay_ratio=1e-3,
@@ -1017,12 +1024,12 @@ def test_an_update_clips_its_gradient_and_takes_the_learning_rate_of_the_flags(m
 def test_the_replay_gets_its_exponents_and_stores_single_images_only_where_rollouts_are_as_long_as_a_stack():
     flags = small_flags(priority_exponent=0.7, importance_exponent=0.3)
     spaces = probe_env(r2d2.create_env, flags)
-    replay = r2d2.make_replay(flags, spaces, r2d2.make_learner(flags, spaces), num_groups=2)
+    replay = new_replay(flags, spaces)
     assert (replay.priority_exponent, replay.importance_exponent) == (0.7, 0.3)
     for unroll_length, stack in ((4, 4), (2, 0)):
         flags = small_flags(env="PongNoFrameskip-v4", unroll_length=unroll_length)
         spaces = probe_env(r2d2.create_env, flags)
-        replay = r2d2.make_replay(flags, spaces, r2d2.make_learner(flags, spaces), num_groups=2)
+        replay = new_replay(flags, spaces)
         assert replay.stack == stack
 
 
@@ -1059,7 +1066,7 @@ def test_the_preset_of_the_papers_has_their_settings():
 def test_the_replay_has_room_for_all_steps_of_a_short_run():
     flags = small_flags(total_steps=10_000)
     spaces = probe_env(r2d2.create_env, flags)
-    assert r2d2.make_replay(flags, spaces, r2d2.make_learner(flags, spaces), num_groups=2).capacity >= 10_000
+    assert new_replay(flags, spaces).capacity >= 10_000
 
 
 @pytest.mark.parametrize(
@@ -1068,5 +1075,5 @@ def test_the_replay_has_room_for_all_steps_of_a_short_run():
 def test_the_steps_of_a_run_bound_its_replay_unless_some_groups_or_a_later_start_may_bring_more(changes, is_bounded):
     flags = small_flags(replay_gb=1e-2, deterministic=False, **changes)
     spaces = probe_env(r2d2.create_env, flags)
-    replay = r2d2.make_replay(flags, spaces, r2d2.make_learner(flags, spaces), num_groups=2)
+    replay = new_replay(flags, spaces)
     assert replay.num_bytes < 1e-3 * 1e9 if is_bounded else replay.num_bytes > 0.9 * 1e-2 * 1e9
