@@ -29,6 +29,21 @@ import gymnasium  # noqa: E402, F401  what every mutant imports, once
 import torch._dynamo  # noqa: E402, F401
 
 ROOT = Path(__file__).resolve().parent.parent
+WIRE = [  # of test_env_server.py, where others wait for what goes wrong
+    f"tests/test_env_server.py::test_{name}"
+    for name in (
+        "a_row_is_serialized_as_protobuf_would",
+        "structures_keep_their_nesting",
+        "arrays_arrive_as_they_were",
+        "a_space_comes_back_from_its_json",
+        "the_hello_tells_all_that_a_learner_needs",
+        "rows_are_those_of_the_same_environments_here",
+        "a_same_step_environment_sends_its_final_observations_beside_the_others",
+        "a_seed_of_64_bits_is_taken",
+        "a_nest_of_actions_is_for_servers_that_take_any_action",
+        "every_dtype_and_transposed_memory_arrive",
+    )
+]
 TESTS = {  # of each file, those that fail first
     "monobeast.py": ["tests/test_update.py", "tests/test_net.py", "tests/test_loss.py"],
     "r2d2.py": ["tests/test_r2d2.py"],
@@ -44,8 +59,8 @@ TESTS = {  # of each file, those that fail first
     "beast/envs/groups.py": ["tests/test_envs.py"],
     "beast/feeds/slots.py": ["tests/test_rollout.py", "tests/test_shared_memory.py", "tests/test_feeds.py"],
     "beast/feeds/shared_memory.py": ["tests/test_shared_memory.py", "tests/test_feeds.py"],
-    "beast/hosts/wire.py": ["tests/test_env_server.py"],
-    "beast/hosts/served_group.py": ["tests/test_env_server.py"],
+    "beast/hosts/wire.py": WIRE,
+    "beast/hosts/served_group.py": WIRE,
 }
 SLOW = "learned or crash or killed or a_second or every_checkpoint or films or atari or its_ratio or prepared"
 
@@ -617,7 +632,7 @@ class Run:
         self.mutant, self.began = mutant, time.monotonic()
         self.place = tempfile.TemporaryDirectory()
         place = Path(self.place.name)
-        for folder in ("beast", "benchmarks", "tests"):
+        for folder in ("beast", "benchmarks", "compat", "tests"):
             ignored = shutil.ignore_patterns("__pycache__", "results")
             shutil.copytree(ROOT / folder, place / folder, ignore=ignored)
         for path in (*ROOT.glob("*.py"), ROOT / "pyproject.toml"):
