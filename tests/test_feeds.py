@@ -343,11 +343,11 @@ def test_a_new_line_in_the_table_of_fields_reaches_the_rollouts_of_env_servers(u
             batch_width=4, queue_width=4, inference_width=0, log=print, min_streams=1, seed=7, expected=hello,
             env_timeout=PATIENCE, connect_timeout=PATIENCE, max_env_restarts=0,
         )  # fmt: skip
-        answered = []
+        acted_on, answered = [], []
 
         def act():
             for rows in feed.acting():
-                np.testing.assert_array_equal(rows.inputs["lives"], numbers_told(rows.inputs["obs"]["obs"]))
+                acted_on.append(map_tensors(torch.clone, rows.inputs))
                 answered.append(len(answered) + torch.tensor([[5, 7, 3, 9]], dtype=torch.int32))
                 zeros = torch.zeros(1, 4)
                 rows.answer(zeros.long(), torch.zeros(1, 4, 2), zeros, answered[-1], ())
@@ -363,6 +363,8 @@ def test_a_new_line_in_the_table_of_fields_reaches_the_rollouts_of_env_servers(u
                 check_lives(rollout)
                 versions = torch.cat(answered[8 * number : 8 * (number + 1)])
                 assert torch.equal(rollout["policy_version"][1:], versions), "each column has its own"
+                seen = torch.cat([inputs["lives"] for inputs in acted_on[8 * number : 8 * (number + 1)]])
+                assert torch.equal(rollout["lives"][:-1], seen)
         finally:
             feed.close()
         for thread in threads:

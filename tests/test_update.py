@@ -300,3 +300,54 @@ def test_the_optimizer_has_the_numbers_of_the_flags(optimizer):
     flags = new_flags(optimizer=optimizer, optimizer_epsilon=3e-4, rmsprop_alpha=0.7)
     found = monobeast.make_optimizer(flags, new_net(flags)).defaults
     assert found["eps"] == 3e-4 and found.get("alpha", 0.7) == 0.7
+
+
+def net_of_images_and_vectors(flags: monobeast.Flags) -> tuple[monobeast.Net, dict]:
+    """A net in training mode with all statistics that there are, and a batch for it."""
+    torch.manual_seed(1)
+    parts = {"image": spaces.Box(0, 255, (2, 12, 12), np.uint8), "vector": OBSERVATIONS["obs"]}
+    net, batch = monobeast.Net(parts, ACTIONS, flags), rows(0)
+    image = torch.randint(256, (6, 4, 2, 12, 12), dtype=torch.uint8)
+    return net, {**batch, "obs": {"image": image, "vector": batch["obs"]["obs"]}}
+
+
+@pytest.mark.parametrize("changes", [{}, {"core": "lstm"}, {"value_net": "separate"}])
+def test_forward_changes_nothing_and_observe_changes_the_statistics_of_observations_alone(changes):
+    flags = new_flags(normalize_observations=True, normalize_returns="on", **changes)
+    net, batch = net_of_images_and_vectors(flags)
+    core_state = tuple(torch.randn_like(part) for part in net.initial_state(4))
+
+    def changed(act) -> set[str]:
+        before = copy.deepcopy(net.state_dict())
+        act()
+        return {name for name, x in net.state_dict().items() if not torch.equal(x, before[name])}
+
+    assert net.training and torch.is_grad_enabled()
+    net.observe(batch["obs"])
+    assert not changed(lambda: net(batch, core_state)[1].sum().backward())
+    assert not changed(lambda: monobeast.compute_loss(flags, net, batch, core_state)[0].backward())
+    batch = {**batch, "obs": map_tensors(lambda x: x // 2, batch["obs"])}
+    encoders = [f"encoders.{index}" for index in range(2)]
+    encoders += [f"value_{encoder}" for encoder in encoders if "value_net" in changes]
+    statistics = ("count", "mean", "variance", "scale", "offset")
+    expected = {f"{encoder}.center.{name}" for encoder in encoders for name in statistics}
+    assert changed(lambda: net.observe(batch["obs"])) == expected
+    assert expected < {name for name, _ in net.named_buffers()}
+
+
+def test_an_update_shows_the_whole_batch_to_its_net_once_after_all_of_its_steps(monkeypatch):
+    flags = new_flags(normalize_observations=True, epochs=3, minibatches=2)
+    net, batch = net_of_images_and_vectors(flags)
+    learner = Learner(net, monobeast.make_optimizer(flags, net), max_bad_updates=1)
+    observed = []
+
+    def observe(observations, original=net.observe):
+        observed.append((observations, learner.optimizer.state[net.policy.weight]["step"].item()))
+        original(observations)
+
+    monkeypatch.setattr(net, "observe", observe)
+    monobeast.update(flags, learner, batch, ())
+    ((observations, steps),) = observed
+    assert steps == 3 * 2 and observations.keys() == batch["obs"].keys()
+    assert all(torch.equal(observations[name], x) for name, x in batch["obs"].items())
+    assert [encoder.center.count.item() for encoder in net.encoders] == [4, 6 * 4], "of images the last row"
