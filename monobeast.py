@@ -113,6 +113,7 @@ class AgentFlags(RunFlags):
 class Flags(ActorFlags, AgentFlags):
     """IMPALA with V-trace on one machine. polybeast.py combines AgentFlags with the flags of env servers instead."""
 
+    # Actors.
     mode: Literal["train", "test", "tune"] = "train"  # type: ignore[assignment]  # only this agent tunes
     """train, play whole games with a run's checkpoint (test), or measure this environment, model and machine for about
     40 seconds and print the fastest setting of actors, widths, threads and precision (tune). With --compile it measures
@@ -155,7 +156,7 @@ from beast.learn.distributions import distribution, to_features
 from beast.learn.layers import MixedPrecision, ResidualBlock, orthogonal
 from beast.learn.learner import Learner, Outcome, step_unless
 from beast.learn.nests import map_tensors, minibatches
-from beast.learn.normalization import Observations, ReturnMoments, ValueHead, value_head
+from beast.learn.normalization import Observations, ReturnMoments, ValueHead, value_head, without_statistics
 from beast.learn.published import PublishedWeights, start_weights
 from beast.learn.recurrent import Core
 from beast.run import evaluation, tuning
@@ -187,6 +188,7 @@ class Encoder(nn.Module):
             widths = (*self.center.shape, self.size)
             layers = [orthogonal(nn.Linear(width, self.size), GAIN) for width in widths]
             self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
+        self.register_load_state_dict_pre_hook(without_statistics)
 
     def _convolutions(self, space: gymnasium.Space, flags: AgentFlags) -> list[nn.Module]:
         """Layers for images [N, C, H, W]. Raises InputError for images that are too small."""

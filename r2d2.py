@@ -160,7 +160,7 @@ from beast.learn.distributions import Categoricals, to_features
 from beast.learn.layers import MixedPrecision, ResidualBlock, orthogonal
 from beast.learn.learner import Learner, Outcome, step_unless
 from beast.learn.nests import columns, map_tensors
-from beast.learn.normalization import Observations
+from beast.learn.normalization import Observations, without_statistics
 from beast.learn.published import PublishedWeights
 from beast.learn.qlearning import n_step_targets, sequence_priorities, value_scaling
 from beast.learn.recurrent import Core
@@ -194,6 +194,7 @@ class Encoder(nn.Module):
             widths = (*self.center.shape, self.size)
             layers = [orthogonal(nn.Linear(width, self.size), GAIN) for width in widths]
             self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
+        self.register_load_state_dict_pre_hook(without_statistics)
 
     def _convolutions(self, space: gymnasium.Space, flags: Flags) -> list[nn.Module]:
         """Layers for images [N, C, H, W]. Raises InputError for images that are too small."""

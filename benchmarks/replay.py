@@ -25,8 +25,10 @@ sys.path.insert(0, str(ROOT))
 import r2d2  # noqa: E402
 from beast.envs.rows import nest_observations, rollout_fields  # noqa: E402
 from beast.envs.spaces import EnvSpaces  # noqa: E402
+from beast.learn.replay import RatioLimiter, make_replay  # noqa: E402
 from beast.machine import cpu_model, usable_cores  # noqa: E402
 from beast.run.directory import code_version  # noqa: E402
+from r2d2_presets import PRESETS  # noqa: E402
 
 NUM_GROUPS = 4
 HEAD = "settings", "an update's sequences", "rollout", "store a rollout, ms", "draw a batch, ms", "update, ms"
@@ -47,7 +49,7 @@ def main(options: Options) -> None:
     commit = code_version(ROOT)  # before anybody edits it
     torch.set_num_threads(1)
     rows = [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
-    for name, flags in (("--preset paper", r2d2.Flags(**r2d2.PRESETS["paper"])), ("the defaults", r2d2.Flags())):
+    for name, flags in (("--preset paper", r2d2.Flags(**PRESETS["paper"])), ("the defaults", r2d2.Flags())):
         rows.append(measure(name, replace(flags, replay_gb=options.replay_gb, device="cpu"), options.rounds))
     given = [f"--rounds {options.rounds}"] if options.rounds != Options.rounds else []
     lines = [
@@ -67,7 +69,8 @@ def measure(name: str, flags: r2d2.Flags, rounds: int) -> str:
     image = spaces.Box(0, 255, (4, 84, 84), np.uint8)
     env_spaces = EnvSpaces({"obs": image}, spaces.Discrete(6))
     learner = r2d2.make_learner(flags, env_spaces)
-    replay = r2d2.make_replay(replace(flags, total_steps=10**9), env_spaces, learner, NUM_GROUPS)
+    sizes = [x.shape[-1] for x in learner.net.initial_state(1)]
+    replay = make_replay(replace(flags, total_steps=10**9), env_spaces, sizes, NUM_GROUPS, learner.random)
     random, U, K = np.random.default_rng(1), flags.unroll_length, flags.group_width
     arrays = {name: np.zeros((U + 1, K, *shape), dtype) for name, (shape, dtype) in rollout_fields(env_spaces).items()}
     images = random.integers(256, size=(U + 4, K, 84, 84), dtype=np.uint8)
@@ -76,7 +79,7 @@ def measure(name: str, flags: r2d2.Flags, rounds: int) -> str:
     arrays["episode_step"][...] = np.arange(U + 1)[:, None]
     rollout = nest_observations({name: torch.from_numpy(array) for name, array in arrays.items()})
     state = learner.net.initial_state(K)
-    limiter = r2d2.RatioLimiter(1.0, 1, 0)
+    limiter = RatioLimiter(1.0, 1, 0)
     stored = []
     for number in range(NUM_GROUPS * (replay.num_blocks + 2)):  # the rings wrap
         rollout["group"][...] = number % NUM_GROUPS
@@ -90,7 +93,7 @@ def measure(name: str, flags: r2d2.Flags, rounds: int) -> str:
         sample = replay.sample(flags.batch_width, torch.device("cpu"))
         times.append(time.perf_counter())
         target_q = learner.target(sample.batch, sample.core_state)[0][flags.burn_in :]
-        _, priorities = r2d2.update(flags, learner, sample, target_q)
+        _, priorities = r2d2.update(flags, learner, r2d2.Batch(sample, target_q))
         times.append(time.perf_counter())
         replay.update(sample.ids, sample.generations, priorities.numpy())
         times.append(time.perf_counter())

@@ -26,8 +26,9 @@ sys.path.insert(0, str(ROOT))
 
 import monobeast  # noqa: E402
 import r2d2  # noqa: E402
-from beast.learn import learner as learner_module  # noqa: E402
-from beast.learn.learner import Learner  # noqa: E402
+from beast.feeds.actors import GROUPS_PER_ACTOR  # noqa: E402
+from beast.learn import published  # noqa: E402
+from beast.learn.learner import Counted, Learner, Outcome  # noqa: E402
 from beast.learn.published import PublishedWeights  # noqa: E402
 from beast.run.training import Training  # noqa: E402
 
@@ -67,7 +68,7 @@ class Orders:
 
 def leave_out_inference(orders: Orders) -> None:
     """While it simulates, a net that acts gives all actions the same chance and a value of 1, whatever is observed."""
-    make_copy = learner_module.inference_copy
+    make_copy = published.acting_copy
 
     def staged_copy(net: torch.nn.Module, is_compiled: bool = False) -> torch.nn.Module:
         acting = make_copy(net, is_compiled)
@@ -87,7 +88,7 @@ def leave_out_inference(orders: Orders) -> None:
         acting.forward = staged
         return acting
 
-    learner_module.inference_copy = staged_copy
+    published.acting_copy = staged_copy
 
 
 class LeavingOutLearning:
@@ -97,29 +98,30 @@ class LeavingOutLearning:
         self._orders, self._num_envs = orders, num_envs
         self._num_running, self._is_learning = 0, False
         # NaN: where a row of metrics holds real updates, too, it is theirs.
-        self._nothing = {"losses/grad_norm": math.nan, "stats/policy_lag_mean": 0.0, "stats/policy_lag_max": 0.0}
+        metrics = {"losses/grad_norm": math.nan, "stats/policy_lag_mean": 0.0, "stats/policy_lag_max": 0.0}
+        self._nothing = Counted(is_bad=False, lag_max=0.0, metrics=metrics)
         self._update, self._count, self._publish = monobeast.update, Learner.count, PublishedWeights.publish
         self._store = r2d2.store
         monobeast.update, r2d2.store = self._staged, self._staged_store
         self.training: Training | None = None
-        Learner.count = lambda learner, stats: self._count(learner, stats) if self._is_learning else self._nothing
+        Learner.count = lambda *arguments: self._count(*arguments) if self._is_learning else self._nothing
         PublishedWeights.publish = lambda *arguments: self._publish(*arguments) if self._is_learning else None
 
     def all_are_running(self) -> bool:
         """Whether each of the environments has filled a rollout."""
         return self._num_running >= self._num_envs
 
-    def _staged(self, flags, learner: Learner, batch: dict, core_state: tuple) -> dict:
+    def _staged(self, flags, learner: Learner, batch: dict, core_state: tuple) -> Outcome | None:
         if self._learns_from(batch):
             return self._update(flags, learner, batch, core_state)
-        learner.steps += int(learner.measure(batch)["steps"])
-        return {}
+        learner.steps += int(learner.measure(batch).steps)
+        return None
 
     def _staged_store(self, flags, learner: Learner, replay, limiter, rollout: dict, core_state: tuple) -> None:
         """R2D2 makes its updates when the replay has got new rows; what is not stored leads to none."""
         if self._learns_from(rollout):
             return self._store(flags, learner, replay, limiter, rollout, core_state)
-        learner.steps += int(learner.measure(rollout)["steps"])
+        learner.steps += int(learner.measure(rollout).steps)
         self.training.record(self._nothing)
 
     def _learns_from(self, rollout: dict) -> bool:
@@ -132,9 +134,9 @@ class LeavingOutLearning:
 
 def mark_stages_and_end(orders: Orders, learning: LeavingOutLearning) -> None:
     """Write the stage into the metrics, and end the run with its orders."""
-    train = Training.train
+    run_threads = Training.run_threads
 
-    def staged(self, feed, *arguments):
+    def staged(self, feed, **loops):
         measure, close = feed.measure, feed.close
 
         def measure_stage(seconds, shares):
@@ -147,9 +149,9 @@ def mark_stages_and_end(orders: Orders, learning: LeavingOutLearning) -> None:
 
         learning.training = self
         feed.measure, feed.close = measure_stage, end_pause_and_close
-        train(self, feed, *arguments)
+        return run_threads(self, feed, **loops)
 
-    Training.train, Training.finished = staged, lambda self: orders.is_over
+    Training.run_threads, Training.finished = staged, lambda self: orders.is_over
 
 
 def main(variant: str, arguments: list[str]) -> None:
@@ -159,10 +161,12 @@ def main(variant: str, arguments: list[str]) -> None:
     flags = tyro.cli(module.Flags, args=arguments, use_underscores=True)
     if getattr(flags, "addresses", None) or getattr(flags, "auto", False):
         sys.exit("error: --addresses and --auto: the number of environments has to be known; give --group_width")
-    is_poly = variant == "polybeast"
-    num_groups = (
-        flags.num_servers * module.STREAMS_PER_SERVER if is_poly else flags.num_actors * module.GROUPS_PER_ACTOR
-    )
+    if variant == "polybeast":
+        from beast.run.servers import STREAMS_PER_SERVER  # which needs libbeast
+
+        num_groups = flags.num_servers * STREAMS_PER_SERVER
+    else:
+        num_groups = flags.num_actors * GROUPS_PER_ACTOR
     if variant == "r2d2":  # the first update may come when each group has a sequence, so that none are in arrears
         rollouts = math.ceil((flags.burn_in + flags.trained) / flags.unroll_length) + 1
         flags.min_fill = rollouts * flags.unroll_length * num_groups * flags.group_width

@@ -79,18 +79,24 @@ class Options:
 
 
 def main(options: Options) -> None:
+    import torch
     import tyro
 
     import monobeast
+    from beast.device import choose_device
+    from beast.envs import frames_per_step
+    from beast.envs.probe import probe_env
+    from beast.feeds.actors import GROUPS_PER_ACTOR
     from beast.machine import cpu_model, usable_cores
     from beast.run.directory import code_version
+    from beast.run.hardware import keep_freed_memory
 
     commit = code_version(ROOT)  # before anybody edits it
-    monobeast.keep_freed_memory()
+    keep_freed_memory()
     arguments = ["--env", options.env, *options.arguments.split()]
     odd: list[int] = []
     for num_actors in [options.actors] if options.actors else range(usable_cores(), 0, -1):
-        num_groups = monobeast.GROUPS_PER_ACTOR * num_actors
+        num_groups = GROUPS_PER_ACTOR * num_actors
         odd = [num_envs for num_envs in options.envs if num_envs < num_groups or num_envs % num_groups]
         if not odd:
             break
@@ -109,17 +115,17 @@ def main(options: Options) -> None:
     }
     found: dict[int, Found] = {num_envs: {} for num_envs in options.envs}
     plumbing: list[float] = []
-    is_on_gpu = monobeast.choose_device(defaults.device, defaults.amp)[0].type == "cuda"
-    gpus = [monobeast.torch.cuda.get_device_name()] if is_on_gpu else []
+    is_on_gpu = choose_device(defaults.device, defaults.amp)[0].type == "cuda"
+    gpus = [torch.cuda.get_device_name()] if is_on_gpu else []
     result = {
         "command": shlex.join(["python", "benchmarks/throughput.py", *sys.argv[1:]]),
         "commit": commit,
-        "atari_backend": monobeast.probe_env(monobeast.create_env, defaults).atari_backend,
+        "atari_backend": probe_env(monobeast.create_env, defaults).atari_backend,
         "hardware": ", ".join([cpu_model(), f"{usable_cores()} cores", *gpus]),
         "cores": usable_cores(),
-        "torch": monobeast.torch.__version__,
+        "torch": torch.__version__,
         "flags": asdict(defaults),
-        "frames_per_step": monobeast.envs.frames_per_step(options.env),
+        "frames_per_step": frames_per_step(options.env),
         "found": found,
         "null_env_steps_per_second": plumbing,
     }
@@ -165,20 +171,22 @@ def add(found: Found, what: str, values: dict[str, float]) -> None:
 
 def alone(agent: ModuleType, flags, seconds: float) -> dict[str, float]:
     """CPU seconds per agent step of each stage by itself, on one thread, and bytes of one row."""
-    import monobeast
+    from beast.envs.probe import probe_env
+    from beast.envs.rows import rollout_fields
+    from beast.run.tuning import Stages
 
-    spaces = agent.probe_env(agent.create_env, flags)
+    spaces = probe_env(agent.create_env, flags)
     learner = agent.make_learner(flags, spaces)
-    is_replay = hasattr(agent, "make_replay")
-    stage_flags = agent.rollout_flags(flags) if is_replay else flags
-    with contextlib.closing(monobeast.tuning.Stages(stage_flags, agent.create_env, spaces, seconds)) as stages:
+    is_replay = hasattr(flags, "replay_ratio")
+    stage_flags = replace(flags, batch_width=flags.group_width) if is_replay else flags  # the replay takes a group's
+    with contextlib.closing(Stages(stage_flags, agent.create_env, spaces, seconds)) as stages:
         costs = {}
         if is_replay:  # first: when the environments step on, row 0 is no longer the one before row 1
             costs["learner"] = learning_from_replay(agent, flags, spaces, learner, stages.rollouts[0], 4 * seconds)
         else:
             costs["learner"] = stages.learning(learner, agent.update, num_threads=1).cpu
         costs |= {"env": stages.env().cpu, "inference": stages.inference(learner.net).cpu}
-    fields = agent.rollout_fields(spaces)
+    fields = rollout_fields(spaces)
     return {
         **costs,
         "row bytes": sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in fields.values()),
@@ -189,14 +197,18 @@ def learning_from_replay(agent: ModuleType, flags, spaces, learner, rollout: dic
     """CPU seconds per agent step of `agent.learn`: storing this rollout again and again, and all updates on it."""
     import torch
 
+    from beast.feeds.actors import GROUPS_PER_ACTOR as num_groups
+    from beast.learn.published import PublishedWeights
+    from beast.learn.replay import RatioLimiter, make_replay
+
     torch.set_num_threads(1)
     state = learner.net.initial_state(flags.group_width)
-    num_groups = agent.GROUPS_PER_ACTOR
-    replay = agent.make_replay(replace(flags, replay_gb=0.1), spaces, learner, num_groups)
-    limiter = agent.RatioLimiter(flags.replay_ratio, flags.batch_width * flags.trained, 0)
+    sizes = [x.shape[-1] for x in state]
+    replay = make_replay(replace(flags, replay_gb=0.1), spaces, sizes, num_groups, learner.random)
+    limiter = RatioLimiter(flags.replay_ratio, flags.batch_width * flags.trained, 0)
     times: list[tuple[float, float, int]] = []  # wall, CPU, steps
 
-    def rollouts():
+    def rollouts(limit=None):
         while len(times) < 6 * num_groups or times[-1][0] < times[4 * num_groups][0] + seconds:
             rollout["group"][...] = len(times) % num_groups
             yield rollout, state
@@ -204,9 +216,9 @@ def learning_from_replay(agent: ModuleType, flags, spaces, learner, rollout: dic
 
     feed = SimpleNamespace(rollouts=rollouts, closed=threading.Event())
     training = SimpleNamespace(
-        flags=flags, device=next(learner.net.parameters()).device, finished=lambda: False, record=lambda stats: None
+        flags=flags, device=next(learner.net.parameters()).device, finished=lambda: False, record=lambda *_: None
     )
-    weights = agent.PublishedWeights(learner.net, 0)
+    weights = PublishedWeights(learner.net, 0)
     agent.learn(training, learner, feed, weights, replay, limiter)
     (_, begin, steps_before), (_, end, steps) = times[4 * num_groups], times[-1]  # sequences are whole by then
     return (end - begin) / (steps - steps_before)

@@ -4,6 +4,7 @@ import threading
 import types
 import weakref
 
+import numpy as np
 import torch
 
 import monobeast
@@ -51,6 +52,20 @@ def new_learner(flags: monobeast.Flags) -> Learner:
 def step(flags: monobeast.Flags, learner: Learner, batch: dict, core_state: tuple) -> Counted:
     """One update, counted."""
     return learner.count(learner.measure(batch), monobeast.update(flags, learner, batch, core_state))
+
+
+def games(*ended: tuple[float, int]) -> dict:
+    """Rows [2, N] in which games of these returns and lengths in steps end."""
+    returns, lengths = (np.array(column) for column in zip(*ended))
+    ends, begins = np.ones(len(ended), bool), np.zeros(len(ended), bool)
+    return {
+        "done": np.stack([begins, ends]),
+        "terminated": np.stack([ends, begins]),
+        "truncated": np.stack([begins, begins]),
+        "reward": np.zeros((2, len(ended))),
+        "episode_return": np.stack([returns, 0 * ends]),
+        "episode_step": np.stack([lengths, 0 * ends]),
+    }
 
 
 def infer(training, feed: SharedMemoryFeed, weights: PublishedWeights) -> None:

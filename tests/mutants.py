@@ -29,11 +29,38 @@ import gymnasium  # noqa: E402, F401  what every mutant imports, once
 import torch._dynamo  # noqa: E402, F401
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = {  # of each file, the quickest first
+WIRE = [  # of test_env_server.py, where others wait for what goes wrong
+    f"tests/test_env_server.py::test_{name}"
+    for name in (
+        "a_row_is_serialized_as_protobuf_would",
+        "structures_keep_their_nesting",
+        "arrays_arrive_as_they_were",
+        "a_space_comes_back_from_its_json",
+        "the_hello_tells_all_that_a_learner_needs",
+        "rows_are_those_of_the_same_environments_here",
+        "a_same_step_environment_sends_its_final_observations_beside_the_others",
+        "a_seed_of_64_bits_is_taken",
+        "a_nest_of_actions_is_for_servers_that_take_any_action",
+        "every_dtype_and_transposed_memory_arrive",
+    )
+]
+TESTS = {  # of each file, those that fail first
     "monobeast.py": ["tests/test_update.py", "tests/test_net.py", "tests/test_loss.py"],
-    "beast/learn/replay.py": ["tests/test_replay.py"],
-    "beast/learn/qlearning.py": ["tests/test_r2d2.py"],
     "r2d2.py": ["tests/test_r2d2.py"],
+    "beast/learn/replay.py": [
+        "tests/test_replay.py",
+        "tests/test_r2d2.py::test_the_steps_of_a_run_bound_its_replay_unless_some_groups_or_a_later_start_may_bring_more",
+    ],
+    "beast/learn/qlearning.py": ["tests/test_r2d2.py"],
+    "beast/learn/normalization.py": ["tests/test_net.py", "tests/test_update.py"],
+    "beast/learn/learner.py": ["tests/test_learner.py", "tests/test_update.py"],
+    "beast/learn/vtrace.py": ["tests/test_vtrace.py"],
+    "beast/learn/distributions.py": ["tests/test_distributions.py"],
+    "beast/envs/groups.py": ["tests/test_envs.py"],
+    "beast/feeds/slots.py": ["tests/test_rollout.py", "tests/test_shared_memory.py", "tests/test_feeds.py"],
+    "beast/feeds/shared_memory.py": ["tests/test_shared_memory.py", "tests/test_feeds.py"],
+    "beast/hosts/wire.py": WIRE,
+    "beast/hosts/served_group.py": WIRE,
 }
 SLOW = "learned or crash or killed or a_second or every_checkpoint or films or atari or its_ratio or prepared"
 
@@ -118,8 +145,8 @@ MUTANTS = [
     ),
     Mutant(
         "final observation valued with the core state of the wrong row",
-        "x[begin : t + 1]",
-        "x[begin : max(t, begin + 1)]",
+        "x[first : t + 1]",
+        "x[first : max(t, first + 1)]",
     ),
     Mutant(
         "final observation valued with the first core state", "_, _, core_state = net(map_tensors(", "net(map_tensors("
@@ -197,49 +224,22 @@ MUTANTS = [
         'inputs["action"])',
     ),
     Mutant(
-        "image statistics updated in eval mode",
-        "if self.training and torch.is_grad_enabled():",
-        "if torch.is_grad_enabled():",
+        "--normalize_observations ignored",
+        "if self.is_image else flags.normalize_observations",
+        "if self.is_image else True",
     ),
     Mutant(
-        "image statistics updated without gradients",
-        "if self.training and torch.is_grad_enabled():",
-        "if self.training:",
+        "statistics observed before the loss",
+        "    head = value_head(net)\n    outcome",
+        '    net.observe(batch["obs"])\n    head = value_head(net)\n    outcome',
     ),
-    Mutant(
-        "image statistics updated before the output",
-        "        output = torch.addcmul(",
-        "        self.observe(x[-1]) if self.training and torch.is_grad_enabled() else None\n"
-        "        output = torch.addcmul(",
-    ),
-    Mutant("image statistics of the first row", "self.observe(x[-1] if", "self.observe(x[0] if"),
-    Mutant("vector statistics of the last row only", "else x.flatten(0, 1))", "else x[-1])"),
-    Mutant("vectors not clipped", "output.clamp(-10, 10).where(x.isfinite(), output)", "output"),
-    Mutant("infinite vectors clipped", ".clamp(-10, 10).where(x.isfinite(), output)", ".clamp(-10, 10)"),
-    Mutant("NaN in the statistics", ".where(x.abs() < 1e15, self.mean)", ""),
-    Mutant("squares that overflow in the statistics", "x.abs() < 1e15", "x.isfinite()"),
-    Mutant("rounding of large vectors scaled up", "+ self.floor + rounding)", "+ self.floor)"),
-    Mutant("a bad epoch told by the numbers after it", "torch.where(is_bad, numbers[name], x)", "x"),
-    Mutant("--normalize_observations ignored", "if flags.normalize_observations and np", "if np"),
-    Mutant("weights of before the statistics get some", "                self.center = None", "                pass"),
-    Mutant(
-        "images of another shape lose their statistics", 'center.count", None) is None and', 'center.count", None) or'
-    ),
-    Mutant(
-        "statistics count what was seen elsewhere", 'pop(f"{prefix}center.count", None)', 'get(f"{prefix}center.count")'
-    ),
-    Mutant("image statistics forget", "share = len(x) / (self.count + len(x))", "share = 1.0"),
-    Mutant("values follow the returns' deviation", "self.weight *= old_deviation / self.deviation", "pass"),
-    Mutant("values follow the returns' mean", "old_deviation + old_mean - self.mean)", "old_deviation)"),
-    Mutant("returns of a bad update observed", "torch.where(is_bad, 0, self.RATE)", "torch.tensor(self.RATE)"),
-    Mutant("mean of the returns not in their deviation", "square() + difference.square() * (1 - rate)", "square()"),
-    Mutant("returns not observed", "if head := value_head(net):", "if False:"),
+    Mutant("returns not observed", "            if head:\n", "            if False:\n"),
     # the update and its loops
     Mutant("gradient not clipped", "flags.grad_clip or math.inf)", "math.inf)"),
     Mutant("--grad_clip 0 stops learning", "flags.grad_clip or math.inf)", "flags.grad_clip)"),
-    Mutant("bad update not skipped", "step_unless(optimizer, is_bad)", "optimizer.step()"),
-    Mutant("loss not looked at", "~(loss.detach().isfinite() & norm.isfinite())", "~norm.isfinite()"),
-    Mutant("gradient not looked at", "~(loss.detach().isfinite() & norm.isfinite())", "~loss.detach().isfinite()"),
+    Mutant("bad update not skipped", "step_unless(optimizer, outcome.is_bad)", "optimizer.step()"),
+    Mutant("loss not looked at", "~(loss.detach().isfinite() & grad_norm.isfinite())", "~grad_norm.isfinite()"),
+    Mutant("gradient not looked at", "~(loss.detach().isfinite() & grad_norm.isfinite())", "~loss.detach().isfinite()"),
     Mutant("--epochs ignored", "for _ in range(flags.epochs):", "for _ in range(1):"),
     Mutant("--minibatches ignored", "core_state, flags.minibatches)", "core_state, 1)"),
     Mutant(
@@ -249,7 +249,6 @@ MUTANTS = [
     ),
     Mutant("--value_net ignored", "encode(self.value_encoders, self.value_join) if self.value_encoders else x", "x"),
     Mutant("--initial_std ignored", "math.log(flags.initial_std)", "0.0"),
-    Mutant("bad epoch forgotten", "is_bad = is_bad | ~(", "is_bad = ~("),
     Mutant(
         "learning rate not decayed",
         'group["lr"] = learning_rate(flags, learner.steps)',
@@ -263,7 +262,7 @@ MUTANTS = [
         "rows.answer(action, policy_logits, baseline, version, core_state)",
         "rows.answer(action, policy_logits, baseline, version, rows.core_state)",
     ),
-    Mutant("most probable action always", ".sample(training.generator)", ".mode()"),
+    Mutant("most probable action always", ".sample(generator)", ".mode()"),
     Mutant(
         "weights published under an old version",
         "weights.publish(learner.net, learner.updates)",
@@ -271,13 +270,230 @@ MUTANTS = [
     ),
     Mutant("run never finished", "if training.finished():", "if False:"),
 ]
-# R2D2: the replay, its arithmetic, the agent. Name, old and new text.
-R2D2_MUTANTS = {
+# The other files. Name, old and new text.
+OTHER_MUTANTS = {
+    "beast/learn/normalization.py": [
+        (
+            "statistics updated in forward",
+            "        x = self.numbers(x)\n        if",
+            "        self.observe(x)\n        x = self.numbers(x)\n        if",
+        ),
+        (
+            "statistics updated in forward where it acts",
+            "        x = self.numbers(x)\n        if",
+            "        torch.is_grad_enabled() or self.observe(x)\n        x = self.numbers(x)\n        if",
+        ),
+        ("image statistics of the first row", "self.numbers(x[-1:])[0]", "self.numbers(x[:1])[0]"),
+        ("vector statistics of the last row only", "self.numbers(x).flatten(0, 1)", "self.numbers(x[-1:])[0]"),
+        ("vectors not clipped", "output.clamp(-10, 10).where(x.isfinite(), output)", "output"),
+        ("infinite vectors clipped", ".clamp(-10, 10).where(x.isfinite(), output)", ".clamp(-10, 10)"),
+        ("NaN in the statistics", ".where(is_usable, self.mean)", ""),
+        ("squares that overflow in the statistics", "x.abs() < 1e15", "x.isfinite()"),
+        ("rounding of large vectors scaled up", "+ self.floor + rounding)", "+ self.floor)"),
+        ("weights of before the statistics get some", "encoder.center.register_buffer(name, None)", "pass"),
+        (
+            "images of another shape lose their statistics",
+            'center.count" not in weights',
+            'center.mean" not in weights',
+        ),
+        (
+            "statistics count what was seen elsewhere",
+            'state_dict.pop(f"{prefix}count", None)',
+            'state_dict.get(f"{prefix}count")',
+        ),
+        ("image statistics forget", "share = len(x) / (self.count + len(x))", "share = 1.0"),
+        ("values follow the returns' deviation", "self.weight *= old_deviation / self.deviation", "pass"),
+        ("values follow the returns' mean", "old_deviation + old_mean - self.mean)", "old_deviation)"),
+        ("returns of a bad update observed", "torch.where(is_bad, 0, self.RATE)", "torch.tensor(self.RATE)"),
+        (
+            "mean of the returns not in their deviation",
+            "square() + difference.square() * (1 - rate)",
+            "square()",
+        ),
+    ],
+    "beast/learn/learner.py": [
+        ("a bad epoch told by the numbers after it", "torch.where(self.is_bad, self.metrics[name], x)", "x"),
+        ("bad epoch forgotten", "Outcome(self.is_bad | later.is_bad,", "Outcome(later.is_bad,"),
+        (
+            "a bad epoch told by the gradient after it",
+            "torch.where(self.is_bad, self.grad_norm, later.grad_norm)",
+            "later.grad_norm",
+        ),
+        ("void transitions counted as steps", "(~final).sum()", "torch.ones_like(final).sum()"),
+        ("steps counted one row late", 'batch["truncated"])[:-1]', 'batch["truncated"])[1:]'),
+        ("policy lag of row t", 'batch["policy_version"][1:]', 'batch["policy_version"][:-1]'),
+        ("lag counted from the update that begins", "self.updates - batch", "self.updates + 1 - batch"),
+        (
+            "bad updates in a row never end",
+            "self.bad_updates_in_a_row + 1 if is_bad else 0",
+            "self.bad_updates_in_a_row + is_bad",
+        ),
+        ("random numbers not resumed", 'torch.set_rng_state(state["rng"])', "pass"),
+        ("returns not resumed", 'self.returns.extend(state["returns"])', "pass"),
+        ("moments of the memory format before", "torch.empty_like(parameter).copy_(moment)", "moment"),
+        ("bad update not skipped", "    elif not is_bad:", "    else:"),
+        ("the last spoiled environment told", "spoiled.nonzero()[0]", "spoiled.nonzero()[-1]"),
+        ("the next batch blamed", "[batch, next_batch or {}]", "[next_batch or {}, batch]"),
+    ],
+    "beast/learn/vtrace.py": [
+        ("discount of row t", "(~(terminated | done)[1:])", "(~(terminated | done)[:-1])"),
+        ("void transition one row late", "truncated)[:-1], gamma", "truncated)[1:], gamma"),
+        ("bootstraps across a same-step reset", "(terminated | done)", "terminated"),
+        ("recursion leaves out the last step", "range(len(rows) - 2, -1, -1)", "range(len(rows) - 3, -1, -1)"),
+        ("trace cut by the step after", "addcmul_(decays[t], rows[t + 1])", "addcmul_(decays[t + 1], rows[t + 1])"),
+        ("trace weights not clipped at 1", "rhos.clamp(max=1.0) * lambda_", "clipped_rhos * lambda_"),
+        ("lambda twice", "clipped_rhos * (rewards", "lambda_ * clipped_rhos * (rewards"),
+        ("next values of row t", "next_values = torch.cat([values[1:], bootstrap_value])", "next_values = values"),
+        ("advantages from values", "torch.cat([vs[1:], bootstrap_value])", "next_values"),
+        ("--clip_pg_rho is --clip_rho", "VTraceReturns(vs, pg_rhos *", "VTraceReturns(vs, clipped_rhos *"),
+    ],
+    "beast/learn/distributions.py": [
+        ("probability of the first part", "torch.cat(chosen, dim=-1).sum(-1)", "chosen[0].squeeze(-1)"),
+        (
+            "choices in reverse",
+            "zip(self._log_probs, choices.split(1, dim=-1))",
+            "zip(self._log_probs, choices.flip(-1).split(1, dim=-1))",
+        ),
+        ("clocks of the wrong sign", "self.logits - log_clocks", "self.logits + log_clocks"),
+        ("entropy of the first part", "for part in self._log_probs)", "for part in self._log_probs[:1])"),
+        ("mode for a sample", "return self._best(self.logits - log_clocks)", "return self._best(self.logits)"),
+        ("means for deviations", "self.mean, log_std = parameters", "log_std, self.mean = parameters"),
+        ("density without its deviation", "- self.log_std - HALF_LOG_2_PI", "- HALF_LOG_2_PI"),
+        ("density of the variance", "torch.exp(-self.log_std)", "torch.exp(-2 * self.log_std)"),
+        ("entropy without its half", "(0.5 + HALF_LOG_2_PI)", "HALF_LOG_2_PI"),
+        ("noise of the variance", "* self.log_std.exp() + self.mean", "* (2 * self.log_std).exp() + self.mean"),
+        (
+            "deviations pushed out",
+            "(log_std > LOG_STD_MAX) & (gradient < 0)",
+            "(log_std > LOG_STD_MAX) & (gradient > 0)",
+        ),
+        ("features of the parts in reverse", "zip(zeros, choices)]", "zip(zeros, choices[::-1])]"),
+        ("features of a Box not clamped", "action.float().clamp(-1.0, 1.0)", "action.float()"),
+    ],
+    "beast/envs/groups.py": [
+        (
+            "termination and truncation swapped",
+            '"terminated": terminated, "truncated": truncated,',
+            '"terminated": truncated, "truncated": terminated,',
+        ),
+        ("termination for done", "done, new_game = ended, game_over", "done, new_game = terminated, game_over"),
+        ("done beside an end", "self._was_final & ~ended, ", "self._was_final, "),
+        ("reward of a void step", "np.where(new_game, 0.0, reward)", "reward"),
+        (
+            "steps of an episode from 1",
+            "np.where(new_game, 0, self._step + 1)",
+            "np.where(new_game, 1, self._step + 1)",
+        ),
+        ("return of the life for that of the game", "game_over = ended & ~info", "game_over = ended | info"),
+        ("a new game without its return", "np.where(new_game, 0.0, self._return + reward)", "self._return + reward"),
+        ("last observation of the first environment", "final[k]", "final[0]"),
+        ("last observations of dicts of the first environment", "name: part[k] for", "name: part[0] for"),
+        ("last observation in the wrong column", "fields[name][k] = part", "fields[name][0] = part"),
+        ("same-step return without its last reward", 'np.where(same_step, rows["reward"][1:], 0)', "0"),
+        ("same-step length one short", 'rows["episode_step"][:-1] + same_step', 'rows["episode_step"][:-1]'),
+        ("a lost life told as a game", "[:-1] & begins  # [T, K]", "[:-1]  # [T, K]"),
+        ("done of a reset", '"done": True}, info', '"done": False}, info'),
+    ],
+    "beast/feeds/slots.py": [
+        ("newest rollouts first", "self._full.popleft()", "self._full.pop()"),
+        ("slot of a group that waits taken", "for slot in self.free if slot not in avoid", "for slot in self.free"),
+        ("slot still free", "            self.free.remove(slot)\n", ""),
+        (
+            "columns named in reverse",
+            "torch.arange(self.memory.group_width)",
+            "torch.arange(self.memory.group_width).flip(0)",
+        ),
+        (
+            "row 0 repeats the row before the last",
+            "tensor[slot, 0] = tensor[previous, -1]",
+            "tensor[slot, 0] = tensor[previous, -2]",
+        ),
+        (
+            "uploads the row before",
+            "copy_(self._shared[name][slot, row], non",
+            "copy_(self._shared[name][slot, row - 1], non",
+        ),
+        (
+            "downloads the row before",
+            'copy_(self._tensors["action"][slot, row], non',
+            'copy_(self._tensors["action"][slot, row - 1], non',
+        ),
+        ("batches are the slots themselves", "x.clone() for name, x in views", "x for name, x in views"),
+        ("a learner before the actor in lock step", "and self._may_take)", ")"),
+        ("actions of the rollout before", "self._tensors[name][slot, 0] = 0", "pass"),
+    ],
+    "beast/feeds/shared_memory.py": [
+        (
+            "actions written to the row that they follow",
+            "row = self.tensors.row(group.slot, group.row)\n            row[",
+            "row = self.tensors.row(group.slot, group.row - 1)\n            row[",
+        ),
+        (
+            "core state of the first group",
+            "tuple(state[:, mine] for state in core_state)",
+            "tuple(state[:, :width] for state in core_state)",
+        ),
+        (
+            "actions of the first group",
+            'row["action"].copy_(action[:, mine])',
+            'row["action"].copy_(action[:, :width])',
+        ),
+        (
+            "rollouts begin with an empty core state",
+            "self._initial_states[slot] = group.core_state",
+            "self._initial_states[slot] = self._new_state",
+        ),
+        ("core states of the first columns", "state[:, first : first + width]", "state[:, :width]"),
+        (
+            "slot of a lost group never free",
+            "                self.slots.release([group.slot])\n",
+            "                pass\n",
+        ),
+        (
+            "slot of a full rollout free while its group waits",
+            "if group.slot != NO_SLOT and number not in self._starving:",
+            "if group.slot != NO_SLOT:",
+        ),
+        ("slot free before it is trained on", "is_copy = len(taken) > 1", "is_copy = True"),
+        ("slot of a dropped rollout never free", "                    self.slots.release([slot])\n", ""),
+        ("lag of the newest action", "            if group.row == 0:\n", "            if True:\n"),
+        ("lag of the first update on a slot", "+ updates_of_a_slot - 1 -", "-"),
+        ("lives not counted", "Group(life=group.life + 1)", "Group(life=group.life)"),
+        (
+            "last row kept out of its slot",
+            "kept = {other.slot for other in self.groups if other.row == T and other is not group}",
+            "kept = set()",
+        ),
+    ],
+    "beast/hosts/wire.py": [
+        ("byte order", 'newbyteorder("<")', 'newbyteorder(">")'),
+        ("arrays column by column", ".reshape(shape)\n\n\ndef nest", '.reshape(shape, order="F")\n\n\ndef nest'),
+        ("tuples in reverse", "for part in structure.tuple.parts)", "for part in reversed(structure.tuple.parts))"),
+        ("the next array", "return leaves[structure.field]", "return leaves[structure.field - 1]"),
+        ("bounds swapped", 'for name in ("low", "high"))  #', 'for name in ("high", "low"))  #'),
+        ("bounds of the first number", "numbers[0] if len(set(numbers)) == 1 else numbers", "numbers[0]"),
+        ("choices from 0", 'start=description["start"], **extra)', "**extra)"),
+        ("joint choices from 0", 'dtype.type, start=description["start"])', "dtype.type)"),
+        ("parts of a Dict sorted", "for key, part in space.items()]}", "for key, part in sorted(space.items())]}"),
+    ],
+    "beast/hosts/served_group.py": [
+        ("fields one byte early", "memory, size - layout.itemsize)", "memory, size - layout.itemsize - 1)"),
+        ("every stream with one seed", "seed % (2**31 - self.num_envs)", "0"),
+        ("seeds beyond 31 bits", "seed % (2**31 - self.num_envs)", "seed % 2**32"),
+        ("one environment fewer than the hello says", "(num_envs, *shape))", "(max(num_envs - 1, 1), *shape))"),
+        (
+            "final observations under the names of the others",
+            'name.removeprefix("obs/"): name',
+            'name.removeprefix("final_").removeprefix("obs/"): name',
+        ),
+    ],
     "beast/learn/replay.py": [
+        ("replay of a remote run bounded", 'flags.save_replay or flags.feed == "remote"', "flags.save_replay"),
+        ("replay of a saved run bounded", 'flags.save_replay or flags.feed == "remote"', 'flags.feed == "remote"'),
         (
             "last observations not stored",
-            'kept |= {name: field for name, field in fields.items() if name.startswith("final_obs/")}',
-            "pass",
+            'if "/" in name or ROW_FIELDS[name].is_replayed}',
+            'if (name[:4] == "obs/" if "/" in name else ROW_FIELDS[name].is_replayed)}',
         ),
         (
             "uniform draws of the first group",
@@ -321,18 +537,22 @@ R2D2_MUTANTS = {
         ("priorities of void transitions", "errors.abs().where(mask, 0)", "errors.abs()"),
     ],
     "r2d2.py": [
-        ("a row left out behind a truncation", "begin = t + 1\n", "begin = t + 2\n"),
-        ("a row twice behind a truncation", "begin = t + 1\n", "begin = t\n"),
-        ("its own target network", "flags, net, learner.target, sample.batch", "flags, net, net, sample.batch"),
+        ("a row left out behind a truncation", "first = t + 1\n", "first = t + 2\n"),
+        ("a row twice behind a truncation", "first = t + 1\n", "first = t\n"),
+        (
+            "its own target network",
+            "compute_loss(flags, net, learner.target, batch)",
+            "compute_loss(flags, net, net, batch)",
+        ),
         (
             "importance weights ignored",
-            "sample.core_state, sample.weights, target_q",
-            "sample.core_state, torch.ones_like(sample.weights), target_q",
+            "(sample.weights * 0.5 *",
+            "(0.5 *",
         ),
         (
             "generations of now",
-            "replay.update(sample.ids, sample.generations,",
-            "replay.update(sample.ids, replay.generation_of(sample.ids),",
+            "replay.update(batch.sample.ids, batch.sample.generations,",
+            "replay.update(batch.sample.ids, replay.generation_of(batch.sample.ids),",
         ),
         (
             "columns that evaluate in the ratio",
@@ -344,19 +564,19 @@ R2D2_MUTANTS = {
             "learner.steps += int(counts.sum())",
             "learner.steps += int(counts[:, : replay.width].sum())",
         ),
-        ("--epsilon ignored by a test", '"atari_backend", "epsilon")}', '"atari_backend")}'),
+        ("--epsilon ignored by a test", 'own=("epsilon",)', "own=()"),
         ("last action never explored", "torch.randint(q.shape[2],", "torch.randint(q.shape[2] - 1,"),
         (
             "one coin for a group",
-            "coin = torch.rand(epsilon.shape, generator=generator, device=q.device)",
-            "coin = torch.rand((), generator=generator, device=q.device)",
+            "coin = torch.rand(epsilon.shape, generator",
+            "coin = torch.rand((), generator",
         ),
         (
             "one draw for a group",
             "drawn = torch.randint(q.shape[2], epsilon.shape, generator",
             "drawn = torch.randint(q.shape[2], (1,), generator",
         ),
-        ("returns not resumed", 'self.all_returns = state["all_returns"]', "pass"),
+        ("returns not resumed", 'self.all_returns.extend(state["all_returns"])', "pass"),
         (
             "last columns stored",
             "columns(rollout, 0, replay.width)",
@@ -378,13 +598,11 @@ R2D2_MUTANTS = {
             "limiter.may_update() and replay.num_sequences() and",
             "limiter.may_update() and",
         ),
-        ("replay of a remote run bounded", 'flags.save_replay or flags.feed == "remote"', "flags.save_replay"),
-        ("replay of a saved run bounded", 'flags.save_replay or flags.feed == "remote"', 'flags.feed == "remote"'),
         ("signed errors", '"losses/td_error": errors.abs().sum()', '"losses/td_error": errors.sum()'),
         (
             "returns of the columns that count",
-            "finished_episodes(numpy_rows)]",
-            "finished_episodes({name: x[:, -1:] for name, x in numpy_rows.items()})]",
+            "for episode_return, _ in finished_episodes(rows))",
+            "for episode_return, _ in finished_episodes({name: x[:, -1:] for name, x in rows.items()}))",
         ),
         (
             "no double Q-learning",
@@ -402,7 +620,7 @@ R2D2_MUTANTS = {
 }
 MUTANTS += [
     Mutant(f"{Path(file).stem}: {name}", old, new, file)
-    for file, mutants in R2D2_MUTANTS.items()
+    for file, mutants in OTHER_MUTANTS.items()
     for name, old, new in mutants
 ]
 
@@ -414,11 +632,11 @@ class Run:
         self.mutant, self.began = mutant, time.monotonic()
         self.place = tempfile.TemporaryDirectory()
         place = Path(self.place.name)
-        for folder in ("beast", "benchmarks", "tests"):
+        for folder in ("beast", "benchmarks", "compat", "tests"):
             ignored = shutil.ignore_patterns("__pycache__", "results")
             shutil.copytree(ROOT / folder, place / folder, ignore=ignored)
-        for name in ("monobeast.py", "polybeast.py", "r2d2.py", "pyproject.toml"):
-            shutil.copy(ROOT / name, place)
+        for path in (*ROOT.glob("*.py"), ROOT / "pyproject.toml"):
+            shutil.copy(path, place)
         if mutant:
             (place / mutant.file).write_text((ROOT / mutant.file).read_text().replace(mutant.old, mutant.new))
         self.pid = os.fork()
@@ -435,7 +653,7 @@ class Run:
         """The first test that failed, "" if none did, and the seconds that it took."""
         output = Path(self.place.name, "output").read_text()
         self.place.cleanup()
-        failed = re.search(r"^FAILED tests/([\w.]+::\w+)", output, re.MULTILINE)
+        failed = re.search(r"^(?:FAILED|ERROR) tests/([\w.]+::\w+)", output, re.MULTILINE)
         if status != 0 and not failed:  # what cannot even be imported says nothing about the tests
             raise RuntimeError(f"{self.mutant or 'no mutant'}: no test has failed, but pytest:\n{output}")
         return failed[1] if failed else "", time.monotonic() - self.began

@@ -18,7 +18,7 @@ MINATAR = ROOT / "examples" / "minatar"
 
 
 def test_the_minatar_diffs_change_create_env_and_net_only_and_train(tmp_path):
-    for name in ("monobeast.py", "polybeast.py", "polybeast_env.py"):
+    for name in ("monobeast.py", "monobeast_presets.py", "polybeast.py", "polybeast_env.py"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "beast", tmp_path / "beast", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(libbeast.__file__, tmp_path)

@@ -128,7 +128,7 @@ def test_flags_are_parsed_whatever_their_section_and_class():
     arguments = ["--level", "4", "--no_tensorboard", "--net", "mlp", "--reward_clip", "2.5", "--seed", "7"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["own.py", *arguments])
-        flags = command_line.parse(Own, None)
+        flags = command_line.parse(Own, None, {}, {})
     changes = {"level": 4, "tensorboard": False, "net": "mlp", "reward_clip": 2.5, "seed": 7, "discount": 0.5}
     assert flags == Own(**changes)
     known = command_line.read_source(Own)

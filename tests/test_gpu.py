@@ -79,18 +79,18 @@ def test_an_update_does_not_make_the_host_wait_and_its_numbers_come_with_the_nex
         "obs": {"obs": torch.randint(0, 256, (T + 1, B, 4, 84, 84), dtype=torch.uint8)},
         **{name: zeros.bool() for name in ("done", "terminated", "truncated")},
         **{name: zeros for name in ("reward", "baseline", "episode_return")},
-        **{name: zeros.int() for name in ("episode_step", "policy_version", "group")},
+        **{name: zeros.int() for name in ("episode_step", "policy_version", "group", "env_number", "life")},
         "action": zeros.long(),
         "policy_logits": torch.zeros(T + 1, B, 6),
     }
     batch = map_tensors(lambda x: x.cuda(), batch)
-    assert step(flags, learner, batch, ()) == {}
+    assert step(flags, learner, batch, ()) is None
     torch.cuda.set_sync_debug_mode("error")
     try:
-        stats = step(flags, learner, batch, ())
+        counted = step(flags, learner, batch, ())
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert np.isfinite(stats["losses/total_loss"]) and learner.steps == T * B
+    assert counted and np.isfinite(counted.metrics["losses/total_loss"]) and learner.steps == T * B
     batch["reward"] = batch["reward"] * torch.nan
     before = [parameter.clone() for parameter in learner.net.parameters()]
     step(flags, learner, batch, ())
@@ -111,12 +111,12 @@ def test_rows_go_up_once_and_the_learner_sees_what_the_actors_wrote(tmp_path, mo
         uploads.append((slot, row))
         upload(self, slot, row)
 
-    def compare(self):
+    def compare(self, limit=None):
         """The default group of 16 gives four batches; they are compared when the last one was trained."""
         taken, take = [], self._take
-        self._take = lambda number: taken.clear() or taken.extend(take(number)) or taken
+        self._take = lambda *arguments: taken.clear() or taken.extend(take(*arguments)) or taken
         batches = []
-        for batch, core_state in rollouts(self):
+        for batch, core_state in rollouts(self, limit):
             batches.append(map_tensors(torch.clone, batch))
             yield batch, core_state
             if len(batches) < 4:

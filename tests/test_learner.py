@@ -10,10 +10,10 @@ import pytest
 import torch
 import toy_envs  # noqa: F401  registers its environments
 from gymnasium import spaces
-from lock_step import LockStep, new_learner, small_flags, step
+from lock_step import LockStep, games, new_learner, small_flags, step
 
 import monobeast
-from beast.learn.learner import Learner
+from beast.learn.learner import Counted, Learner
 from beast.learn.nests import map_tensors
 from beast.run import checkpoint
 from monobeast import Flags, Net
@@ -35,7 +35,7 @@ def test_a_resumed_learner_does_to_the_bit_what_it_would_have_done_without_the_s
     straight = new_learner(flags)
     for batch, core_state in batches[:3]:
         step(flags, straight, batch, core_state)
-    straight.record_episodes([(1.5, 10), (2.5, 20)])
+    straight.record_games(games((1.5, 10), (2.5, 20)))
     checkpoint.save(tmp_path / "checkpoint.pt", straight.state_dict())
     after_the_save = torch.rand(3)
     rates = [rate(straight, *batch) for batch in batches[3:]]
@@ -88,8 +88,8 @@ def test_bad_updates_are_counted_and_a_good_one_ends_their_row(monkeypatch):
     scale = [1.0]
 
     def compute_loss(*arguments, original=monobeast.compute_loss):
-        loss, stats = original(*arguments)
-        return loss * scale[0], stats
+        loss, *others = original(*arguments)
+        return loss * scale[0], *others
 
     monkeypatch.setattr(monobeast, "compute_loss", compute_loss)
     learner = new_learner(flags)
@@ -110,9 +110,9 @@ def test_statistics_that_a_gpu_has_queued_are_counted_and_told_when_a_run_saves(
     learner = new_learner(flags)
     names = ["losses/grad_norm", "stats/policy_lag_max", "steps", "is_bad"]
     with monobeast.Training("mono", flags, learner, set(), frames_per_step=1) as training:
-        learner._on_their_way = names, torch.tensor([2.5, 3.0, 32.0, 1.0]), Arrived()
+        learner._on_their_way = names, torch.tensor([2.5, 3.0, 32.0, 1.0]), Arrived(), {}
         training.save()  # and bad ones do not keep a run from saving
-        assert training._gathered == [{"losses/grad_norm": 2.5, "stats/policy_lag_max": 3.0}]
+        assert training._gathered == [Counted(True, 3.0, {"losses/grad_norm": 2.5, "stats/policy_lag_max": 3.0})]
         assert (learner.steps, learner.bad_updates, learner.bad_updates_in_a_row) == (32, 1, 1)
         training.save()
         assert len(training._gathered) == 1 and learner.steps == 32
@@ -121,17 +121,18 @@ def test_statistics_that_a_gpu_has_queued_are_counted_and_told_when_a_run_saves(
 
 def test_a_late_nan_of_a_gpu_is_blamed_on_its_own_rollout():
     learner = new_learner(small_flags(max_bad_updates=5))
-    healthy = {"reward": torch.zeros(3, 4), "group": torch.full((3, 4), 7, dtype=torch.int32)}
-    spoiled = {"reward": torch.zeros(3, 4), "group": torch.full((3, 4), 2, dtype=torch.int32)}
+
+    def columns(group: int, first_env: int) -> dict:
+        origin = {"group": torch.full((3, 4), group), "env_number": torch.arange(first_env, first_env + 4).expand(3, 4)}
+        return {"reward": torch.zeros(3, 4), **{name: x.int() for name, x in origin.items()}}
+
+    healthy, spoiled = columns(group=7, first_env=8), columns(group=2, first_env=4)
     spoiled["reward"][1, 3] = math.nan
-    learner._on_their_way, learner._queued = (
-        (["steps", "is_bad"], torch.tensor([8.0, 1.0]), Arrived()),
-        (spoiled, 4, 16),
-    )
-    learner._batch, learner.first_env, learner.group_width = healthy, 8, 16
-    learner.settle()
+    names = ["stats/policy_lag_max", "steps", "is_bad"]
+    learner._on_their_way = names, torch.tensor([0.0, 8.0, 1.0]), Arrived(), spoiled
+    learner.settle(healthy)
     assert "reward of environment 7 in group 2 (in 1 of 4 environments" in learner.bad_inputs
-    learner._on_their_way = ["steps", "is_bad"], torch.tensor([8.0, 0.0]), Arrived()
+    learner._on_their_way = names, torch.tensor([0.0, 8.0, 0.0]), Arrived(), healthy
     learner.settle()
     assert learner.bad_inputs == "" and learner.bad_updates == 1
 
@@ -164,10 +165,10 @@ def test_a_return_that_is_no_number_does_not_stop_best_pt(tmp_path, bad):
     learner = new_learner(flags)
     with monobeast.Training("mono", flags, learner, set(), frames_per_step=1) as training:
         for returns in ([bad], 99 * [1.0]):
-            learner.record_episodes([(x, 10) for x in returns])
+            learner.record_games(games(*((x, 10) for x in returns)))
             training.save()
         assert not training.run.best_path.exists()
-        learner.record_episodes([(2.0, 10)])  # the hundred games before it no longer hold the bad one
+        learner.record_games(games((2.0, 10)))  # the hundred games before it no longer hold the bad one
         training.save()
         assert checkpoint.load(training.run.best_path)["counts"]["best"] == pytest.approx(1.01)
     old = checkpoint.load(training.run.best_path)

@@ -243,7 +243,8 @@ def check(autoreset, T, actions="discrete", has_final_obs=False, **changes):
     assert expected.is_void.any() == (autoreset == NEXT_STEP)
     ratio = expected.ratio[~expected.is_void]
     assert (ratio < 0.7).any() and (ratio > 1.5).any(), "every clip of a ratio matters"
-    loss, stats = monobeast.compute_loss(flags, net, batch, core_state)
+    loss, returns, stats = monobeast.compute_loss(flags, net, batch, core_state)
+    assert returns == (stats["losses/return_mean"], stats["losses/return_deviation"])
     assert loss.item() == pytest.approx(expected.loss.item(), rel=1e-4, abs=1e-5)
     seen, wanted = gradients(loss, net), gradients(expected.loss, net)
     for name, gradient in wanted.items():
@@ -305,7 +306,7 @@ def test_final_observations_get_the_core_state_of_their_own_row_however_far_apar
         one = map_tensors(lambda x, column=column: x[:, column, None], batch)
         core_state = tuple(part[:, column, None] for part in all_states)
         expected = loss_by_definition(flags, net, one, core_state).loss.item()
-        loss, _ = monobeast.compute_loss(flags, net, one, core_state)
+        loss, *_ = monobeast.compute_loss(flags, net, one, core_state)
         assert loss.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
         first_cuts |= set((one["truncated"] & ~one["terminated"])[1:].nonzero()[:1, 0].tolist())
     assert len(first_cuts) > 3
@@ -349,14 +350,14 @@ def test_nothing_of_a_void_transition_reaches_loss_or_gradients(core, actions):
     flags = dataclasses.replace(FLAGS, core=core)
     batch = play(NEXT_STEP, 7, actions).copy()
     net, core_state = new_net(flags, actions, batch)
-    loss, stats = monobeast.compute_loss(flags, net, batch, core_state)
+    loss, _, stats = monobeast.compute_loss(flags, net, batch, core_state)
     before = gradients(loss, net)
     batch |= {name: batch[name].clone() for name in ("reward", "action", "policy_logits")}
     reset = batch["done"]
     batch["reward"][reset] = 1e4
     batch["action"][reset] = 1e3 if actions == "box" else 2
     batch["policy_logits"][reset] = torch.tensor([0.0, 0.0, -4.0, -4.0] if actions == "box" else [0.0, 0.0, -1e5])
-    again, stats_again = monobeast.compute_loss(flags, net, batch, core_state)
+    again, _, stats_again = monobeast.compute_loss(flags, net, batch, core_state)
     assert torch.equal(loss, again)
     assert stats == stats_again
     after = gradients(again, net)
@@ -368,6 +369,6 @@ def test_a_batch_of_nothing_but_void_transitions_has_loss_zero_and_no_gradient()
     final = (batch["terminated"] | batch["truncated"])[0]
     batch = map_tensors(lambda x: x[:, final], batch)
     net, core_state = new_net(FLAGS, "discrete", batch)
-    loss, stats = monobeast.compute_loss(FLAGS, net, batch, core_state)
+    loss, _, stats = monobeast.compute_loss(FLAGS, net, batch, core_state)
     assert loss.item() == 0 and all(value.isfinite() for value in stats.values())
     assert all((gradient == 0).all() for gradient in gradients(loss, net).values())

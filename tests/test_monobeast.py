@@ -9,11 +9,11 @@ import toy_envs  # noqa: F401  registers its environments
 from gymnasium import spaces
 from lock_step import LockStep, new_net, small_flags, spaces_of
 
-import monobeast
 from beast.envs.rows import nest_observations, rollout_fields
 from beast.learn.distributions import distribution
 from beast.learn.nests import map_tensors
-from beast.learn.published import inference_copy
+from beast.learn.normalization import Observations
+from beast.learn.published import acting_copy
 from monobeast import Net
 
 
@@ -43,7 +43,7 @@ def test_recomputing_a_rollout_with_the_weights_that_made_it_gives_ratio_one_and
         torch.testing.assert_close(policy_logits[:-1], stored, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(values[:-1], rollout["baseline"][1:], rtol=1e-5, atol=1e-5)
         # As training would: a later version of the weights, images centered by what was seen since.
-        lock_step.net(rollout, core_state)
+        lock_step.net.observe(rollout["obs"])
         lock_step.weights.publish(lock_step.net, 1)
         lock_step.next_rollout(), lock_step.next_rollout(), lock_step.next_rollout()
 
@@ -113,7 +113,7 @@ def test_a_rollout_gives_what_its_rows_give_one_by_one_wherever_episodes_begin(c
     T, B = 7, 3
     flags = small_flags(core=core)
     torch.manual_seed(1)
-    net = new_net(flags).eval()  # or each pass would enter the statistics
+    net = new_net(flags)
     rollout = {"obs": {"obs": torch.randn(T, B, 4)}, "reward": torch.randn(T, B), "action": torch.randint(2, (T, B))}
     rollout["done"] = torch.zeros(T, B, dtype=torch.bool)
     for row in (1, 3, 4, 6):
@@ -156,19 +156,19 @@ def test_every_kind_of_observation_reaches_the_model_in_units_near_one(net):
 
 
 def test_images_are_centered_by_the_running_mean_and_deviation_of_all_that_was_seen():
-    center = monobeast.Normalize((2, 3, 3), 1 / 255)
+    center = Observations(spaces.Box(0, 255, (2, 3, 3), np.uint8), is_image=True, normalize=True)
     images = torch.randint(0, 256, (50, 2, 3, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(center.eval()(images.float()), images.float() / 255)
+    torch.testing.assert_close(center(images), images.float() / 255)
     for part in images.split([7, 13, 30]):
-        before = center.eval()(part.float())
-        rows = torch.stack([torch.zeros_like(part), part]).float()  # the last row counts, after the output
-        torch.testing.assert_close(center.train()(rows)[1], before, rtol=0, atol=0)
-    with torch.no_grad():
-        center(images.float().unsqueeze(0))
+        before = center(part)
+        rows = torch.stack([torch.zeros_like(part), part])
+        torch.testing.assert_close(center(rows)[1], before, rtol=0, atol=0)
+        center.observe(rows)  # the last row counts
+    center(images.unsqueeze(0))
     seen = images.float() / 255
     expected = (seen - seen.mean(0)) / (seen.var(0, correction=0).sqrt() + center.floor)
     for _ in range(2):
-        torch.testing.assert_close(center.eval()(images.float()), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(center(images), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("core", ["none", "lstm"])
@@ -179,7 +179,7 @@ def test_the_copy_that_acts_gives_what_the_net_gives_to_the_bit_in_bf16_too(core
     inputs = {"obs": {"obs": images}, "reward": torch.randn(1, 3), "done": torch.zeros(1, 3, dtype=torch.bool)}
     inputs["action"] = torch.tensor([[0, 1, 2]])
     core_state = tuple(torch.randn_like(part) for part in net.initial_state(3))
-    acting = inference_copy(net)
+    acting = acting_copy(net)
     assert {parameter.dtype for parameter in acting.parameters()} == {torch.float32, torch.bfloat16}
     with torch.no_grad():
         expected, found = (n(inputs, core_state) for n in (net, acting))
@@ -193,6 +193,9 @@ def test_the_copy_that_acts_gives_what_the_net_gives_to_the_bit_in_bf16_too(core
         ("toy_envs:Dict-v0", "aot_eager", "none"),
         ("toy_envs:MultiDiscrete-v0", "aot_eager", "lstm"),
         ("Pendulum-v1", "aot_eager", "gru"),
+        ("PongNoFrameskip-v4", "eager", "none"),
+        ("PongNoFrameskip-v4", "eager", "lstm"),
+        ("CartPole-v1", "eager", "none"),
         pytest.param(
             "MinAtar/Breakout-v1",
             "inductor",

@@ -11,6 +11,8 @@ from gymnasium import spaces
 
 import monobeast
 from beast.errors import InputError
+from beast.learn.layers import ResidualBlock
+from beast.learn.published import acting_copy
 from beast.learn.recurrent import Core
 from beast.run import checkpoint
 
@@ -47,7 +49,7 @@ def test_a_row_sees_the_past_of_its_own_episode_only(core):
 
 
 @pytest.mark.parametrize("shape", [(10, 10, 4), (3, 40, 40)])
-def test_a_training_pass_centers_images_by_those_of_earlier_passes_and_then_takes_in_its_last_row(shape):
+def test_images_are_centered_by_the_last_rows_of_the_batches_observed_before(shape):
     space, flags = {"obs": spaces.Box(0, 255, shape, np.uint8)}, monobeast.Flags(hidden_size=32, reward_clip=1.0)
     torch.manual_seed(1)
     net = monobeast.Net(space, spaces.Discrete(2), flags)
@@ -61,9 +63,10 @@ def test_a_training_pass_centers_images_by_those_of_earlier_passes_and_then_take
         with torch.no_grad():
             net(inputs, ())
         net.eval()(inputs, ())
-        torch.testing.assert_close(net.state_dict(), statistics, rtol=0, atol=0)
         torch.testing.assert_close(net.train()(inputs, ())[:2], (acting, values), rtol=0, atol=0)
+        torch.testing.assert_close(net.state_dict(), statistics, rtol=0, atol=0)
 
+        net.observe(inputs["obs"])
         last_rows.append(inputs["obs"]["obs"][-1] / 255)
         seen = torch.cat(last_rows)
         seen = seen if shape[0] == 3 else seen.permute(0, 3, 1, 2)
@@ -124,9 +127,10 @@ def test_vectors_of_floats_reach_the_net_in_units_of_their_running_deviation_cli
         obs = torch.randn(T, B, 2, 3, dtype=torch.float64) * torch.tensor([1e-2, 1.0, 1e3]) + update
         net.eval()(vector_inputs(obs), ())
         net.train()(vector_inputs(obs), ())
+        net.observe(vector_inputs(obs)["obs"])
         numbers, before, numbers_again, trained = seen[-4:]
         assert numbers.eq(1).all() and numbers_again.eq(1).all(), "an integer has its own unit"
-        assert torch.equal(before, trained), "the statistics are those of earlier passes"
+        assert torch.equal(before, trained), "the statistics are those of earlier batches"
         all_rows.append(obs.flatten(2).flatten(0, 1).float())
         rows = torch.cat(all_rows)
         net.eval()(vector_inputs(obs), ())
@@ -140,11 +144,11 @@ def test_vectors_of_floats_reach_the_net_in_units_of_their_running_deviation_cli
 def test_numbers_that_are_not_finite_stay_out_of_the_running_statistics():
     center = net_of_vectors().encoders[1].center
     x = torch.randn(T, B, 6)
-    center.train()(x)
+    center.observe(x)
     mean, variance = center.mean.clone(), center.variance.clone()
-    center(torch.full((T, B, 6), torch.nan))
-    center(torch.full((T, B, 6), torch.inf))
-    center(torch.full((T, B, 6), 3e38))  # has no square
+    center.observe(torch.full((T, B, 6), torch.nan))
+    center.observe(torch.full((T, B, 6), torch.inf))
+    center.observe(torch.full((T, B, 6), 3e38))  # has no square
     torch.testing.assert_close(center.mean, mean)
     assert (center.variance > 0).all() and (center.variance <= variance).all()
 
@@ -152,14 +156,16 @@ def test_numbers_that_are_not_finite_stay_out_of_the_running_statistics():
 def test_a_large_constant_becomes_0_up_to_rounding():
     center = net_of_vectors().encoders[1].center
     for _ in range(5):
-        center.train()(12345.678 + torch.zeros(T, B, 6))
+        center.observe(12345.678 + torch.zeros(T, B, 6))
     assert center(12345.678 + torch.zeros(T, B, 6)).abs().max() < 0.05
 
 
 def test_vectors_are_left_as_they_are_without_normalize_observations():
     net, obs = net_of_vectors(normalize_observations=False), torch.randn(T, B, 2, 3, dtype=torch.float64)
-    assert net.encoders[1].center is None
+    assert not [*net.encoders[1].center.buffers()]
+    assert torch.equal(net.encoders[1].center(obs), obs.flatten(2).float())
     before = net(vector_inputs(obs), ())[:2]
+    net.observe(vector_inputs(obs)["obs"])
     torch.testing.assert_close(net(vector_inputs(obs), ())[:2], before, rtol=0, atol=0)
 
 
@@ -169,11 +175,12 @@ def test_older_weights_without_statistics_stay_without_them_in_every_later_check
     state = older.state_dict()
     for _ in range(2):
         net = net_of_vectors()
-        assert net.encoders[1].center is not None
+        assert net.encoders[1].center.mean is not None
         assert not checkpoint.differences(net, state)
         checkpoint.load_weights(net, state, "older.pt")
         for _ in range(2):
             torch.testing.assert_close(net(vector_inputs(obs), ())[:2], expected, rtol=0, atol=0)
+            net.observe(vector_inputs(obs)["obs"])
         state = net.state_dict()
 
 
@@ -186,12 +193,12 @@ def test_image_statistics_begin_anew_where_only_the_image_has_another_shape(tmp_
     checkpoint.save(tmp_path / "older.pt", {"net": older.state_dict()})
     assert "center.mean" in checkpoint.load_fitting_weights(net, tmp_path / "older.pt")
     assert torch.equal(net.encoders[0].head[0].weight, older.encoders[0].head[0].weight)
-    assert net.encoders[0].center is not None and net.encoders[0].center.count == 0
+    assert net.encoders[0].center.count is not None and net.encoders[0].center.count == 0
 
 
 def test_statistics_begin_anew_beside_weights_of_another_shape(tmp_path):
     older = net_of_vectors(spaces.Box(-1, 1, (5,), np.float32))
-    older(vector_inputs(torch.randn(T, B, 5)), ())
+    older.observe(vector_inputs(torch.randn(T, B, 5))["obs"])
     checkpoint.save(tmp_path / "older.pt", {"net": older.state_dict()})
     net = net_of_vectors()
     told = checkpoint.load_fitting_weights(net, tmp_path / "older.pt")
@@ -199,7 +206,8 @@ def test_statistics_begin_anew_beside_weights_of_another_shape(tmp_path):
     assert torch.equal(net.encoders[0].head[0].weight, older.encoders[0].head[0].weight)
     assert net.encoders[1].center.count == 0
     net = net_of_vectors()
-    net(vector_inputs(torch.randn(T, B, 2, 3)), ())
+    net.observe(vector_inputs(torch.randn(T, B, 2, 3))["obs"])
+    assert net.encoders[1].center.count == T * B
     checkpoint.save(tmp_path / "newer.pt", {"net": net.state_dict()})
     fresh = net_of_vectors()
     checkpoint.load_fitting_weights(fresh, tmp_path / "newer.pt")
@@ -216,8 +224,8 @@ def test_separate_values_have_encoders_of_their_own_and_no_core():
         net(inputs, ())[output].square().sum().backward()
         assert all(weight.grad is None for weight in other.parameters())
         assert all(weight.grad.abs().sum() > 0 for weight in own.parameters())
-    net.zero_grad()
-    assert torch.equal(net.encoders[0].center.count, net.value_encoders[0].center.count), "both follow what they see"
+    net.observe(inputs["obs"])
+    assert net.encoders[0].center.count == net.value_encoders[0].center.count == 4 * 5, "both follow what they see"
     shared = monobeast.Net({"obs": space}, spaces.Discrete(3), monobeast.Flags(hidden_size=32, reward_clip=1.0))
     assert not shared.value_encoders and not any("value" in name for name in shared.state_dict())
     with pytest.raises(InputError, match="--value_net separate --core gru: values would have no memory"):
@@ -264,7 +272,7 @@ def test_images_are_flattened_in_the_order_height_width_channels():
 
 
 def test_a_residual_block_adds_to_what_it_gets_and_the_nature_net_has_its_size():
-    block, x = monobeast.ResidualBlock(3), torch.randn(2, 3, 5, 5)
+    block, x = ResidualBlock(3), torch.randn(2, 3, 5, 5)
     for parameter in block.parameters():
         torch.nn.init.zeros_(parameter)
     assert torch.equal(block(x), x)
@@ -287,9 +295,8 @@ def test_a_net_computes_in_bf16_only_where_it_has_images_or_an_lstm():
         (spaces.Box(0, 255, (84, 84, 3), np.uint8), "none", True),
     ):
         net = monobeast.Net({"obs": space}, spaces.Discrete(3), monobeast.Flags(reward_clip=1.0, core=core), amp=True)
-        assert (
-            net.amp == expected and (torch.bfloat16 in {x.dtype for x in net.inference_copy().parameters()}) == expected
-        )
+        acting = acting_copy(net)
+        assert net.amp == expected and (torch.bfloat16 in {x.dtype for x in acting.parameters()}) == expected
 
 
 def test_an_image_that_is_too_small_to_convolve_is_refused_with_the_remedy():

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
+AGENTS = ("monobeast", "monobeast_presets", "r2d2", "r2d2_presets", "polybeast", "polybeast_env")
 
 
 def test_an_installation_has_the_agents_and_all_of_beast_but_no_module_with_a_common_name(tmp_path):
@@ -21,7 +22,7 @@ def test_an_installation_has_the_agents_and_all_of_beast_but_no_module_with_a_co
     subprocess.run([sys.executable, "setup.py", "-q", *command], cwd=ROOT, check=True, capture_output=True)
     installed = {path.relative_to(tmp_path / "installed") for path in (tmp_path / "installed").rglob("*.py")}
     modules = {path.relative_to(ROOT) for path in (ROOT / "beast").rglob("*.py")}
-    assert installed == modules | {Path(f"{name}.py") for name in ("monobeast", "r2d2", "polybeast", "polybeast_env")}
+    assert installed == modules | {Path(f"{name}.py") for name in AGENTS}
     assert (tmp_path / "installed" / "beast" / "py.typed").exists()
 
 

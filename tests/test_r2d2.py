@@ -28,12 +28,17 @@ import beast
 import monobeast
 import r2d2
 from beast.envs.groups import finished_episodes
+from beast.envs.probe import probe_env
 from beast.envs.spaces import EnvSpaces
 from beast.errors import InputError
+from beast.feeds.actors import GROUPS_PER_ACTOR, ActorProcesses
+from beast.learn.learner import Outcome
 from beast.learn.nests import map_tensors
 from beast.learn.qlearning import n_step_targets, rescale, rescale_inverse, sequence_priorities
-from beast.learn.replay import RatioLimiter, Sample, SequenceReplay
+from beast.learn.replay import RatioLimiter, Sample, SequenceReplay, make_replay
 from beast.learn.vtrace import transition_masks
+from beast.run import evaluation
+from beast.run import training as beast_training
 from beast.run.evaluation import Evaluations
 from benchmarks.learning import TASKS
 
@@ -50,19 +55,26 @@ def same_step_env(flags, num_envs: int, **overrides):
     return gymnasium.vector.SyncVectorEnv([toy_envs.Counting] * num_envs, autoreset_mode=mode)
 
 
+def new_replay(flags: r2d2.Flags, spaces: EnvSpaces, learner: r2d2.QLearner | None = None) -> SequenceReplay:
+    """As a run makes it."""
+    learner = learner or r2d2.make_learner(flags, spaces)
+    sizes = [x.shape[-1] for x in learner.net.initial_state(1)]
+    return make_replay(flags, spaces, sizes, GROUPS_PER_ACTOR * flags.num_actors, learner.random)
+
+
 class LockStep(lock_step.LockStep):
     """With a replay, which the test fills."""
 
     def __init__(self, flags: r2d2.Flags, create_env=r2d2.create_env):
-        num_groups = r2d2.GROUPS_PER_ACTOR * flags.num_actors
+        num_groups = GROUPS_PER_ACTOR * flags.num_actors
         super().__init__(
             flags,
             create_env,
-            lambda flags: r2d2.make_learner(flags, r2d2.probe_env(create_env, flags)),
+            lambda flags: r2d2.make_learner(flags, probe_env(create_env, flags)),
             partial(r2d2.act, num_groups=num_groups),
-            r2d2.rollout_flags(flags),
+            batch_width=flags.group_width,
         )
-        self.replay = r2d2.make_replay(flags, self.spaces, self.learner, num_groups)
+        self.replay = new_replay(flags, self.spaces, self.learner)
         self.limiter = RatioLimiter(flags.replay_ratio, flags.batch_width * flags.trained, flags.min_fill)
 
     def store(self, num_rollouts: int) -> None:
@@ -224,10 +236,17 @@ def new_learner(flags: r2d2.Flags) -> r2d2.QLearner:
     return learner
 
 
-def loss_of(flags, learner, batch, core_state, weights=None):
-    weights = torch.ones(batch["done"].shape[1]) if weights is None else weights
-    target_q = learner.target(batch, core_state)[0][flags.burn_in :]
-    return r2d2.compute_loss(flags, learner.net, learner.target, batch, core_state, weights, target_q)
+def batch_of(flags, learner, rows, core_state, weights=None) -> r2d2.Batch:
+    """Sequences of a replay, valued by the target network."""
+    N = rows["done"].shape[1]
+    weights = torch.ones(N) if weights is None else weights
+    sample = Sample(np.arange(N), np.zeros(N, np.int64), weights, rows, core_state)
+    return r2d2.Batch(sample, learner.target(rows, core_state)[0][flags.burn_in :])
+
+
+def loss_of(flags, learner, rows, core_state, weights=None):
+    batch = batch_of(flags, learner, rows, core_state, weights)
+    return r2d2.compute_loss(flags, learner.net, learner.target, batch)
 
 
 def test_no_gradient_reaches_the_burn_in_and_all_of_it_the_trained_rows():
@@ -244,7 +263,7 @@ def test_no_gradient_reaches_the_burn_in_and_all_of_it_the_trained_rows():
 def test_the_burn_in_gives_each_net_the_state_before_the_first_trained_row_and_nothing_else():
     flags = small_flags()
     learner, (batch, core_state) = new_learner(flags), random_batch(flags)
-    loss, stats, priorities = loss_of(flags, learner, batch, core_state)
+    loss, priorities, metrics = loss_of(flags, learner, batch, core_state)
     B = flags.burn_in
     with torch.no_grad():
         before = map_tensors(lambda x: x[:B], batch)
@@ -260,13 +279,13 @@ def test_the_burn_in_gives_each_net_the_state_before_the_first_trained_row_and_n
     torch.testing.assert_close(loss.detach(), 0.5 * errors.square().sum(0).mean())
     torch.testing.assert_close(priorities, sequence_priorities(errors, mask, 0.9))
     for name, x in (("td_error", errors.abs()), ("q_mean", chosen), ("target_mean", targets)):
-        torch.testing.assert_close(stats[f"losses/{name}"], x[mask].mean())
+        torch.testing.assert_close(metrics[f"losses/{name}"], x[mask].mean())
 
 
 def test_the_loss_is_a_mean_over_sequences_and_linear_in_their_weights():
     flags = small_flags()
     learner, (batch, core_state) = new_learner(flags), random_batch(flags)
-    loss, _, priorities = loss_of(flags, learner, batch, core_state)
+    loss, priorities, _ = loss_of(flags, learner, batch, core_state)
     twice = map_tensors(lambda x: torch.cat([x, x], dim=1), (batch, core_state))
     torch.testing.assert_close(loss_of(flags, learner, *twice)[0], loss)
     one = torch.zeros(6)
@@ -307,7 +326,7 @@ def test_a_failure_while_a_batch_is_prepared_ends_the_run_when_the_next_rollout_
     test.store(30)
     test.learner.updates = 1
     test.learner.next_batch(test.flags, test.replay, CPU)
-    test.learner.prepared.result()
+    test.learner.wait_for_batch()
 
     def fail(*arguments):
         raise RuntimeError("the target network failed")
@@ -357,29 +376,26 @@ def test_a_bad_batch_changes_no_weights_and_takes_only_what_has_no_finite_error_
     learner, (batch, core_state) = new_learner(flags), random_batch(flags)
     batch["obs"]["obs"][6, 2] = torch.nan
     before = copy.deepcopy(learner.net.state_dict())
-    sample = Sample(np.arange(6), np.zeros(6, np.int64), torch.ones(6), batch, core_state)
-    target_q = learner.target(batch, core_state)[0][flags.burn_in :]
-    stats, priorities = r2d2.update(flags, learner, sample, target_q)
-    assert stats["is_bad"] and priorities[2] == 0, "nothing to train on"
+    outcome, priorities = r2d2.update(flags, learner, batch_of(flags, learner, batch, core_state))
+    assert outcome.is_bad and priorities[2] == 0, "nothing to train on"
     assert priorities[[0, 1, 3, 4, 5]].isnan().all(), "the replay drops a NaN"
     assert all(torch.equal(before[name], x) for name, x in learner.net.state_dict().items())
     batch["obs"]["obs"][6, 2] = 0.0
-    target_q = learner.target(batch, core_state)[0][flags.burn_in :]
-    stats, priorities = r2d2.update(flags, learner, sample, target_q)
-    assert not stats["is_bad"] and (priorities > 0).all()
+    outcome, priorities = r2d2.update(flags, learner, batch_of(flags, learner, batch, core_state))
+    assert not outcome.is_bad and (priorities > 0).all()
     assert not torch.equal(before["value.2.weight"], learner.net.state_dict()["value.2.weight"])
 
 
 def test_the_target_network_is_copied_every_so_many_updates_buffers_included_and_rests_between():
     flags = small_flags(target_period=3, normalize_observations=True)
     learner, (batch, core_state) = new_learner(flags), random_batch(flags)
-    sample = Sample(np.arange(6), np.zeros(6, np.int64), torch.ones(6), batch, core_state)
+    sample = batch_of(flags, learner, batch, core_state).sample
     replay = types.SimpleNamespace(sample=lambda count, device: sample)
     for number in range(7):
         online = copy.deepcopy(learner.net.state_dict())
         kept = copy.deepcopy(learner.target.state_dict())
         learner.updates = number
-        r2d2.update(flags, learner, *learner.next_batch(flags, replay, CPU))
+        r2d2.update(flags, learner, learner.next_batch(flags, replay, CPU))
         expected = online if number % 3 == 0 else kept
         assert all(torch.equal(expected[name], x) for name, x in learner.target.state_dict().items()), number
         assert any("center" in name for name in expected)
@@ -402,8 +418,8 @@ def test_a_truncated_episode_bootstraps_from_its_own_last_observation_where_the_
     batch["done"][B + 4, 1] = batch["terminated"][B + 4, 1] = True
     last = {"obs": torch.randn_like(batch["obs"]["obs"])}
     with torch.no_grad():
-        _, _, priorities_cut = loss_of(flags, learner, batch, core_state)
-        _, _, priorities = loss_of(flags, learner, batch | {"final_obs": last}, core_state)
+        _, priorities_cut, _ = loss_of(flags, learner, batch, core_state)
+        _, priorities, _ = loss_of(flags, learner, batch | {"final_obs": last}, core_state)
         assert priorities[0] != priorities_cut[0] and priorities[1] == priorities_cut[1]
 
         def value(row: int, column: int) -> torch.Tensor:
@@ -432,11 +448,10 @@ def test_an_update_weighs_its_sequences_and_values_last_observations_by_the_targ
     batch["final_obs"] = {"obs": torch.randn_like(batch["obs"]["obs"])}
     weights = torch.tensor([1.0, 0.5, 0.25, 0.125])
     with torch.no_grad():
-        expected, _, priorities = loss_of(flags, learner, batch, core_state, weights)
-        target_q = learner.target(batch, core_state)[0][flags.burn_in :]
-    sample = Sample(np.arange(4), np.zeros(4, np.int64), weights, batch, core_state)
-    stats, found = r2d2.update(flags, learner, sample, target_q)
-    torch.testing.assert_close((stats["losses/total_loss"], found), (expected, priorities))
+        expected, priorities, _ = loss_of(flags, learner, batch, core_state, weights)
+        drawn = batch_of(flags, learner, batch, core_state, weights)
+    outcome, found = r2d2.update(flags, learner, drawn)
+    torch.testing.assert_close((outcome.metrics["losses/total_loss"], found), (expected, priorities))
 
 
 def test_the_loss_adds_the_rescaled_value_of_a_truncated_last_observation_to_its_reward():
@@ -473,7 +488,8 @@ def test_initial_priorities_are_those_of_the_loss_where_both_networks_are_the_on
     net = test.learner.net
     shorter_batch = map_tensors(lambda x: x[:-1], batch)
     target_q = net(shorter_batch, core_state)[0][flags.burn_in :]
-    _, _, expected = r2d2.compute_loss(shorter, net, net, shorter_batch, core_state, torch.ones(len(ids)), target_q)
+    sample = Sample(ids, test.replay.generation_of(ids), torch.ones(len(ids)), shorter_batch, core_state)
+    _, expected, _ = r2d2.compute_loss(shorter, net, net, r2d2.Batch(sample, target_q))
     found = torch.from_numpy(test.replay.tree.leaves[ids] ** (1 / 0.9)).float()
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
 
@@ -661,12 +677,15 @@ def test_statistics_that_come_one_update_late_as_from_a_gpu_are_in_the_metrics(t
         def synchronize(self):
             pass
 
-    def count(learner, stats):
+    def count(learner, measured, outcome):
         learner.updates += 1
-        numbers = learner.settle()
-        values = torch.stack([torch.as_tensor(x, dtype=torch.float32) for x in stats.values()])
-        learner._on_their_way = list(stats), values, Arrived()
-        return numbers
+        counted = learner.settle()
+        lags = {"stats/policy_lag_mean": measured.lag_mean, "stats/policy_lag_max": measured.lag_max}
+        named = {"steps": measured.steps, "is_bad": outcome.is_bad, **lags, **outcome.metrics}
+        named["losses/grad_norm"] = outcome.grad_norm
+        values = torch.stack([torch.as_tensor(x, dtype=torch.float32) for x in named.values()])
+        learner._on_their_way = list(named), values, Arrived(), measured.batch
+        return counted
 
     monkeypatch.setattr(r2d2.QLearner, "count", count)
     run(tmp_path, total_steps=2000, checkpoint_minutes=0.005)
@@ -713,13 +732,13 @@ def test_environments_that_crash_cost_their_unfinished_sequences_only(tmp_path, 
         pytest.importorskip("libbeast", reason="libbeast is not built: make libbeast")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     kept: list = []
-    make_replay = r2d2.make_replay
 
-    def keep(flags, env_spaces, learner, num_groups):
-        kept.extend((learner, make_replay(flags, env_spaces, learner, num_groups)))
-        return kept[1]
+    def keep(make, *arguments):
+        kept.append(make(*arguments))
+        return kept[-1]
 
-    monkeypatch.setattr(r2d2, "make_replay", keep)
+    for name in ("make_learner", "make_replay"):
+        monkeypatch.setattr(r2d2, name, partial(keep, getattr(r2d2, name)))
     run(
         tmp_path, env="toy_envs:CrashAtStep-v0", env_kwargs='{"n": 150}', deterministic=False, feed=feed,
         num_servers=1, total_steps=2000, replay_ratio=1e-3,
@@ -739,10 +758,10 @@ def test_environments_that_crash_cost_their_unfinished_sequences_only(tmp_path, 
 def test_an_actor_that_is_killed_takes_no_whole_sequence_with_it_and_the_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     actors, stores, kept = [], [], {}
-    start_actors, store = r2d2.ActorProcesses, r2d2.store
+    store = r2d2.store
 
     def start(*arguments):
-        actors.append(start_actors(*arguments))
+        actors.append(ActorProcesses(*arguments))
         return actors[0]
 
     def store_and_kill(flags, learner, replay, *rest) -> None:
@@ -753,7 +772,7 @@ def test_an_actor_that_is_killed_takes_no_whole_sequence_with_it_and_the_run_goe
             kept.update(zip(ids, replay.generation_of(ids)))
             os.kill(actors[0].processes[0].popen.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(r2d2, "ActorProcesses", start)
+    monkeypatch.setattr(beast_training, "ActorProcesses", start)
     monkeypatch.setattr(r2d2, "store", store_and_kill)
     room = {"save_replay": True, "replay_gb": 1e-3}  # for all steps and all void transitions
     result = run(tmp_path, deterministic=False, total_steps=1500, replay_ratio=1e-3, **room)
@@ -871,11 +890,12 @@ def test_priorities_go_to_the_sequences_that_were_drawn_not_to_those_that_lie_th
     def overtaken(*arguments):
         sample, target_q = next_batch(*arguments)
         drawn.append(test.replay.tree.nodes.copy())
-        return sample._replace(generations=sample.generations - 1), target_q  # other ones have taken their places
+        # Other ones have taken their places.
+        return r2d2.Batch(sample._replace(generations=sample.generations - 1), target_q)
 
     test.learner.next_batch = overtaken
     training = types.SimpleNamespace(
-        flags=test.flags, device=CPU, record=lambda _: None, finished=lambda: bool(drawn)
+        flags=test.flags, device=CPU, record=lambda *_: None, finished=lambda: bool(drawn)
     )  # fmt: skip
     r2d2.learn(training, test.learner, test.feed, test.weights, test.replay, test.limiter)
     test.close()
@@ -888,14 +908,17 @@ def test_an_update_publishes_its_weights_and_gives_its_sequences_their_prioritie
     test = LockStep(flags)
     test.store(40)
 
-    def update(flags, learner, sample, target_q):
-        drawn.append(sample)
+    def record(counted, more):
+        records.append({**counted.metrics, **more})
+
+    def update(flags, learner, batch):
+        drawn.append(batch.sample)
         for parameter in learner.net.parameters():
             parameter.data.add_(1)
-        return {"losses/grad_norm": torch.ones(()), "is_bad": torch.tensor(False)}, torch.full((4,), 7.0)
+        return Outcome(torch.tensor(False), torch.ones(()), {}), torch.full((4,), 7.0)
 
     monkeypatch.setattr(r2d2, "update", update)
-    training = types.SimpleNamespace(flags=flags, device=CPU, record=records.append, finished=lambda: bool(drawn))
+    training = types.SimpleNamespace(flags=flags, device=CPU, record=record, finished=lambda: bool(drawn))
     r2d2.learn(training, test.learner, test.feed, test.weights, test.replay, test.limiter)
     test.close()
     measured = 4 * 8 / test.limiter.steps
@@ -910,7 +933,7 @@ def test_an_update_publishes_its_weights_and_gives_its_sequences_their_prioritie
 def test_learning_waits_for_the_first_whole_sequence_whatever_the_replay_ratio():
     test = LockStep(small_flags(min_fill=0, replay_ratio=100.0))
     training = types.SimpleNamespace(
-        flags=test.flags, device=CPU, record=lambda _: None, finished=lambda: test.learner.updates > 0
+        flags=test.flags, device=CPU, record=lambda *_: None, finished=lambda: test.learner.updates > 0
     )
     r2d2.learn(training, test.learner, test.feed, test.weights, test.replay, test.limiter)
     test.close()
@@ -941,23 +964,29 @@ def test_the_net_sees_the_last_reward_clipped_and_its_advantages_have_no_mean():
 
 @pytest.mark.parametrize("eval_columns, first", [(0, 3), (2, 2)])
 def test_returns_of_the_log_are_those_of_the_columns_that_explore_least(tmp_path, monkeypatch, eval_columns, first):
-    feeds = []
-    monkeypatch.setattr(r2d2.Training, "train", lambda self, feed, *rest: feeds.append(feed))
+    learners = []
+    monkeypatch.setattr(r2d2.Training, "run_threads", lambda self, feed, **rest: learners.append(self.learner))
     run(tmp_path, eval_columns=eval_columns)
-    assert range(4)[feeds[0].return_columns] == range(first, 4)
+    # A game of 10 + its column ends in every environment.
+    rows = {"env_number": np.tile(np.arange(4), (2, 1)), "episode_step": np.array([[7] * 4, [0] * 4])}
+    rows |= {"episode_return": np.array([[10.0, 11, 12, 13], [0] * 4]), "reward": np.zeros((2, 4))}
+    ends = np.array([[True] * 4, [False] * 4])
+    rows |= {"terminated": ends, "truncated": ends & False, "done": ~ends}
+    learners[0].record_games(rows)
+    assert list(learners[0].returns) == [10.0 + column for column in range(first, 4)]
 
 
 def test_only_games_of_the_return_columns_are_counted_and_the_newest_of_all_are_kept():
     test, returns = LockStep(small_flags(eval_columns=1)), [-9.0] * 100
-    test.feed.return_columns = slice(0, 0)
-    test.learner.all_returns = returns
+    test.learner.first_shown = 4  # none
+    test.learner.all_returns.extend(returns)
     for rollout, state in itertools.islice(test.feed.rollouts(), 20):
         rows = {name: x.numpy() for name, x in rollout.items() if not isinstance(x, dict)}
         returns = returns + [x for x, _ in finished_episodes(rows)]
         r2d2.store(test.flags, test.learner, test.replay, test.limiter, rollout, state)
     test.close()
     assert test.learner.episodes == 0
-    assert test.learner.all_returns == returns[-100:] and returns[-1] != -9
+    assert list(test.learner.all_returns) == returns[-100:] and returns[-1] != -9
 
 
 def test_void_transitions_are_no_steps_and_steps_of_evaluating_environments_are_not_trained():
@@ -981,35 +1010,34 @@ def test_void_transitions_are_no_steps_and_steps_of_evaluating_environments_are_
 def test_an_update_clips_its_gradient_and_takes_the_learning_rate_of_the_flags(monkeypatch):
     flags = small_flags(grad_clip=0.01)
     learner, (batch, state) = new_learner(flags), random_batch(flags)
-    sample = Sample(np.arange(6), np.zeros(6, np.int64), torch.ones(6), batch, state)
+    drawn = batch_of(flags, learner, batch, state)
     monkeypatch.setattr(r2d2, "step_unless", lambda *_: None)
-    target_q = learner.target(batch, state)[0][flags.burn_in :].detach()
-    stats, _ = r2d2.update(dataclasses.replace(flags, learning_rate=7e-4), learner, sample, target_q)
+    outcome, _ = r2d2.update(dataclasses.replace(flags, learning_rate=7e-4), learner, drawn)
     norm = torch.stack([p.grad.norm() for p in learner.net.parameters() if p.grad is not None]).norm()
-    assert stats["losses/grad_norm"] > 0.02 and norm.item() == pytest.approx(0.01, rel=1e-3)
+    assert outcome.grad_norm > 0.02 and norm.item() == pytest.approx(0.01, rel=1e-3)
     assert learner.optimizer.param_groups[0]["lr"] == 7e-4
     assert learner.optimizer.defaults["eps"] == flags.optimizer_epsilon
-    r2d2.update(dataclasses.replace(flags, grad_clip=0), learner, sample, target_q)
+    r2d2.update(dataclasses.replace(flags, grad_clip=0), learner, drawn)
     unclipped = torch.stack([p.grad.norm() for p in learner.net.parameters() if p.grad is not None]).norm()
-    torch.testing.assert_close(unclipped, stats["losses/grad_norm"])
+    torch.testing.assert_close(unclipped, outcome.grad_norm)
 
 
 def test_the_replay_gets_its_exponents_and_stores_single_images_only_where_rollouts_are_as_long_as_a_stack():
     flags = small_flags(priority_exponent=0.7, importance_exponent=0.3)
-    spaces = r2d2.probe_env(r2d2.create_env, flags)
-    replay = r2d2.make_replay(flags, spaces, r2d2.make_learner(flags, spaces), num_groups=2)
+    spaces = probe_env(r2d2.create_env, flags)
+    replay = new_replay(flags, spaces)
     assert (replay.priority_exponent, replay.importance_exponent) == (0.7, 0.3)
     for unroll_length, stack in ((4, 4), (2, 0)):
         flags = small_flags(env="PongNoFrameskip-v4", unroll_length=unroll_length)
-        spaces = r2d2.probe_env(r2d2.create_env, flags)
-        replay = r2d2.make_replay(flags, spaces, r2d2.make_learner(flags, spaces), num_groups=2)
+        spaces = probe_env(r2d2.create_env, flags)
+        replay = new_replay(flags, spaces)
         assert replay.stack == stack
 
 
 def test_mode_test_plays_by_its_own_epsilon(tmp_path, monkeypatch):
     run(tmp_path, total_steps=600)
     played = []
-    monkeypatch.setattr(r2d2.evaluation, "play", lambda make_envs, net, *rest: played.append(net) or [(1.0, 1)])
+    monkeypatch.setattr(evaluation, "play", lambda make_envs, net, *rest: played.append(net) or [(1.0, 1)])
     r2d2.test(small_flags(mode="test", root=str(tmp_path), name="run", epsilon=0.5))
     assert played[0].flags.epsilon == 0.5
 
@@ -1038,8 +1066,8 @@ def test_the_preset_of_the_papers_has_their_settings():
 
 def test_the_replay_has_room_for_all_steps_of_a_short_run():
     flags = small_flags(total_steps=10_000)
-    spaces = r2d2.probe_env(r2d2.create_env, flags)
-    assert r2d2.make_replay(flags, spaces, r2d2.make_learner(flags, spaces), num_groups=2).capacity >= 10_000
+    spaces = probe_env(r2d2.create_env, flags)
+    assert new_replay(flags, spaces).capacity >= 10_000
 
 
 @pytest.mark.parametrize(
@@ -1047,6 +1075,6 @@ def test_the_replay_has_room_for_all_steps_of_a_short_run():
 )
 def test_the_steps_of_a_run_bound_its_replay_unless_some_groups_or_a_later_start_may_bring_more(changes, is_bounded):
     flags = small_flags(replay_gb=1e-2, deterministic=False, **changes)
-    spaces = r2d2.probe_env(r2d2.create_env, flags)
-    replay = r2d2.make_replay(flags, spaces, r2d2.make_learner(flags, spaces), num_groups=2)
+    spaces = probe_env(r2d2.create_env, flags)
+    replay = new_replay(flags, spaces)
     assert replay.num_bytes < 1e-3 * 1e9 if is_bounded else replay.num_bytes > 0.9 * 1e-2 * 1e9

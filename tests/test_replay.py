@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -143,18 +144,21 @@ def test_small_priorities_differ_and_many_actions_need_more_than_a_byte():
 
 def test_a_start_that_changed_nothing_leaves_the_saved_replay_alone(tmp_path):
     path, limiter = tmp_path / "replay.npz", RatioLimiter(1.0, 8, 0)
+    learner = SimpleNamespace(updates=0)
     replay = new_replay(num_sequences=24)
-    resume_replay(replay, limiter, path, 0, print)(0)
+    resume_replay(replay, limiter, path, learner, print)()
     assert not path.exists(), "zeros"
-    save = resume_replay(replay, limiter, path, 0, print)
+    save = resume_replay(replay, limiter, path, learner, print)
     Writer(replay).write(0)
-    save(3)
+    learner.updates = 3
+    save()
     before = path.stat().st_mtime_ns
     again = new_replay(num_sequences=24)
-    save = resume_replay(again, limiter, path, 3, print)
-    save(3)
+    save = resume_replay(again, limiter, path, learner, print)
+    save()
     assert again.rows == replay.rows and path.stat().st_mtime_ns == before
-    save(4)
+    learner.updates = 4
+    save()
     assert path.stat().st_mtime_ns != before
 
 

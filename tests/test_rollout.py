@@ -6,15 +6,13 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from beast.errors import OutOfMemory
 from beast.feeds.memory import RolloutMemory
-from beast.feeds.slots import Slots
-from beast.run.flags import even_policy_lag
+from beast.feeds.slots import Slots, even_policy_lag
 
 FIELDS = {"obs/obs": ((2,), "float32"), "reward": ((), "float32"), "action": ((), "int64"), "done": ((), "bool")}
 
@@ -144,7 +142,7 @@ def test_closing_wakes_the_learner_with_nothing():
     thread, taken = in_thread(slots.take, 1)
     slots.close()
     thread.join(timeout=60)
-    assert taken == [None]
+    assert taken == [[]]
 
 
 def test_in_lock_step_acting_waits_until_the_learner_waits_for_more():
@@ -186,5 +184,5 @@ def test_the_policy_lag_of_equally_fast_groups_comes_near_the_printed_bound_and_
                     updates += per_batch == 1
                 slots.release(taken)  # joined slots are a copy, and free before they are trained
                 is_training = per_batch > 1
-        lag = even_policy_lag(SimpleNamespace(num_slots=num_slots, group_width=K, batch_width=B))
+        lag = even_policy_lag(num_slots, K, B)
         assert lag - 1 <= worst <= lag

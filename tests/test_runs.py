@@ -25,6 +25,7 @@ import r2d2
 from beast import machine
 from beast.envs.probe import probe_env
 from beast.errors import InputError, MissingPackage
+from beast.learn.learner import Counted
 from beast.run import checkpoint, command_line, directory, evaluation
 from beast.run import console as console_module
 from beast.run.console import Console
@@ -202,7 +203,7 @@ def test_the_remedies_can_be_typed_as_they_stand(tmp_path, monkeypatch):
     remedies = "--no_center_images --pin_actors --addresses a:1 'unix:/b c'"
     assert str(error.value).endswith(f"resume this one with {remedies}")
     monkeypatch.setattr(sys, "argv", ["r2d2.py", *shlex.split(remedies)])
-    typed = command_line.parse(r2d2.Flags, None)
+    typed = command_line.parse(r2d2.Flags, None, {}, {})
     assert {name: getattr(typed, name) for name in values} == values
 
 
@@ -549,7 +550,7 @@ def test_every_evaluation_gets_a_row_however_rarely_rows_are_written(tmp_path):
         training._evaluations = types.SimpleNamespace(result=lambda: found, is_due=lambda: False)
         learner.best_eval = 0.0
         for learner.steps in (100, 200):
-            training._gather({"losses/grad_norm": 1.0, "stats/policy_lag_max": 0.0})
+            training._gather(Counted(False, 0.0, {"losses/grad_norm": 1.0, "stats/policy_lag_max": 0.0}))
             training._evaluate()
         training._metrics.close()
     assert [(row["step"], row["eval/step"]) for row in rows_of(training.run.path)] == [("100", "0"), ("200", "0")]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import toy_envs  # noqa: F401  registers its environments
-from lock_step import new_learner, small_flags
+from lock_step import games, new_learner, small_flags
 from waiting import PATIENCE
 
 import monobeast
@@ -24,6 +24,7 @@ from beast.clock import Laps
 from beast.feeds import shared_memory
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.slots import SlotTensors
+from beast.learn.learner import Counted
 from beast.run import checkpoint
 from beast.run.directory import Run
 from beast.run.hardware import num_learner_threads, use_threads
@@ -316,7 +317,7 @@ def test_best_pt_keeps_the_best_and_is_left_to_evaluations_where_there_are_any(t
         with monobeast.Training("mono", flags, learner, set(), frames_per_step=1) as training:
             training._evaluations = evaluations
             for mean in (5.0, 3.0):
-                learner.record_episodes([(mean, 10)] * 100)
+                learner.record_games(games(*[(mean, 10)] * 100))
                 learner.steps += 1
                 training.save()
             assert training.run.best_path.exists() == (evaluations is None)
@@ -340,10 +341,12 @@ def test_checkpoints_are_minutes_apart(tmp_path, monkeypatch):
     limits = {"total_minutes": 0.03, "checkpoint_minutes": 0.004}
     flags = small_flags(root=str(tmp_path), name="run", tensorboard=False, **limits)
     closed, saves = threading.Event(), []
-    feed = types.SimpleNamespace(close=closed.set, laps=Laps(), workers={}, cores={}, measure=lambda *_: {})
+    feed = types.SimpleNamespace(
+        close=closed.set, laps=Laps(), workers={}, cores={}, measure=lambda *_: {}, description=""
+    )
     with monobeast.Training("mono", flags, new_learner(flags), set(), frames_per_step=1) as training:
         monkeypatch.setattr(training, "save", lambda: saves.append(1))
-        training.train(feed, closed.wait, closed.wait, "")
+        training.run_threads(feed, infer=closed.wait, learn=closed.wait, introduction="")
     assert len(saves) >= 2, "one of them at the end"
 
 
@@ -371,7 +374,8 @@ def test_metrics_average_the_good_updates_since_the_last_row(tmp_path):
         for steps, losses in ((100, (1.0, math.nan)), (1100, (3.0, 5.0))):
             training._row_began, learner.steps = time.monotonic() - 10, steps
             for loss in losses:
-                training._gather({"losses/grad_norm": loss, "losses/total_loss": loss, "stats/policy_lag_max": 0.0})
+                metrics = {"losses/grad_norm": loss, "losses/total_loss": loss, "stats/policy_lag_max": 0.0}
+                training._gather(Counted(math.isnan(loss), 0.0, metrics))
             training._write_metrics()
             expected = {100: 1.0, 1100: 4.0}[steps]
             assert training.latest["losses/total_loss"] == expected, "a row has only what came after the one before it"

@@ -14,8 +14,9 @@ from gymnasium import spaces
 import monobeast
 from beast.errors import InputError
 from beast.learn.distributions import distribution
-from beast.learn.learner import Learner
+from beast.learn.learner import Counted, Learner
 from beast.learn.nests import map_tensors
+from beast.learn.normalization import ReturnMoments, ValueHead
 from beast.learn.published import PublishedWeights
 
 OBSERVATIONS, ACTIONS = {"obs": spaces.Box(-1.0, 1.0, (3,), np.float32)}, spaces.Discrete(2)
@@ -23,7 +24,7 @@ OBSERVATIONS, ACTIONS = {"obs": spaces.Box(-1.0, 1.0, (3,), np.float32)}, spaces
 
 def new_flags(**changes) -> monobeast.Flags:
     defaults = {"hidden_size": 32, "core_size": 5, "learning_rate": 0.1, "total_steps": 1000, "reward_clip": 1.0}
-    defaults["normalize_observations"] = False  # or every pass changes the net
+    defaults["normalize_observations"] = False  # or every update changes what the net sees
     return monobeast.Flags(**{**defaults, **changes})
 
 
@@ -52,17 +53,17 @@ def test_each_update_is_a_step_along_the_clipped_gradient_of_its_own_batch(grad_
     learner = Learner(net, torch.optim.SGD(net.parameters(), lr=777.0), max_bad_updates=1)
     learner.steps = 250  # of 1000: three quarters of the learning rate are left
     for seed in range(3):
-        loss, _ = monobeast.compute_loss(flags, net, rows(seed), ())
+        loss, *_ = monobeast.compute_loss(flags, net, rows(seed), ())
         gradients = torch.autograd.grad(loss, list(net.parameters()))
         norm = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
         assert norm > 0.02
         before = [parameter.detach().clone() for parameter in net.parameters()]
-        stats = monobeast.update(flags, learner, rows(seed), ())
+        outcome = monobeast.update(flags, learner, rows(seed), ())
         scale = 0.75 * flags.learning_rate * (grad_clip / norm if is_clipped else 1.0)
         for parameter, old, gradient in zip(net.parameters(), before, gradients):
             torch.testing.assert_close(old - parameter, scale * gradient, rtol=1e-3, atol=1e-3 * scale * norm)
-        assert stats["losses/grad_norm"].item() == pytest.approx(norm, rel=1e-5), "before the clip"
-        assert stats["losses/total_loss"].item() == pytest.approx(loss.item()) and not stats["is_bad"]
+        assert outcome.grad_norm.item() == pytest.approx(norm, rel=1e-5), "before the clip"
+        assert outcome.metrics["losses/total_loss"].item() == pytest.approx(loss.item()) and not outcome.is_bad
 
 
 @pytest.mark.parametrize(
@@ -90,11 +91,11 @@ def test_a_loss_or_gradient_that_is_not_finite_changes_neither_weights_nor_momen
         return copy.deepcopy([*net.parameters()]), copy.deepcopy(learner.optimizer.state_dict()["state"])
 
     def faulty(flags, net, batch, core_state, original=monobeast.compute_loss):
-        loss, stats = original(flags, net, batch, core_state)
-        if fault == "loss":
-            return loss + torch.inf, stats  # and its gradient is what it was
-        bias = net.baseline.bias
-        return loss + (bias - bias.detach()).sqrt().sum(), stats  # the loss is what it was, its gradient is infinite
+        loss, returns, metrics = original(flags, net, batch, core_state)
+        if fault == "loss":  # and its gradient is what it was
+            return loss + torch.inf, returns, {**metrics, "losses/total_loss": loss.detach() + torch.inf}
+        bias = net.baseline.bias  # the loss is what it was, its gradient is infinite
+        return loss + (bias - bias.detach()).sqrt().sum(), returns, metrics
 
     before, batch = state(), rows(1)
     with monkeypatch.context() as patched:
@@ -102,13 +103,13 @@ def test_a_loss_or_gradient_that_is_not_finite_changes_neither_weights_nor_momen
             batch["reward"][2, 3] = torch.nan
         else:
             patched.setattr(monobeast, "compute_loss", faulty)
-        stats = monobeast.update(flags, learner, batch, ())
-    assert stats["is_bad"]
-    assert stats["losses/total_loss"].isfinite() == (fault == "gradient")
-    assert stats["losses/grad_norm"].isfinite() == (fault == "loss")
+        outcome = monobeast.update(flags, learner, batch, ())
+    assert outcome.is_bad
+    assert outcome.metrics["losses/total_loss"].isfinite() == (fault == "gradient")
+    assert outcome.grad_norm.isfinite() == (fault == "loss")
     torch.testing.assert_close(state(), before, rtol=0, atol=0)
 
-    assert not monobeast.update(flags, learner, rows(2), ())["is_bad"]
+    assert not monobeast.update(flags, learner, rows(2), ()).is_bad
     assert any(not torch.equal(old, parameter) for old, parameter in zip(before[0], net.parameters()))
     assert all(parameter.isfinite().all() for parameter in net.parameters())
 
@@ -120,8 +121,8 @@ def test_epochs_are_as_many_steps_on_one_batch_with_targets_of_their_own_and_cou
     once, net = new_net(flags), new_net(flags)
     stepped = Learner(once, monobeast.make_optimizer(flags, once), max_bad_updates=1)
     single = dataclasses.replace(flags, epochs=1)
-    stats = [monobeast.update(single, stepped, rows(0), core_state) for _ in range(3)]
-    assert len({step["losses/return_mean"].item() for step in stats}) == 3, "values change, and targets with them"
+    outcomes = [monobeast.update(single, stepped, rows(0), core_state) for _ in range(3)]
+    assert len({step.metrics["losses/return_mean"].item() for step in outcomes}) == 3, "targets follow values"
 
     learner = Learner(net, monobeast.make_optimizer(flags, net), max_bad_updates=1)
     training = types.SimpleNamespace(flags=flags, learner=learner, record=lambda numbers: None, finished=lambda: True)
@@ -144,11 +145,11 @@ def test_minibatches_are_steps_on_columns_of_the_batch_dealt_anew_in_each_epoch(
     single = dataclasses.replace(flags, epochs=1, minibatches=1)
     for dealt in (part for deal in deals for part in (deal[:2], deal[2:3], deal[3:])):
         part, state = map_tensors(lambda x, dealt=dealt: x[:, dealt], (rows(0), core_state))
-        stats = monobeast.update(single, learners[0], part, state)
+        expected_outcome = monobeast.update(single, learners[0], part, state)
     torch.manual_seed(5)
     last = monobeast.update(flags, learners[1], rows(0), core_state)
     torch.testing.assert_close(net.state_dict(), expected.state_dict(), rtol=0, atol=0)
-    assert last == stats, "the numbers of the last minibatch"
+    assert last == expected_outcome, "the numbers of the last minibatch"
 
 
 def test_a_run_asks_for_no_more_minibatches_than_a_batch_has_columns():
@@ -163,14 +164,15 @@ def test_after_a_bad_epoch_the_other_epochs_of_its_update_change_nothing(monkeyp
     monobeast.update(dataclasses.replace(flags, epochs=1), stepped, rows(0), ())
 
     def bad_second_time(flags, net, batch, core_state, original=monobeast.compute_loss):
-        loss, stats = original(flags, net, batch, core_state)
+        loss, returns, metrics = original(flags, net, batch, core_state)
         calls.append(loss)
-        return loss * (torch.nan if len(calls) == 2 else 1), stats
+        loss = loss * (torch.nan if len(calls) == 2 else 1)
+        return loss, returns, {**metrics, "losses/total_loss": loss.detach()}
 
     monkeypatch.setattr(monobeast, "compute_loss", bad_second_time)
     learner = Learner(net, monobeast.make_optimizer(flags, net), max_bad_updates=1)
-    stats = monobeast.update(flags, learner, rows(0), ())
-    assert len(calls) == 4 and stats["is_bad"] and stats["losses/total_loss"].isnan()
+    outcome = monobeast.update(flags, learner, rows(0), ())
+    assert len(calls) == 4 and outcome.is_bad and outcome.metrics["losses/total_loss"].isnan()
     torch.testing.assert_close(net.state_dict(), expected.state_dict(), rtol=0, atol=0)
 
 
@@ -184,9 +186,8 @@ def test_infer_answers_rows_with_what_the_newest_weights_say_and_the_core_state_
         )
         for seed in range(2)
     ]
-    training = types.SimpleNamespace(generator=torch.Generator().manual_seed(3))
     feed = types.SimpleNamespace(acting=lambda: iter(waiting))
-    monobeast.infer(training, feed, PublishedWeights(net, 7))
+    monobeast.infer(feed, PublishedWeights(net, 7), torch.Generator().manual_seed(3))
     noise = torch.Generator().manual_seed(3)
     for asked, (action, policy_logits, baseline, version, core_state) in zip(waiting, answers, strict=True):
         with torch.no_grad():
@@ -203,7 +204,7 @@ def test_learn_updates_on_each_rollout_and_publishes_the_weights_after_it_until_
     learner = Learner(straight, monobeast.make_optimizer(flags, straight), max_bad_updates=1)
     expected = []
     for batch, core_state in batches[:2]:
-        learner.count(learner.measure(batch) | monobeast.update(flags, learner, batch, core_state))
+        learner.count(learner.measure(batch), monobeast.update(flags, learner, batch, core_state))
         expected.append((learner.updates, copy.deepcopy(straight.state_dict())))
 
     net = new_net(flags)
@@ -218,29 +219,30 @@ def test_learn_updates_on_each_rollout_and_publishes_the_weights_after_it_until_
     monobeast.learn(training, types.SimpleNamespace(rollouts=lambda: iter(batches)), weights)
     torch.testing.assert_close(published, expected, rtol=0, atol=0)
     assert [version for version, _ in published] == [1, 2] and learner.steps == 2 * 5 * 4
-    assert all(isinstance(stats["losses/total_loss"], float) for stats in recorded)
+    assert all(isinstance(counted, Counted) and not counted.is_bad for counted in recorded)
+    assert all(isinstance(counted.metrics["losses/total_loss"], float) for counted in recorded)
 
 
 def test_the_value_head_follows_the_returns_and_no_value_changes_with_its_statistics():
     torch.manual_seed(1)
-    head, features = monobeast.ValueHead(5), torch.randn(3, 4, 5)
+    head, features = ValueHead(5), torch.randn(3, 4, 5)
     values = head(features)
     returns = -700 + 160 * torch.randn(5000, 1) + 120 * torch.randn(5000, 80)  # deviation 200, within updates and among
     for update, batch in enumerate(returns):
-        head.observe(batch.mean(), batch.std(correction=0), torch.tensor(update % 10 == 0))
+        head.observe(ReturnMoments(batch.mean(), batch.std(correction=0)), torch.tensor(update % 10 == 0))
         assert update != 0 or (head.deviation == 1 and head.mean == 0), "a bad update leaves them alone"
-        head.observe(torch.tensor(torch.nan), torch.tensor(torch.inf), torch.tensor(True))
+        head.observe(ReturnMoments(torch.tensor(torch.nan), torch.tensor(torch.inf)), torch.tensor(True))
     assert head.mean.item() == pytest.approx(-700, rel=0.03)
     assert head.deviation.item() == pytest.approx(200, rel=0.12)
     torch.testing.assert_close(head(features), values, rtol=0, atol=0.02)
     for statistic, value in ((head.mean, 1e4), (head.variance, 100.0), (head.deviation, 10.0)):
         statistic.fill_(value)
     for _ in range(3000):  # returns that hardly differ, far from 0
-        head.observe(torch.tensor(1e4), torch.tensor(10.0), torch.tensor(False))
+        head.observe(ReturnMoments(torch.tensor(1e4), torch.tensor(10.0)), torch.tensor(False))
         assert head.deviation.item() == pytest.approx(10, rel=0.2)
-    head = monobeast.ValueHead(5)
+    head = ValueHead(5)
     for _ in range(10_000):  # a task without any reward
-        head.observe(torch.tensor(0.0), torch.tensor(0.0), torch.tensor(False))
+        head.observe(ReturnMoments(torch.tensor(0.0), torch.tensor(0.0)), torch.tensor(False))
     assert head.deviation.item() == pytest.approx(head.LEAST_DEVIATION)
 
 
@@ -267,7 +269,7 @@ def test_with_normalized_returns_an_update_is_the_same_in_every_unit_of_the_rewa
 
 def test_a_value_head_takes_the_weights_of_one_without_statistics_and_says_the_same():
     torch.manual_seed(1)
-    plain, head, features = torch.nn.Linear(5, 1), torch.nn.ModuleList([monobeast.ValueHead(5)]), torch.randn(3, 4, 5)
+    plain, head, features = torch.nn.Linear(5, 1), torch.nn.ModuleList([ValueHead(5)]), torch.randn(3, 4, 5)
     head.load_state_dict({f"0.{name}": value for name, value in plain.state_dict().items()})
     assert torch.equal(head[0](features), plain(features))
 
@@ -276,12 +278,12 @@ def test_an_update_shows_its_returns_to_the_value_head_unless_it_is_bad():
     flags = new_flags(normalize_returns="on")
     net = new_net(flags)
     learner = Learner(net, monobeast.make_optimizer(flags, net), max_bad_updates=1)
-    stats = monobeast.update(flags, learner, rows(0), ())
+    outcome = monobeast.update(flags, learner, rows(0), ())
     seen = net.baseline.mean.item()
-    assert seen == pytest.approx(net.baseline.RATE * stats["losses/return_mean"].item()) != 0
+    assert seen == pytest.approx(net.baseline.RATE * outcome.metrics["losses/return_mean"].item()) != 0
     batch = rows(1)
     batch["reward"][2, 3] = torch.nan
-    assert monobeast.update(flags, learner, batch, ())["is_bad"]
+    assert monobeast.update(flags, learner, batch, ()).is_bad
     assert net.baseline.mean.item() == seen
 
 
@@ -290,7 +292,7 @@ def test_a_void_transition_is_no_step():
     batch["terminated"][2, 1] = batch["done"][3, 1] = True  # NEXT_STEP: row 2 is final
     batch["truncated"][2, 2] = batch["done"][2, 2] = batch["truncated"][5, 0] = True  # no void transition
     learner = Learner(net, torch.optim.SGD(net.parameters()), 1)
-    assert learner.measure(batch)["steps"] == 5 * 4 - 1
+    assert learner.measure(batch).steps == 5 * 4 - 1
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
@@ -298,3 +300,54 @@ def test_the_optimizer_has_the_numbers_of_the_flags(optimizer):
     flags = new_flags(optimizer=optimizer, optimizer_epsilon=3e-4, rmsprop_alpha=0.7)
     found = monobeast.make_optimizer(flags, new_net(flags)).defaults
     assert found["eps"] == 3e-4 and found.get("alpha", 0.7) == 0.7
+
+
+def net_of_images_and_vectors(flags: monobeast.Flags) -> tuple[monobeast.Net, dict]:
+    """A net in training mode with all statistics that there are, and a batch for it."""
+    torch.manual_seed(1)
+    parts = {"image": spaces.Box(0, 255, (2, 12, 12), np.uint8), "vector": OBSERVATIONS["obs"]}
+    net, batch = monobeast.Net(parts, ACTIONS, flags), rows(0)
+    image = torch.randint(256, (6, 4, 2, 12, 12), dtype=torch.uint8)
+    return net, {**batch, "obs": {"image": image, "vector": batch["obs"]["obs"]}}
+
+
+@pytest.mark.parametrize("changes", [{}, {"core": "lstm"}, {"value_net": "separate"}])
+def test_forward_changes_nothing_and_observe_changes_the_statistics_of_observations_alone(changes):
+    flags = new_flags(normalize_observations=True, normalize_returns="on", **changes)
+    net, batch = net_of_images_and_vectors(flags)
+    core_state = tuple(torch.randn_like(part) for part in net.initial_state(4))
+
+    def changed(act) -> set[str]:
+        before = copy.deepcopy(net.state_dict())
+        act()
+        return {name for name, x in net.state_dict().items() if not torch.equal(x, before[name])}
+
+    assert net.training and torch.is_grad_enabled()
+    net.observe(batch["obs"])
+    assert not changed(lambda: net(batch, core_state)[1].sum().backward())
+    assert not changed(lambda: monobeast.compute_loss(flags, net, batch, core_state)[0].backward())
+    batch = {**batch, "obs": map_tensors(lambda x: x // 2, batch["obs"])}
+    encoders = [f"encoders.{index}" for index in range(2)]
+    encoders += [f"value_{encoder}" for encoder in encoders if "value_net" in changes]
+    statistics = ("count", "mean", "variance", "scale", "offset")
+    expected = {f"{encoder}.center.{name}" for encoder in encoders for name in statistics}
+    assert changed(lambda: net.observe(batch["obs"])) == expected
+    assert expected < {name for name, _ in net.named_buffers()}
+
+
+def test_an_update_shows_the_whole_batch_to_its_net_once_after_all_of_its_steps(monkeypatch):
+    flags = new_flags(normalize_observations=True, epochs=3, minibatches=2)
+    net, batch = net_of_images_and_vectors(flags)
+    learner = Learner(net, monobeast.make_optimizer(flags, net), max_bad_updates=1)
+    observed = []
+
+    def observe(observations, original=net.observe):
+        observed.append((observations, learner.optimizer.state[net.policy.weight]["step"].item()))
+        original(observations)
+
+    monkeypatch.setattr(net, "observe", observe)
+    monobeast.update(flags, learner, batch, ())
+    ((observations, steps),) = observed
+    assert steps == 3 * 2 and observations.keys() == batch["obs"].keys()
+    assert all(torch.equal(observations[name], x) for name, x in batch["obs"].items())
+    assert [encoder.center.count.item() for encoder in net.encoders] == [4, 6 * 4], "of images the last row"

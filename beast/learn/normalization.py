@@ -35,7 +35,7 @@ class Observations(nn.Module):
         self.categories = None
         if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
             self.categories = spaces.MultiDiscrete(category_sizes(space))
-            self.register_buffer("start", torch.as_tensor(space.start), persistent=False)
+            self.register_buffer("start", torch.as_tensor(space.start).flatten(), persistent=False)
         self.unit = 1 / 255 if space.dtype == np.uint8 and not self.categories else 1.0
         self.shape: tuple[int, ...] = (spaces.flatdim(space) if self.categories else math.prod(space.shape),)
         if is_image:
@@ -85,14 +85,17 @@ class Observations(nn.Module):
         self.offset.copy_(-self.mean * self.scale / self.unit)
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *arguments):
-        """Statistics of another shape begin anew. A net that was trained without statistics stays without."""
+        """Statistics of another shape begin anew."""
         if f"{prefix}mean" not in state_dict:
-            owner = prefix[: prefix.rstrip(".").rfind(".") + 1]
-            had_statistics = state_dict.pop(f"{prefix}count", None) is not None
-            if not had_statistics and any(name.startswith(owner) for name in state_dict):
-                for name in STATISTICS:
-                    self.register_buffer(name, None)
+            state_dict.pop(f"{prefix}count", None)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+
+def without_statistics(encoder: nn.Module, weights: dict, prefix: str, *others) -> None:
+    """An encoder's hook before it loads `weights`: if they were trained without statistics, its `center` has none."""
+    if f"{prefix}head.0.weight" in weights and f"{prefix}center.count" not in weights:
+        for name in STATISTICS:
+            encoder.center.register_buffer(name, None)
 
 
 class ReturnMoments(NamedTuple):

@@ -83,6 +83,7 @@ class Training:
         self._evaluated: dict[str, float] = {}  # metrics for the next row
         self.latest: dict[str, float] = {}  # the last row of metrics
         self._gathered: list[Counted] = []  # updates since then
+        self._save_beside: Callable[[], None] | None = None
         self.profile = Profile()
         self.profile.workers["learner"] = lambda: learner.laps.seconds
         self.profile.cores |= {"process": time.process_time, "learner": lambda: learner.laps.cpu_seconds}

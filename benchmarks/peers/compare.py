@@ -78,6 +78,7 @@ class Options:
 
 def main(options: Options) -> None:
     import monobeast
+    from beast.envs.probe import probe_env
     from beast.machine import cpu_model, usable_cores
     from beast.run.directory import code_version
 
@@ -127,7 +128,7 @@ def main(options: Options) -> None:
         "command": "python benchmarks/peers/compare.py " + " ".join(map(shlex.quote, sys.argv[1:])),
         "commit": commit,
         "hardware": f"{cpu_model()}, {usable_cores()} cores",
-        "atari_backend": monobeast.probe_env(monobeast.create_env, flags).atari_backend,
+        "atari_backend": probe_env(monobeast.create_env, flags).atari_backend,
         "versions": [versions(python) for python in pythons],
         "best": best,
         "sweeps": sweeps,

@@ -1,0 +1,191 @@
+"""The feed of shared memory, without processes or a net: which slot, row and column holds what, and who may have it."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import pytest
+import torch
+
+from beast.clock import Laps
+from beast.envs.rows import ROW_FIELDS
+from beast.feeds import shared_memory
+from beast.feeds.feed import Consumer
+from beast.feeds.memory import RolloutMemory
+from beast.feeds.shared_memory import SharedMemoryFeed
+from beast.feeds.slots import SlotTensors
+
+T, K = 3, 2
+FIELDS = {
+    "obs/obs": ((1,), "float32"), **{name: ((), field.dtype) for name, field in ROW_FIELDS.items() if field.dtype},
+    "action": ((), "int64"), "policy_logits": ((2,), "float32"),
+}  # fmt: skip
+
+
+class Counting:
+    """Actors whose environments show 100 · group + 10 · life + column in hundreds, and count their rows."""
+
+    total_restarts, workers, processes = 0, {}, ()
+
+    def __init__(self, memory: RolloutMemory, num_groups: int):
+        self.memory, self.num_groups = memory, num_groups
+        self.ready, self.lost = collections.deque(range(num_groups)), []
+        self.lives, self.rows, self.acted = [0] * num_groups, [0] * num_groups, collections.defaultdict(list)
+        self.at_once = 1
+
+    def go(self, group: int, slot: int, row: int) -> None:
+        fields = self.memory.row(slot, row)
+        if row == 0:
+            self.rows[group] = 0
+        else:
+            self.rows[group] += 1
+            self.acted[group].append(fields["action"].tolist())
+        for name in ("reward", "done", "terminated", "truncated", "episode_return", "episode_step"):
+            fields[name][...] = 0
+        fields["obs"]["obs"][:, 0] = shown(group, self.lives[group], np.arange(K), self.rows[group])
+        self.ready.append(group)
+
+    def wait(self, timeout: float) -> tuple[list[int], list[int]]:
+        lost, self.lost = self.lost, []
+        return [self.ready.popleft() for _ in range(min(self.at_once, len(self.ready)))], lost
+
+    def lose(self, group: int) -> None:
+        """Its environments break while the group waits for actions, or steps."""
+        self.lives[group] += 1
+        self.lost.append(group)
+        if group in self.ready:
+            self.ready.remove(group)
+        self.ready.append(group)
+
+    def wake(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def shown(group: int, life: int, column, row):
+    """What an environment shows in a row of its life."""
+    return 1000 * (100 * group + 10 * life + column) + row
+
+
+class Run:
+    """A feed of so many groups; each core state counts the rows of its environment, and each action is shown % 7."""
+
+    def __init__(self, num_groups=2, num_slots=4, batch_width=K, is_twin=False, max_policy_lag=0, monkeypatch=None):
+        self.memory = RolloutMemory(FIELDS, num_slots, T, K)
+        self.actors = Counting(self.memory, num_groups)
+        self.update, self.games = 0, []
+        consumer = Consumer(
+            torch.device("cpu"), (torch.zeros(1, 1, 1),), lambda: self.update, self.games.append, Laps(), max_policy_lag
+        )
+        if monkeypatch:
+            monkeypatch.setattr(shared_memory, "SlotTensors", lambda *args: SlotTensors(*args, is_twin=is_twin))
+        self.feed = SharedMemoryFeed(consumer, self.memory, self.actors, batch_width, joins_groups=True)
+
+    def act(self, turns: int = 100) -> None:
+        """Answer the rows of so many turns of the actors, or until no group gets any further."""
+        for _ in range(turns):
+            if groups := self.feed._ready_groups():
+                self.answer(self.feed._rows(groups))
+            elif not self.actors.ready:
+                return
+
+    def answer(self, rows) -> None:
+        seen = rows.inputs["obs"]["obs"][..., 0]  # [1, N]
+        logits = torch.stack([seen, -seen], dim=-1)
+        state = (rows.core_state[0] + 1,)
+        rows.answer(seen.long() % 7, logits, seen, self.update, state)
+
+    def rollouts(self, count: int | None = None) -> list[tuple[dict, tuple]]:
+        """Copies of all full rollouts, or of the first `count`."""
+        found = []
+        for rollout, state in self.feed.rollouts(limit=0.0):
+            check(rollout, state)
+            found.append((rollout["obs"]["obs"][..., 0].clone(), state[0].clone()))
+            if len(found) == count:
+                break
+        return found
+
+
+def check(rollout: dict, state: tuple) -> None:
+    """Consecutive rows of one life each, the actions and outputs of the row before, and the state before row 0."""
+    seen = rollout["obs"]["obs"][..., 0]  # [T+1, B]
+    assert (seen.diff(dim=0) == 1).all(), "consecutive rows"
+    torch.testing.assert_close(rollout["action"][1:], seen[:-1].long() % 7)
+    torch.testing.assert_close(rollout["baseline"][1:], seen[:-1])
+    torch.testing.assert_close(rollout["policy_logits"][1:, :, 1], -seen[:-1])
+    who = shown(rollout["group"], rollout["life"], rollout["env_number"], 0)
+    torch.testing.assert_close(seen[0] - who[0], state[0][0, :, 0], check_dtype=False)
+    assert (who == who[0]).all() and (seen // 1000 == who // 1000).all()
+    begins = seen[0] == who[0]
+    for name in ("action", "baseline", "policy_version"):
+        assert (rollout[name][0][begins] == 0).all(), "no action led to the first row"
+    torch.testing.assert_close(rollout["baseline"][0][~begins], seen[0][~begins] - 1)
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("is_twin", [False, True])
+@pytest.mark.parametrize("batch_width", [1, 2, 4])
+def test_every_row_column_and_core_state_is_of_its_own_group(monkeypatch, batch_width, is_twin, at_once):
+    run, found = Run(2, 4, batch_width, is_twin, monkeypatch=monkeypatch), []
+    run.actors.at_once = at_once
+    for _ in range(6):
+        run.act()
+        found += run.rollouts()
+    seen = torch.cat([rows for rows, _ in found], dim=1)
+    assert len(seen.unique()) >= 2 * K * 6 * T, "each row of each environment"
+    for group, acted in run.actors.acted.items():
+        rows = torch.arange(len(acted)).unsqueeze(1)
+        assert acted == (shown(group, 0, torch.arange(K), rows) % 7).tolist(), "an actor reads its own actions"
+
+
+def test_an_observation_is_not_overwritten_before_it_is_trained_on():
+    run = Run(num_groups=1, num_slots=2)
+    run.act()
+    rollouts = run.feed.rollouts(limit=0.0)
+    for _ in range(4):
+        rollout, _ = next(rollouts)
+        before = rollout["obs"]["obs"].clone()
+        run.act()
+        assert torch.equal(rollout["obs"]["obs"], before)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_groups_that_are_lost_again_and_again_leave_no_slot_behind_and_none_to_two(is_full):
+    run = Run(num_groups=2, num_slots=3)
+    for _ in range(5):
+        for group in (0, 1):
+            # A group whose slot is full waits for a free one; the full one is the learner's.
+            run.act(turns=100 if is_full else 3)
+            run.actors.lose(group)
+        run.act()
+        assert run.rollouts()
+        slots = run.feed.slots
+        owned = [group.slot for group in run.feed.groups if group.row < T and group.slot != shared_memory.NO_SLOT]
+        assert sorted([*slots.free, *slots._full, *owned]) == sorted({*slots.free, *slots._full, *owned})
+    run.act()
+    run.rollouts()
+    run.act()
+    assert run.feed.groups[0].life == run.feed.groups[1].life == 5
+    found = torch.cat([rows for rows, _ in run.rollouts()], dim=1)
+    assert set((found // 100_000).flatten().tolist()) == {0, 1}, "both still run"
+
+
+def test_a_rollout_is_as_old_as_its_oldest_action_and_its_last_update():
+    run = Run(num_groups=1, num_slots=2, batch_width=1, max_policy_lag=4)
+    run.act(turns=3)  # row 0, and the first two actions
+    run.update = 3  # with a second update on the same slot the lag is 4
+    run.act()
+    assert len(run.rollouts(2)) == 2 and run.feed.dropped_rollouts == 0
+    run = Run(num_groups=1, num_slots=2, batch_width=1, max_policy_lag=4)
+    run.act(turns=3)
+    run.update = 4
+    run.act()
+    assert len(run.rollouts()) == 2 and run.feed.dropped_rollouts == 1, "the next one is of the new weights"
+    for dropped in (3, 5, 7):
+        run.act()
+        run.update += 4
+        assert not run.rollouts() and run.feed.dropped_rollouts == dropped, "and their slots are free again"
+    assert len(run.games) == 8, "games are told all the same"
