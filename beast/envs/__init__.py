@@ -1,7 +1,5 @@
 """Environments made by their id, stepped in groups, written in place into rollouts. Nothing in here imports torch."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import importlib

@@ -1,7 +1,5 @@
 """Atari games on Beast's emulator or on ale-py's, and MinAtar games without MinAtar's plotting libraries."""
 
-from __future__ import annotations
-
 import os
 import re
 

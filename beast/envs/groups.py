@@ -1,7 +1,5 @@
 """Groups: environments stepped together, each result written in place into a row of a rollout."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Frame skip, gray, scale and stack for images: of single environments, and of vector envs in color."""
 
-from __future__ import annotations
-
 import gymnasium
 import numpy as np
 from gymnasium import spaces, wrappers

@@ -1,7 +1,5 @@
 """What `create_env` makes, found out and checked by making some of it."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections.abc import Callable

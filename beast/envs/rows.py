@@ -1,7 +1,5 @@
 """What a row of a rollout holds: one table of its fields. docs/rollout.md says what each means."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 from beast.envs.spaces import EnvSpaces, action_shape_dtype, observation_field, policy_width

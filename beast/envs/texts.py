@@ -1,7 +1,5 @@
 """Texts among observations, which no encoder here reads."""
 
-from __future__ import annotations
-
 import gymnasium
 from gymnasium import spaces, wrappers
 

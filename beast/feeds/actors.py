@@ -1,7 +1,5 @@
 """What the actors of this machine are to a feed, and the parent that starts, watches and restarts their processes."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Env servers that a learner starts on its own machine."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

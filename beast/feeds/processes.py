@@ -1,7 +1,5 @@
 """Child processes out of the reach of Ctrl-C: their restarts, their CPU time, and the end of what they started."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl

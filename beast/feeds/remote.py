@@ -1,7 +1,5 @@
 """The feed of env servers: libbeast's batcher, queue and streams."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

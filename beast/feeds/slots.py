@@ -1,7 +1,5 @@
 """The slots of a rollout memory: who owns each, and their tensors on the device where the net computes."""
 
-from __future__ import annotations
-
 import collections
 import threading
 

@@ -1,7 +1,5 @@
 """The env server that dials learners: a gRPC stream for each group of environments (csrc/rpcenv.proto). No torch."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import queue

@@ -1,7 +1,5 @@
 """The env server: a gRPC stream for each group of environments that a learner drives (csrc/rpcenv.proto). No torch."""
 
-from __future__ import annotations
-
 import hmac
 import os
 import socket

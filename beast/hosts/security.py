@@ -1,7 +1,5 @@
 """Who may connect: addresses, tokens, certificates."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import os

@@ -1,7 +1,5 @@
 """A group of environments as an env server serves it: its hello, its rows as they lie on the wire, its end."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

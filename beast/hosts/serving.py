@@ -1,7 +1,5 @@
 """The life of an env server's process: it serves until it is told to stop, and starts again where it shall."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

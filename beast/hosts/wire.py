@@ -4,8 +4,6 @@ The messages are built when this is imported, so that an env host needs neither 
 them with csrc/rpcenv.proto. Nothing here imports torch.
 """
 
-from __future__ import annotations
-
 import json
 import math
 
