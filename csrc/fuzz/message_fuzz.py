@@ -57,7 +57,7 @@ def read_hello(data: bytes) -> None:
 def read_actions(data: bytes) -> None:
     message = wire.Array.FromString(data)
     for action in (((2,), "float32"), None):
-        env_server._checked_actions(message, Group(action))
+        served_group._checked_actions(message, Group(action))
 
 
 def read_spaces(data: bytes) -> None:
