@@ -555,7 +555,7 @@ def test_connections_that_say_nothing_end_and_shut_nobody_out(tmp_path, monkeypa
 
 def test_a_learner_that_leaves_while_environments_are_reset_does_not_end_the_server(tmp_path, monkeypatch):
     address, ends = f"unix:{tmp_path / 'envs'}", []
-    monkeypatch.setattr(env_server.EnvServer, "_end_stuck", lambda self, peer: ends.append(peer))
+    monkeypatch.setattr(served_group, "end_stuck", lambda peer, log: ends.append(peer))
     lines: list[str] = []
     server = env_server.EnvServer(
         lambda: SlowToReset(envs.make("CartPole-v1", 2)), address, stuck_seconds=0.1, log=lines.append
@@ -578,7 +578,7 @@ class SlowToStep(served_group.VectorEnvGroup):
 
 def test_a_server_ends_where_an_environment_still_steps_long_after_its_learner_left(tmp_path, monkeypatch):
     address, ends = f"unix:{tmp_path / 'envs'}", []
-    monkeypatch.setattr(env_server.EnvServer, "_end_stuck", lambda self, peer: ends.append(peer))
+    monkeypatch.setattr(served_group, "end_stuck", lambda peer, log: ends.append(peer))
     server = env_server.EnvServer(lambda: SlowToStep(envs.make("CartPole-v1", 2)), address, stuck_seconds=0.2)
     server.start()
     with Stream(address) as stream:

@@ -1,7 +1,5 @@
 """What the actors of this machine are to a feed, and the parent that starts, watches and restarts their processes."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses
@@ -11,9 +9,8 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from beast.errors import WorkerFailure
 from beast.feeds.actor import ACTOR_ARGUMENT, GO, READY, Actor
@@ -58,34 +55,9 @@ class ActorProcess(Child):
         return {**seconds, stage: seconds[stage] + time.monotonic() - since}
 
 
-class Actors(Protocol):
-    """What steps the groups of environments of a feed. Used by one thread, but for `wake` and `close`."""
-
-    num_groups: int
-    total_restarts: int  # of lost environments, so far
-    workers: dict[str, Callable[[], dict[str, float]]]  # a name, and a function that gives the seconds by stage so far
-
-    @property
-    def processes(self) -> Sequence[Child]:
-        """Whose CPU time counts."""
-
-    def go(self, group: int, slot: int, row: int) -> None:
-        """Have the group write this row of this slot, by the actions in it; row 0 begins new episodes."""
-
-    def wait(self, timeout: float) -> tuple[list[int], list[int]]:
-        """Groups that are ready and groups that were lost since the last call; waits up to `timeout` seconds.
-
-        A lost group is ready again with new environments, which were never reset."""
-
-    def wake(self) -> None:
-        """Make `wait` return now."""
-
-    def close(self) -> None:
-        """Stop all, and wait for their end."""
-
-
 class ActorProcesses:
-    """Starts, watches, restarts and stops the actor processes (see `Actors`)."""
+    """Starts, watches, restarts and stops the actor processes, which step the groups of environments of a feed. Used by
+    one thread, but for `wake` and `close`."""
 
     def __init__(self, script: str, flags, memory: RolloutMemory, num_groups: int, seed: Callable, log: Callable):
         """`seed(group, life)` gives the seed of a group's environments in its nth life (0 at first).
@@ -96,8 +68,9 @@ class ActorProcesses:
         self.script, self.flags, self.memory, self.seed, self.log = script, flags, memory, seed, log
         # A thread that starts an actor again may have more niceness of its own, which the actor would inherit.
         self.niceness = os.getpriority(os.PRIO_PROCESS, 0) + flags.actor_niceness
-        self.timeout, self.num_groups, self.total_restarts = flags.env_timeout, num_groups, 0
+        self.timeout, self.num_groups = flags.env_timeout, num_groups
         self.groups_per_actor = num_groups // flags.num_actors
+        self.total_restarts = 0  # of lost environments, so far
         self._selector = selectors.DefaultSelector()
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_sender.setblocking(False)
@@ -114,7 +87,8 @@ class ActorProcesses:
             raise
 
     def go(self, group: int, slot: int, row: int) -> None:
-        """See `Actors`. Ignores an actor that has died: `wait` reports it."""
+        """Have the group write this row of this slot, by the actions in it; row 0 begins new episodes. Ignores an actor
+        that has died: `wait` reports it."""
         process = self.processes[group // self.groups_per_actor]
         if process.popen is None:
             return
@@ -127,8 +101,9 @@ class ActorProcesses:
             process.connection.sendall(GO.pack(group, slot, row))
 
     def wait(self, timeout: float) -> tuple[list[int], list[int]]:
-        """See `Actors`. Raises WorkerFailure, with its traceback, for an actor that was restarted too often or never
-        worked."""
+        """Groups that are ready and groups that were lost since the last call; waits up to `timeout` seconds. A lost
+        group is ready again with new environments, which were never reset. Raises WorkerFailure, with its traceback,
+        for an actor that was restarted too often or never worked."""
         ready, lost = [], []
         for key, _ in self._selector.select(timeout):
             process = key.data
@@ -172,6 +147,7 @@ class ActorProcesses:
         return [group for group in ready if group not in lost], lost
 
     def wake(self) -> None:
+        """Make `wait` return now."""
         with contextlib.suppress(OSError):  # a full socket wakes it too, and a closed one needs no waking
             self._wake_sender.send(b"\0")
 
@@ -261,7 +237,7 @@ class ActorProcesses:
 
 
 class LocalActors(Actor):
-    """All groups in this process and in one fixed order (`--deterministic`); see `Actors`."""
+    """All groups in this process and in one fixed order (`--deterministic`), with the interface of ActorProcesses."""
 
     processes: list = []
     workers: dict = {}
@@ -281,3 +257,6 @@ class LocalActors(Actor):
 
     def wake(self) -> None:
         pass
+
+
+Actors = ActorProcesses | LocalActors

@@ -1,7 +1,5 @@
 """What a feed is: rows for the agent to act on, rollouts to train on, whatever carries them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The feed of env servers: libbeast's batcher, queue and streams."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
@@ -46,7 +44,7 @@ class RemoteFeed(Feed):
         self._log_lost = Throttled(log, LOST_PER_MINUTE, 60.0) if listener else log
         self.workers = {"streams": self._stream_seconds}
         self.cores = {"envs": partial(cpu_seconds_of_children, servers.processes)} if servers else {}
-        self.num_streams, self.closed = listener.max_streams if listener else len(addresses), threading.Event()
+        self.num_streams = listener.max_streams if listener else len(addresses)
         self._num_measured = 1 if listener else self.num_streams  # most at a time so far
         num_rows = group_width * self.num_streams
         self.queue = libbeast.BatchingQueue(

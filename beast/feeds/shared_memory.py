@@ -1,7 +1,5 @@
 """The feed of one machine: actors write rows into shared memory, where inference and the learner read them."""
 
-from __future__ import annotations
-
 import collections
 import time
 from collections.abc import Iterator

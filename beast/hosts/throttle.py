@@ -1,7 +1,5 @@
 """Logs of an env host and of who is called by one: no caller fills a disk."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import sys
