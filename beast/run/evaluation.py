@@ -167,12 +167,13 @@ class Evaluations:
         popen = self._process.popen
         if popen is None:
             return {}
-        limit = max(self._seconds, LEAST_PATIENCE)
         if popen.poll() is None:
             self._process.bound_output()
-            if time.monotonic() < self._process.started_at + limit:
-                return {}
-            self._log(self._process.end(0, f"took more than {limit / 60:g} minutes: fewer --eval_episodes take less"))
+            limit = max(self._seconds, LEAST_PATIENCE)
+            if time.monotonic() >= self._process.started_at + limit:
+                self._log(
+                    self._process.end(0, f"took more than {limit / 60:g} minutes: fewer --eval_episodes take less")
+                )
             return {}
         how = self._process.end(0)
         found = read_json(self._result_path, missing=None)
