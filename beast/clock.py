@@ -53,8 +53,7 @@ class Profile:
         self._begin = self._before = self._read()
 
     def shares(self, seconds: float) -> dict[str, float]:
-        """`time/<kind>_<stage>`: the share of the stage in the `seconds` since the last call; `cores/<name>`: the
-        number of cores that were busy with it."""
+        """`time/<kind>_<stage>`: its share of the `seconds` since the last call; `cores/<name>`: busy cores."""
         shares: dict[str, list[float]] = {}
         before, self._before = self._before, self._read()
         for (worker, stage), total in self._before.items():
@@ -64,8 +63,7 @@ class Profile:
         return {name: fmean(values) for name, values in shares.items()}
 
     def table(self, seconds: float) -> str:
-        """A line for each worker with its stages in percent of these `seconds` of wall time since `begin`, and a line
-        with the number of busy cores."""
+        """Each worker's stages in percent of the `seconds` of wall time since `begin`, and the number of busy cores."""
         columns: dict[str, list[str]] = {worker: [] for worker in (*self.workers, CORES)}
         for (worker, stage), total in self._read().items():
             share = (total - self._begin.get((worker, stage), 0.0)) / seconds

@@ -115,8 +115,7 @@ def num_learner_threads(flags) -> int:
 
 
 def yield_cores(device: torch.device, niceness: int) -> None:
-    """Add to this thread's niceness, so that the learner gets a core first where it computes on the CPU. On Linux only:
-    elsewhere a process has one niceness."""
+    """Let a learner that computes on the CPU have a core before this thread. Only on Linux do threads have niceness."""
     if device.type == "cpu" and sys.platform == "linux":
         os.nice(niceness)
 

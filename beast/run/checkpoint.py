@@ -104,8 +104,7 @@ def load_weights(net: torch.nn.Module, weights: dict[str, torch.Tensor], path: s
 
 
 def load_fitting_weights(net: torch.nn.Module, path: str | os.PathLike) -> str:
-    """Give the net those weights of the checkpoint at `path` that fit, and say which did not. Raises InputError if none
-    does."""
+    """Give the net the weights of this checkpoint that fit, and say which did not. Raises InputError if none does."""
     weights = load(path, "--init_from")["net"]
     fitting, found = fitting_weights(net, weights), differences(net, weights)
     if not fitting:

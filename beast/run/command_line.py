@@ -60,8 +60,7 @@ def read_source(flags_class: type) -> dict[str, Flag]:
 
 
 def take_preset(arguments: list[str], known: Mapping[str, dict[str, Any]]) -> tuple[dict[str, Any], list[str]]:
-    """The flags of `--preset NAME` among the arguments, and the arguments without it. Raises InputError for a name
-    that is not `known`."""
+    """The flags of `--preset NAME`, and the arguments without it. Raises InputError for a name that is not `known`."""
     flags: dict[str, Any] = {}
     rest: list[str] = []
     words = iter(arguments)

@@ -110,8 +110,7 @@ def refuse_contradictions(path: Path, config: Mapping, resume_free: Collection[s
 
 
 def program_of(variant: str) -> str:
-    """The file beside Beast's package that trains runs of a variant: `<variant>.py` or `<variant>beast.py`. Where there
-    is none, it is the variant."""
+    """The file beside Beast's package that trains a variant, `<variant>.py` or `<variant>beast.py`, or the variant."""
     names = (f"{variant}.py", f"{variant}beast.py")
     return next((name for name in names if (Path(__file__).parents[2] / name).is_file()), variant)
 

@@ -273,16 +273,14 @@ def check_server_flags(flags: F, batch_width: int, widths_known: bool = True) ->
 
 
 def check_flags(flags: F, limits: Mapping[str, tuple]) -> F:
-    """An agent's flags, with `env_kwargs` as JSON writes it. Raises InputError for the first one that is malformed or
-    outside the limits of all runs, or the agent's own `limits`."""
+    """An agent's flags, with `env_kwargs` as JSON writes it. Raises InputError for one outside its limits."""
     flags = replace(flags, env_kwargs=check_env_flags(flags))
     check_limits(flags, {**RUN_LIMITS, **(ACTOR_LIMITS if isinstance(flags, ActorFlags) else {}), **limits})
     return flags
 
 
 def check_limits(flags, limits: Mapping[str, tuple]) -> None:
-    """Raise InputError for the first flag outside its limits (lowest, highest), or (lowest, highest, remedy); NaN is
-    outside of any."""
+    """Raise InputError for a flag outside its limits, (lowest, highest) or (lowest, highest, remedy); NaN always is."""
     for name, (lowest, highest, *remedy) in limits.items():
         value = getattr(flags, name)
         if not lowest <= value <= highest:
@@ -323,8 +321,7 @@ def check_slots(flags, groups: int) -> int:
 
 
 def run_name(variant: str, flags: RunFlags) -> str:
-    """The run's name as given, or one made of variant, environment, time and seed. Raises InputError where
-    --mode test has none."""
+    """The run's name, given or made of variant, environment, time and seed; InputError where --mode test has none."""
     if flags.mode == "test" and not (flags.name or flags.checkpoint):
         names = [path.parent.name for path in sorted(Path(flags.root).glob("*/checkpoint.pt"), key=os.path.getmtime)]
         there = f"{flags.root} has {', '.join(names[:-11:-1])}" if names else f"{flags.root} has none yet"

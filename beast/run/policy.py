@@ -98,8 +98,7 @@ def load(path: str, agent: str = "") -> Policy:
 
 
 def agent_of(flags: Any, net: nn.Module, variant: str) -> str:
-    """The name of the module with both the flags' class and the net's, else that of the net's: the agent's file without
-    its `.py`."""
+    """The agent's file without its `.py`: the module with both the flags' class and the net's, else the net's."""
     name = type(flags).__module__
     if getattr(sys.modules[name], "Net", None) is not type(net):
         name = type(net).__module__

@@ -134,8 +134,7 @@ class Training:
         return self.learner.steps >= self.flags.total_steps or 0 < 60 * self.flags.total_minutes <= self.seconds()
 
     def record(self, counted: Counted | None, more: dict[str, float] | None = None) -> None:
-        """Take in the numbers of an update, and `more` metrics of the agent's own, and write a row of metrics if one is
-        due. Call it while `updating`."""
+        """Take in an update's numbers and `more` of the agent's; write a row if it is due. Call it while `updating`."""
         if counted and more:
             counted.metrics.update(more)
         self._gather(counted)
