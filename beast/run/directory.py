@@ -135,15 +135,11 @@ def describe_machine() -> dict[str, Any]:
     return {
         "commit": git(code, "rev-parse", "HEAD"),
         "diff": git(code, "diff", "--no-ext-diff", "--no-textconv", "HEAD"),
-        "untracked": untracked_files(code),
-        "versions": versions,
-        "platform": platform.platform(),
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "usable_cores": usable_cores(),
+        "untracked": untracked_files(code), "versions": versions, "platform": platform.platform(),
+        "cpu": cpu_model(), "cores": os.cpu_count(), "usable_cores": usable_cores(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-    }
+    }  # fmt: skip
 
 
 def untracked_files(directory: Path) -> dict[str, str | None]:

@@ -111,16 +111,10 @@ def report(played: list[tuple[float, int]], flags, path: str, steps: int) -> dic
     returns, lengths = (np.array(column) for column in zip(*played))
     standard_error = float(returns.std(ddof=1) / math.sqrt(len(returns))) if len(returns) > 1 else math.nan
     result = {
-        "env": flags.env,
-        "checkpoint": path,
-        "steps": steps,
-        "greedy": flags.greedy,
-        "seed": flags.seed,
-        "mean": float(returns.mean()),
-        "standard_error": standard_error if math.isfinite(standard_error) else None,
-        "returns": returns.tolist(),
-        "lengths_in_steps": lengths.tolist(),
-    }
+        "env": flags.env, "checkpoint": path, "steps": steps, "greedy": flags.greedy, "seed": flags.seed,
+        "mean": float(returns.mean()), "standard_error": standard_error if math.isfinite(standard_error) else None,
+        "returns": returns.tolist(), "lengths_in_steps": lengths.tolist(),
+    }  # fmt: skip
     spread = f" ± {standard_error:.2f} (standard error)" if len(returns) > 1 else ""
     how = f"{'greedy' if flags.greedy else 'sampled'}, seed {flags.seed}, after {steps:,} steps"
     games = f"{len(returns)} whole games" if len(returns) > 1 else "one whole game"
@@ -171,9 +165,8 @@ class Evaluations:
             self._process.bound_output()
             limit = max(self._seconds, LEAST_PATIENCE)
             if time.monotonic() >= self._process.started_at + limit:
-                self._log(
-                    self._process.end(0, f"took more than {limit / 60:g} minutes: fewer --eval_episodes take less")
-                )
+                why = f"took more than {limit / 60:g} minutes: fewer --eval_episodes take less"
+                self._log(self._process.end(0, why))
             return {}
         how = self._process.end(0)
         found = read_json(self._result_path, missing=None)

@@ -134,7 +134,7 @@ class Training:
         return self.learner.steps >= self.flags.total_steps or 0 < 60 * self.flags.total_minutes <= self.seconds()
 
     def record(self, counted: Counted | None, more: dict[str, float] | None = None) -> None:
-        """Take in an update's numbers and `more` of the agent's; write a row if it is due. Call it while `updating`."""
+        """Take in the numbers of an update and `more` of the agent; write a row if due. Call it while `updating`."""
         if counted and more:
             counted.metrics.update(more)
         self._gather(counted)
@@ -314,17 +314,13 @@ class Training:
         row = {name: float(np.mean([metrics[name] for metrics in good if name in metrics])) for name in names}
         row["stats/policy_lag_max"] = max(each.lag_max for each in self._gathered)
         row |= {
-            "frames": learner.steps * self.frames_per_step,
-            "hours": self.seconds() / 3600,
+            "frames": learner.steps * self.frames_per_step, "hours": self.seconds() / 3600,
             "charts/SPS": (learner.steps - self._row_steps) / seconds,
             "charts/learning_rate": learner.optimizer.param_groups[0]["lr"],
-            "stats/bad_updates": learner.bad_updates,
-            "stats/updates": learner.updates,
-            "stats/episodes": learner.episodes,
-            "stats/learner_wait": shares.get("time/learner_wait", 0.0),
-            **shares,
-            **self._feed.measure(seconds, shares),
-        }
+            "stats/bad_updates": learner.bad_updates, "stats/updates": learner.updates,
+            "stats/episodes": learner.episodes, "stats/learner_wait": shares.get("time/learner_wait", 0.0),
+            **shares, **self._feed.measure(seconds, shares),
+        }  # fmt: skip
         if learner.returns:
             row["charts/episodic_return"] = float(np.mean(learner.returns))
             row["charts/episodic_length"] = float(np.mean(learner.lengths))
