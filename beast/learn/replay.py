@@ -256,17 +256,15 @@ class SequenceReplay:
         """Metrics: rows that are stored, their share of the capacity, and priorities that were dropped so far."""
         rows = sum(min(blocks, self.num_blocks) for blocks in self._next_block) * self.unroll_length * self.width
         return {
-            "stats/replay_rows": rows,
-            "stats/replay_fill": rows / self.capacity,
-            "stats/late_priorities": self.late_priorities,
-            "stats/bad_priorities": self.bad_priorities,
-        }
+            "stats/replay_rows": rows, "stats/replay_fill": rows / self.capacity,
+            "stats/late_priorities": self.late_priorities, "stats/bad_priorities": self.bad_priorities,
+        }  # fmt: skip
 
     def save(self, path: Path, version: int) -> None:
         """Write all to an .npz file, whose checksums `load` checks; `version` tells a state of a run from others."""
         counts = {"next_block": self._next_block, "life_began": self._life_began, "version": version}
         counts |= {"last_generation": self._last_generation, "rows": self.rows}
-        arrays: dict[str, Any] = self._stored() | {name: np.array(x) for name, x in counts.items()}
+        arrays: dict[str, Any] = {**self._stored(), **counts}
         replace_file(path, lambda file: np.savez(file, **arrays))
 
     def load(self, path: Path, version: int) -> bool:

@@ -11,16 +11,15 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, make_dataclass
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from dataclasses import field, fields, make_dataclass
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from beast.errors import InputError, exit_with_message
 
 F = TypeVar("F")
 
 
-@dataclass
-class Flag:
+class Flag(NamedTuple):
     """What a class's source says of a flag: its docstring, and the comment that heads its section."""
 
     section: str
@@ -76,9 +75,7 @@ def take_preset(arguments: list[str], known: Mapping[str, dict[str, Any]]) -> tu
     return flags, rest
 
 
-def parse(
-    flags_class: type[F], description: str | None, known: Mapping[str, dict[str, Any]], about: Mapping[str, str]
-) -> F:
+def parse(flags_class: type[F], description: str | None, known: Mapping[str, dict], about: Mapping[str, str]) -> F:
     """Flags from the command line, or of its `--preset`, one of those that are `known`; `about` is what --help says of
     each. `--help`, and an error in the line, end the program."""
     import tyro

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.vector import VectorEnv
 
 from beast.envs.films import Film
 from beast.envs.groups import EnvGroup, finished_episodes
@@ -44,13 +43,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def play(
-    create_env: Callable[[int], VectorEnv], net, episodes: int, seed: int, greedy: bool, video: str = ""
-) -> list[tuple[float, int]]:
+def play(create_env: Callable, net, episodes: int, seed: int, greedy: bool, video: str = "") -> list[tuple[float, int]]:
     """Play `episodes` whole games with a net in eval mode on the CPU; the return and the length in steps of each.
 
-    Each environment plays a fixed share of the games, as the first games to end would be the short ones. `video` is a
-    file to film the first game into, with environments whose render mode is rgb_array.
+    Each of the environments of `create_env(number)` plays a fixed share of the games, as the first games to end would
+    be the short ones. `video` is a file to film the first game into, where their render mode is rgb_array.
     """
     generator = torch.Generator().manual_seed(seed)
     width = min(episodes, 1 if video else 10)
@@ -173,13 +170,12 @@ class Evaluations:
         if popen.returncode or found is None:
             self._log(how)
             return {}
+        error = math.nan if found["standard_error"] is None else found["standard_error"]
         return {
-            "eval/episodic_return": found["mean"],
-            "eval/standard_error": math.nan if found["standard_error"] is None else found["standard_error"],
+            "eval/episodic_return": found["mean"], "eval/standard_error": error,
             "eval/episodic_length": float(np.mean(found["lengths_in_steps"])),
-            "eval/episodes": len(found["returns"]),
-            "eval/step": found["steps"],
-        }
+            "eval/episodes": len(found["returns"]), "eval/step": found["steps"],
+        }  # fmt: skip
 
     def close(self) -> None:
         """Give up the one that runs."""

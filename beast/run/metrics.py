@@ -31,9 +31,7 @@ class Metrics:
     wandb.
     """
 
-    def __init__(
-        self, path: Path, resume_step: int | None, tensorboard: bool = True, track: bool = False, project: str = "beast"
-    ):
+    def __init__(self, path: Path, resume_step: int | None, tensorboard=True, track=False, project="beast"):
         self._wandb = start_wandb(path, project, new=resume_step is None) if track else None
         self._path = path / "metrics.csv"
         purge_step = 0 if resume_step is None else resume_step + 1

@@ -144,7 +144,7 @@ def listen(flags):
 
 
 def common_hello(flags, addresses: list[str], protection: dict) -> dict:
-    """The hello that these env servers share. Raises InputError where they differ, Unreachable where one is."""
+    """The hello that these env servers share. InputError where they differ, Unreachable for one without an answer."""
     timeout = max(flags.env_timeout, CONNECT_SECONDS)
 
     def ask(address: str, answer: Future) -> None:

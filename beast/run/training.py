@@ -77,6 +77,7 @@ class Training:
         self._began, self._seconds_before = time.monotonic(), learner.seconds
         self._signal = 0  # that asked for an end
         self._has_told_bad_inputs = False
+        self._save_beside: Callable[[], None] | None = None
         self._evaluations: Evaluations | None = None
         self._evaluated: dict[str, float] = {}  # metrics for the next row
         self.latest: dict[str, float] = {}  # the last row of metrics
