@@ -306,7 +306,7 @@ class SequenceReplay:
 
 
 def read_array(file: zipfile.ZipFile, name: str, array: np.ndarray | None = None) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and type of an array in an .npz file. Into an `array` of both it is read, a piece at a time."""
+    """Shape and type of an array in an .npz file. An `array` of both is filled with it, a piece at a time."""
     with file.open(f"{name}.npy") as member:
         np.lib.format.read_magic(member)
         shape, _, dtype = np.lib.format.read_array_header_1_0(member)
