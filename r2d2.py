@@ -148,7 +148,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from beast.device import choose_device
+from beast.device import choose_device, helper_thread, keep_freed_memory, yield_cores
 from beast.envs.groups import finished_episodes
 from beast.envs.rows import is_final
 from beast.envs.spaces import EnvSpaces
@@ -167,7 +167,6 @@ from beast.learn.recurrent import Core
 from beast.learn.replay import RatioLimiter, Sample, SequenceReplay, make_replay, resume_replay
 from beast.run import evaluation
 from beast.run.flags import FREE_ON_RESUME, SERVERS_FREE_ON_RESUME, check_flags, check_server_flags, run_name
-from beast.run.hardware import helper_thread, keep_freed_memory, yield_cores
 from beast.run.training import Result, Training, open_feed, prepare
 
 GAIN = math.sqrt(2)  # of orthogonal weights before a ReLU or tanh
