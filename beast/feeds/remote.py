@@ -164,6 +164,7 @@ class RemoteFeed(Feed):
             rollout = dict(zip(ENV_OUTPUTS + AGENT_OUTPUTS, (*env_outputs, *agent_outputs)))  # [T+1, B, …]
             rollout |= split_observations(rollout["obs"])
             obs, numbers = rollout.pop("obs"), rollout.pop("number")
+            del rollout["env_number"]  # shared memory's rollouts have none
             group = int(rollout["group"][0, 0])  # a group wider than a batch comes in parts, in order
             first = self._num_batches[group] * self._batch_width % self._group_width
             self._num_batches[group] += 1
