@@ -879,7 +879,7 @@ def test_a_directory_for_temporary_files_that_is_missing_is_named(monkeypatch):
     def refuse():
         raise FileNotFoundError("No usable temporary directory found")
 
-    monkeypatch.setattr(atari.tempfile, "TemporaryDirectory", refuse)
+    monkeypatch.setattr("tempfile.TemporaryDirectory", refuse)
     with pytest.raises(InputError, match="No usable temporary directory found.*: set TMPDIR"):
         atari.read_palette.__wrapped__()
 
