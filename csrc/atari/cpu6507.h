@@ -3,11 +3,11 @@
 // ALE counts the cycles of a whole instruction before its operand is read or written, and makes no accesses that the
 // instruction does not need. All accesses of an instruction therefore happen at its last cycle.
 //
-// Each opcode is a function that ends with a call of the next opcode's, and the compiler makes a jump of that call. Clang
-// does so because `musttail` asks for it, GCC under -foptimize-sibling-calls, which belongs to -O2 and -O3 but not to
-// -O1. Without it a frame would nest up to 25,000 calls. No macro tells, so check_build() (build_check.h) measures the
-// stack when the module is loaded. At -O0, under GCC's sanitizers and on GPUs nothing nests: there a loop calls the
-// opcodes.
+// Each opcode is a function that ends with a call of the next opcode's, and the compiler makes a jump of that call.
+// Clang does so because `musttail` asks for it, GCC under -foptimize-sibling-calls, which belongs to -O2 and -O3 but
+// not to -O1. Without it a frame would nest up to 25,000 calls. No macro tells, so check_build() (build_check.h)
+// measures the stack when the module is loaded. At -O0, under GCC's sanitizers and on GPUs nothing nests: there a loop
+// calls the opcodes.
 #pragma once
 
 #include <stdint.h>
@@ -214,7 +214,8 @@ HD ALWAYS_INLINE void pass_rounds(Bus& bus, Registers& registers, const uint8_t*
 //
 // Why macros: REQUIRE returns from this function, so whatever may give up has to be one, and so has what is written in
 // such terms: the accesses to memory, the indirect addressing modes, and the table in opcodes.inc, whose lines become
-// `if constexpr` blocks of this function. All else is a function or a lambda.
+// `if constexpr` blocks of this function. All else is a function or a lambda. INLINE_LAMBDA: a lambda that is called
+// holds the addresses of variables, and then the call at the end of the function could not become a jump.
 template <int kOpcode, bool kUsual, class Bus>
 HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
   const uint8_t*& code = registers.code;
@@ -228,68 +229,70 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
   [[maybe_unused]] Word address, high;  // of the operand; `high`: the address's high byte before it is indexed
   [[maybe_unused]] Word m;              // the operand
 
-  [[maybe_unused]] const auto cycle = [&] { return static_cast<int>(time >> kCycleBits); };
-  [[maybe_unused]] const auto fetch = [&]() -> Word { return code[length++]; };
-  [[maybe_unused]] const auto last_fetched = [&]() -> Word { return code[length - 1]; };
-  [[maybe_unused]] const auto pc = [&] { return static_cast<int>(place_of(code) + length - bus.code.origin) & 0xFFFF; };
+  [[maybe_unused]] const auto cycle = [&]() INLINE_LAMBDA { return static_cast<int>(time >> kCycleBits); };
+  [[maybe_unused]] const auto fetch = [&]() INLINE_LAMBDA -> Word { return code[length++]; };
+  [[maybe_unused]] const auto last_fetched = [&]() INLINE_LAMBDA -> Word { return code[length - 1]; };
+  [[maybe_unused]] const auto pc = [&]() INLINE_LAMBDA {
+    return static_cast<int>(place_of(code) + length - bus.code.origin) & 0xFFFF;
+  };
 
   // Addressing modes. Indexed reads take a cycle more where they cross a page.
-  [[maybe_unused]] const auto page_0 = [&](Word index) { address = (fetch() + index) & 0xFF; };
-  [[maybe_unused]] const auto absolute = [&](Word index) {
+  [[maybe_unused]] const auto page_0 = [&](Word index) INLINE_LAMBDA { address = (fetch() + index) & 0xFF; };
+  [[maybe_unused]] const auto absolute = [&](Word index) INLINE_LAMBDA {
     address = fetch();
     high = fetch();
     address = ((address | high << 8) + index) & 0xFFFF;
   };
-  [[maybe_unused]] const auto cross_page = [&] { time += (address >> 8) != high ? kCycle : 0; };
-  [[maybe_unused]] const auto absolute_read = [&](Word index) {
+  [[maybe_unused]] const auto cross_page = [&]() INLINE_LAMBDA { time += (address >> 8) != high ? kCycle : 0; };
+  [[maybe_unused]] const auto absolute_read = [&](Word index) INLINE_LAMBDA {
     absolute(index);
     cross_page();
   };
 
   // N and Z are those of the value.
-  [[maybe_unused]] const auto test = [&](Word value) { flags.result = static_cast<int32_t>(value); };
-  [[maybe_unused]] const auto test_bits = [&] {
+  [[maybe_unused]] const auto test = [&](Word value) INLINE_LAMBDA { flags.result = static_cast<int32_t>(value); };
+  [[maybe_unused]] const auto test_bits = [&]() INLINE_LAMBDA {
     test((a & m) | (m & kNegative) << 1);
     overflow = m & kOverflow;
   };
-  [[maybe_unused]] const auto compare = [&](Word with) {
+  [[maybe_unused]] const auto compare = [&](Word with) INLINE_LAMBDA {
     carry = with >= m;
     test((with - m) & 0xFF);
   };
-  [[maybe_unused]] const auto asl = [&] {
+  [[maybe_unused]] const auto asl = [&]() INLINE_LAMBDA {
     carry = static_cast<uint8_t>(m >> 7);
     m = (m << 1) & 0xFF;
   };
-  [[maybe_unused]] const auto lsr = [&] {
+  [[maybe_unused]] const auto lsr = [&]() INLINE_LAMBDA {
     carry = m & 1;
     m >>= 1;
   };
-  [[maybe_unused]] const auto rol = [&] {
+  [[maybe_unused]] const auto rol = [&]() INLINE_LAMBDA {
     m = m << 1 | carry;
     carry = static_cast<uint8_t>(m >> 8);
     m &= 0xFF;
   };
-  [[maybe_unused]] const auto ror = [&] {
+  [[maybe_unused]] const auto ror = [&]() INLINE_LAMBDA {
     m |= carry << 8;
     carry = m & 1;
     m >>= 1;
   };
-  [[maybe_unused]] const auto dec = [&] { m = (m - 1) & 0xFF; };
-  [[maybe_unused]] const auto inc = [&] { m = (m + 1) & 0xFF; };
-  [[maybe_unused]] const auto set_sum = [&](const Sum& sum) {
+  [[maybe_unused]] const auto dec = [&]() INLINE_LAMBDA { m = (m - 1) & 0xFF; };
+  [[maybe_unused]] const auto inc = [&]() INLINE_LAMBDA { m = (m + 1) & 0xFF; };
+  [[maybe_unused]] const auto set_sum = [&](const Sum& sum) INLINE_LAMBDA {
     a = sum.result;
     carry = sum.carry;
     overflow = sum.overflow ? kOverflow : 0;
   };
 
   // `undriven`: the byte that the CPU read before. It shows where a read drives too few bits.
-  [[maybe_unused]] const auto read_page_0 = [&](Word where, Word undriven) -> Word {
+  [[maybe_unused]] const auto read_page_0 = [&](Word where, Word undriven) INLINE_LAMBDA -> Word {
     if (kUsual || (where & 0x80)) return zero_page[where];
     return bus.read_tia(static_cast<int>(where), cycle(), static_cast<uint8_t>(undriven));
   };
 
   // The stack: $100-$17F is the TIA, $180-$1FF is RAM.
-  [[maybe_unused]] const auto push = [&](int value) {
+  [[maybe_unused]] const auto push = [&](int value) INLINE_LAMBDA {
     if (kUsual || (sp & 0x80)) {
       zero_page[sp] = static_cast<uint8_t>(value);
     } else {
@@ -299,14 +302,14 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
     --sp;
   };
   // A push right behind another: ALE then ignores a write of WSYNC.
-  [[maybe_unused]] const auto push_again = [&](int value) {
+  [[maybe_unused]] const auto push_again = [&](int value) INLINE_LAMBDA {
     if ((sp & 0xBF) != 0x02) {
       push(value);
     } else {
       --sp;
     }
   };
-  [[maybe_unused]] const auto pull = [&](Word undriven) -> Word {
+  [[maybe_unused]] const auto pull = [&](Word undriven) INLINE_LAMBDA -> Word {
     ++sp;
     const Word value = read_page_0(sp, undriven);
     seen = static_cast<uint8_t>(value);
@@ -314,18 +317,16 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
   };
 
   // `last`: the last byte that the CPU read before it goes on.
-  [[maybe_unused]] const auto go_to = [&](intptr_t place, Word last) {
+  [[maybe_unused]] const auto go_to = [&](intptr_t place, Word last) INLINE_LAMBDA {
     code = code_at(place);
     length = 0;
     seen = static_cast<uint8_t>(last);
     if (!IS_LIKELY(code >= bus.code.begin) || !IS_LIKELY(!(time & 0x8000))) bus.code.end = nullptr;
   };
-  [[maybe_unused]] const auto jump = [&](Word where, Word last) {
-    go_to(bus.code.origin + static_cast<intptr_t>(where), last);
-  };
+  [[maybe_unused]] const auto jump = [&](int64_t to, Word last) INLINE_LAMBDA { go_to(bus.code.origin + to, last); };
   // A branch that is taken. It may end a round of a loop that waits.
   constexpr bool kMayWait = kOpcode == kBne || kOpcode == kBpl;
-  [[maybe_unused]] const auto branch = [&](int64_t offset) {
+  [[maybe_unused]] const auto branch = [&](int64_t offset) INLINE_LAMBDA {
     const intptr_t target = place_of(code) + length + offset;
     const int64_t from = kUsual ? place_of(code) + length : pc();
     const int64_t took = kCycle + (((from + offset) ^ from) & 0x100) * (kCycle / 0x100);
