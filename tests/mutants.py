@@ -57,7 +57,7 @@ TESTS = {  # of each file, those that fail first
     "beast/learn/vtrace.py": ["tests/test_vtrace.py"],
     "beast/learn/distributions.py": ["tests/test_distributions.py"],
     "beast/envs/groups.py": ["tests/test_envs.py"],
-    "beast/feeds/slots.py": ["tests/test_rollout.py", "tests/test_shared_memory.py", "tests/test_feeds.py"],
+    "beast/feeds/slots.py": ["tests/test_shared_memory.py", "tests/test_rollout.py", "tests/test_feeds.py"],
     "beast/feeds/shared_memory.py": ["tests/test_shared_memory.py", "tests/test_feeds.py"],
     "beast/hosts/wire.py": WIRE,
     "beast/hosts/served_group.py": WIRE,
@@ -661,7 +661,9 @@ class Run:
 
 def main() -> None:
     words = sys.argv[1:]
-    chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.name for word in words)]
+    chosen = [
+        mutant for mutant in MUTANTS if not words or any(word in f"{mutant.file}: {mutant.name}" for word in words)
+    ]
     found = [(mutant, (ROOT / mutant.file).read_text().count(mutant.old)) for mutant in chosen]
     stale = [f"{m.file}: {m.name} ({count} times): {m.old}" for m, count in found if count != 1]
     if stale:
