@@ -1,12 +1,12 @@
-"""Does a test notice when an agent is wrong? `make test-mutants` breaks monobeast.py in one place after the other, and
-then R2D2: r2d2.py, its replay and its arithmetic.
+"""Does a test notice when the agent learns from something wrong? `make test-mutants` breaks one place after the other:
+of monobeast.py and r2d2.py, of their arithmetic, and of how rows reach them.
 
     python tests/mutants.py                      # all of them, in about five minutes
-    python tests/mutants.py entropy "core state" # those whose names contain one of these
+    python tests/mutants.py entropy slots.py     # those whose file or name contains one of these
 
-Each mutant is a copy of the agents with one piece of text replaced, and the tests run on it until the first one fails.
-Prints which test that was. The exit status is 1 if a mutant survives, and if a text does not occur exactly once, which
-means that its file has changed: then change the mutant with it.
+Each mutant is a copy of the code with one piece of text replaced, and the fast tests of its file run on it until the
+first one fails. Prints which test that was. The exit status is 1 if a mutant survives, and if a text does not occur
+exactly once, which means that its file has changed: then change the mutant with it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WIRE = [  # of test_env_server.py, where others wait for what goes wrong
     )
 ]
 TESTS = {  # of each file, those that fail first
-    "monobeast.py": ["tests/test_update.py", "tests/test_net.py", "tests/test_loss.py"],
+    "monobeast.py": ["tests/test_loss.py", "tests/test_update.py", "tests/test_net.py"],
     "r2d2.py": ["tests/test_r2d2.py"],
     "beast/learn/replay.py": [
         "tests/test_replay.py",
@@ -57,7 +57,7 @@ TESTS = {  # of each file, those that fail first
     "beast/learn/vtrace.py": ["tests/test_vtrace.py"],
     "beast/learn/distributions.py": ["tests/test_distributions.py"],
     "beast/envs/groups.py": ["tests/test_envs.py"],
-    "beast/feeds/slots.py": ["tests/test_rollout.py", "tests/test_shared_memory.py", "tests/test_feeds.py"],
+    "beast/feeds/slots.py": ["tests/test_shared_memory.py", "tests/test_rollout.py", "tests/test_feeds.py"],
     "beast/feeds/shared_memory.py": ["tests/test_shared_memory.py", "tests/test_feeds.py"],
     "beast/hosts/wire.py": WIRE,
     "beast/hosts/served_group.py": WIRE,
@@ -661,7 +661,9 @@ class Run:
 
 def main() -> None:
     words = sys.argv[1:]
-    chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.name for word in words)]
+    chosen = [
+        mutant for mutant in MUTANTS if not words or any(word in f"{mutant.file}: {mutant.name}" for word in words)
+    ]
     found = [(mutant, (ROOT / mutant.file).read_text().count(mutant.old)) for mutant in chosen]
     stale = [f"{m.file}: {m.name} ({count} times): {m.old}" for m, count in found if count != 1]
     if stale:

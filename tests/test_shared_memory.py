@@ -71,7 +71,7 @@ def shown(group: int, life: int, column, row):
 
 
 class Run:
-    """A feed of so many groups; each core state counts the rows of its environment, and each action is shown % 7."""
+    """A feed of so many groups; each core state is the sum of what was shown, and each action is shown % 7."""
 
     def __init__(self, num_groups=2, num_slots=4, batch_width=K, is_twin=False, max_policy_lag=0, monkeypatch=None):
         self.memory = RolloutMemory(FIELDS, num_slots, T, K)
@@ -95,8 +95,7 @@ class Run:
     def answer(self, rows) -> None:
         seen = rows.inputs["obs"]["obs"][..., 0]  # [1, N]
         logits = torch.stack([seen, -seen], dim=-1)
-        state = (rows.core_state[0] + 1,)
-        rows.answer(seen.long() % 7, logits, seen, self.update, state)
+        rows.answer(seen.long() % 7, logits, seen, self.update, (rows.core_state[0] + seen.unsqueeze(-1),))
 
     def rollouts(self, count: int | None = None) -> list[tuple[dict, tuple]]:
         """Copies of all full rollouts, or of the first `count`."""
@@ -117,7 +116,8 @@ def check(rollout: dict, state: tuple) -> None:
     torch.testing.assert_close(rollout["baseline"][1:], seen[:-1])
     torch.testing.assert_close(rollout["policy_logits"][1:, :, 1], -seen[:-1])
     who = shown(rollout["group"], rollout["life"], rollout["env_number"], 0)
-    torch.testing.assert_close(seen[0] - who[0], state[0][0, :, 0], check_dtype=False)
+    count = seen[0] - who[0]  # of rows before
+    torch.testing.assert_close(state[0][0, :, 0], count * who[0] + count * (count - 1) / 2)
     assert (who == who[0]).all() and (seen // 1000 == who // 1000).all()
     begins = seen[0] == who[0]
     for name in ("action", "baseline", "policy_version"):
@@ -141,7 +141,7 @@ def test_every_row_column_and_core_state_is_of_its_own_group(monkeypatch, batch_
         assert acted == (shown(group, 0, torch.arange(K), rows) % 7).tolist(), "an actor reads its own actions"
 
 
-def test_an_observation_is_not_overwritten_before_it_is_trained_on():
+def test_a_rollout_in_training_is_not_overwritten_and_its_edits_stay_in_it():
     run = Run(num_groups=1, num_slots=2)
     run.act()
     rollouts = run.feed.rollouts(limit=0.0)
@@ -150,6 +150,8 @@ def test_an_observation_is_not_overwritten_before_it_is_trained_on():
         before = rollout["obs"]["obs"].clone()
         run.act()
         assert torch.equal(rollout["obs"]["obs"], before)
+        rollout["reward"] += 1
+        assert (run.memory.arrays["reward"] == 0).all(), "an update edits a copy of all else"
 
 
 @pytest.mark.parametrize("is_full", [False, True])
