@@ -1,4 +1,4 @@
-"""What the actors of this machine are to a feed, and the parent that starts, watches and restarts their processes."""
+"""The actors of this machine: processes that are started, watched and restarted here, or all of them in this one."""
 
 import collections
 import contextlib

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from beast.errors import WorkerFailure
@@ -110,8 +109,3 @@ def cpu_seconds_of(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
-def cpu_seconds_of_children(children: Sequence[Child]) -> float:
-    """CPU time of all lives of these processes."""
-    return sum(child.total_cpu_seconds() for child in children)

@@ -21,7 +21,6 @@ END_SECONDS = 3.0  # for a step to be done, and a learner to end a stream that w
 CLOSE_SECONDS = 1.0  # more for environments to close when the server is told to stop
 ANSWER_SECONDS = 10.0  # for a call to end that was answered without a hello
 MAX_FAILURES, FAILURE_SECONDS = 5, 600.0  # of environments, before the server ends
-LINES_PER_MINUTE = 20  # that are logged of streams that are lost and connected again
 # With these a learner says what another call would not change.
 FINAL = {
     grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION,
@@ -68,7 +67,7 @@ class Dialer:
         """
         self.failure = ""  # why this server cannot go on
         self.make_group, self.addresses, self.env_id, self.log = make_group, addresses, env_id, log
-        self.log_connection = throttle.Throttled(log, LINES_PER_MINUTE, 60.0)
+        self.log_connection = throttle.Throttled(log)
         self.stuck_seconds, self.stopping = stuck_seconds, threading.Event()
         self._credentials = grpc.ssl_channel_credentials(root_certificates) if root_certificates else None
         self.headers = [(wire.TOKEN_HEADER, f"Bearer {token}")] if token else []

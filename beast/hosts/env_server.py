@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from beast.errors import InputError
 from beast.hosts import served_group, wire
 from beast.hosts.served_group import Refusal
-from beast.hosts.throttle import REFUSALS_PER_MINUTE, Throttled
+from beast.hosts.throttle import Throttled
 
 PLACE_SECONDS = 5.0  # for a stream that has ended to close its environments, before another one is refused
 END_SECONDS = 0.7  # for environments to close when the server ends
@@ -29,10 +29,8 @@ NO_COMPRESSION = ("grpc.per_message_decompression", 0)
 # A learner that lost its power or its network says no goodbye. It is missed within 50 seconds; a link that is cut for
 # less than 20 costs nothing. Newer versions of gRPC go by ping_timeout, which is a minute by default.
 KEEPALIVE = [
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.ping_timeout_ms", 20_000),
-]
+    ("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 20_000), ("grpc.http2.ping_timeout_ms", 20_000),
+]  # fmt: skip
 
 
 class EnvServer(grpc.GenericRpcHandler):
@@ -63,7 +61,7 @@ class EnvServer(grpc.GenericRpcHandler):
         """
         self._make_group, self._env_id, self._max_streams = make_group, env_id, max_streams
         self._token, self._log, self._stuck_seconds = token.encode(), log, stuck_seconds
-        self._log_refusal = Throttled(log, REFUSALS_PER_MINUTE, 60.0)
+        self._log_refusal = Throttled(log)
         self._places = threading.BoundedSemaphore(max_streams)
         self._hello: wire.FromServer | None = None
         self._example_lock = threading.Lock()

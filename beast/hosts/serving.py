@@ -14,7 +14,6 @@ from beast.hosts.security import allow_many_connections
 from beast.hosts.throttle import log_to_stderr
 from beast.hosts.wire import MAKING_SECONDS
 
-KEEP_SECONDS = 10.0  # for a server that is told to end
 KEPT_GIL = "was ended by SIGALRM, as an environment kept Python's GIL for longer than --gil_timeout"
 
 
@@ -105,7 +104,7 @@ def keep(command: list[str], address: str, log: Callable[[str], None]) -> None:
         if server:
             server.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                server.wait(KEEP_SECONDS)
+                server.wait(10.0)
             server.kill()  # if an environment keeps the GIL, which the handler of SIGTERM needs
             server.wait()
         sys.exit(0)
