@@ -46,7 +46,7 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
     eval_columns: int = 0
     """Environments of each group that act by --epsilon, for the log's return only. 0: log the greediest quarter."""
     actor_niceness: int = 5
-    """Unix niceness (0 to 19) added to actors, and on Linux to inference and the target network on a CPU."""
+    """Unix niceness (0 to 19) added to actors, and on Linux to the threads of inference and target network on a CPU."""
 
     # Where the environments are.
     feed: Literal["shared", "remote"] = "shared"
@@ -79,7 +79,7 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
     replay_gb: float = 3.0
     """GB of memory for the replay, at most what --total_steps need. A million steps of Atari take 7.35 GB."""
     replay_sequences: int = 0
-    """Upper limit in sequences, rounded up to whole environments. 0: as many as fit into --replay_gb."""
+    """Upper limit in sequences, rounded up to equally many of each environment. 0: as many as fit in --replay_gb."""
     min_fill: int = 20_000
     """Steps in the replay before the first update."""
     replay_ratio: float = 4.0
@@ -89,7 +89,7 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
     trained: int = 16
     """Transitions (T) of a sequence that are trained on."""
     stride: int = 8
-    """Steps between the beginnings of two sequences, a multiple of the unroll length; T/2 trains each step twice."""
+    """Steps between the beginnings of two sequences, a multiple of the unroll length; with T/2 each step is in two."""
     priority_exponent: float = 0.9
     """Sequences are drawn in proportion to their priority to this power (alpha): 0 draws all alike."""
     importance_exponent: float = 0.6
@@ -130,7 +130,7 @@ def create_env(flags: Flags, num_envs: int, **overrides) -> gymnasium.vector.Vec
     return envs.make(flags.env, num_envs, **envs.options(flags) | overrides)
 
 
-# Each actor process runs this file, and never returns from this call, without torch: it steps until the run ends.
+# Each actor process runs this file up to here, before torch is imported, and steps environments until the run ends.
 run_if_actor(Flags, create_env)
 if __name__ == "__main__":
     command_line.print_help_if_asked(Flags, __doc__, PRESETS, ABOUT)  # without torch, too
@@ -162,7 +162,7 @@ from beast.learn.learner import Learner, Outcome, step_unless
 from beast.learn.nests import columns, map_tensors
 from beast.learn.normalization import Observations, without_statistics
 from beast.learn.published import PublishedWeights
-from beast.learn.qlearning import n_step_targets, sequence_priorities, value_scaling
+from beast.learn.qlearning import epsilon_ladder, n_step_targets, sequence_priorities, value_scaling
 from beast.learn.recurrent import Core
 from beast.learn.replay import RatioLimiter, Sample, SequenceReplay, make_replay, resume_replay
 from beast.run import evaluation
@@ -190,10 +190,10 @@ class Encoder(nn.Module):
             self.to(memory_format=self.memory_format)
         else:
             self.size = flags.hidden_size // 4
-            widths = (*self.center.shape, self.size)
+            widths = (self.center.shape[0], self.size)  # vectors: the shape is (inputs,)
             layers = [orthogonal(nn.Linear(width, self.size), GAIN) for width in widths]
             self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
-        self.register_load_state_dict_pre_hook(without_statistics)
+        self.register_load_state_dict_pre_hook(without_statistics)  # of older checkpoints
 
     def _convolutions(self, space: gymnasium.Space, flags: Flags) -> list[nn.Module]:
         """Layers for images [N, C, H, W]. Raises InputError for images that are too small."""
@@ -263,7 +263,8 @@ class Net(nn.Module):
         """The ε-greedy policy of Q [..., actions], for --mode test and `beast.load`; training has `act` instead."""
         epsilon = self.flags.epsilon
         best = nn.functional.one_hot(q.argmax(-1), self.num_actions)
-        return Categoricals(((1 - epsilon) * best + epsilon / self.num_actions).log(), [self.num_actions], ())
+        probabilities = (1 - epsilon) * best + epsilon / self.num_actions
+        return Categoricals(probabilities.log(), sizes=[self.num_actions], action_shape=())
 
     @torch.no_grad()
     def observe(self, observations: dict) -> None:
@@ -289,24 +290,24 @@ class Batch(NamedTuple):
     """Sequences for an update: B rows of burn-in, T transitions to train on, and the row that the last one leads to."""
 
     sample: Sample  # rows [B+T+1, N, …], the stored state before them, and importance weights [N]
-    target_q: Tensor  # the target network's Q values of rows B to B+T, all rows seen: [T+1, N, actions]
+    target_q: Tensor  # the target network's Q of rows B to B+T, run from row 0, so burnt in: [T+1, N, actions]
 
 
 # FORK HERE: your loss.
 def compute_loss(flags: Flags, net: Net, target: Net, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """The loss of a batch, its sequences' priorities [N], and metrics, scalar tensors."""
     sample = batch.sample
-    rows = map_tensors(lambda x: x[flags.burn_in :], sample.batch)  # [T+1, N, …]
+    rows = map_tensors(lambda x: x[flags.burn_in :], sample.rows)  # [T+1, N, …]
     with torch.no_grad():
-        state = burn_in(flags, net, sample.batch, sample.core_state)
+        state = burn_in(flags, net, sample.rows, sample.core_state)
     q, _, _ = net(rows, state)  # [T+1, N, actions]
     scale, unscale = value_scaling(flags.rescale)
     with torch.no_grad():
-        # mask [T, N]: transitions that count; discounts [T, N]: 0 at the end of an episode.
+        # mask [T, N]: False from an episode's last row to the next one's first; discounts [T, N]: 0 at an end.
         mask, discounts = vtrace.transition_masks(rows["done"], rows["terminated"], rows["truncated"], flags.discount)
         rewards = rows["reward"][1:]
-        if "final_obs" in rows:  # SAME_STEP: see `final_values`
-            target_state = burn_in(flags, target, sample.batch, sample.core_state)
+        if "final_obs" in rows:  # environments that reset within the step that ends an episode (docs/rollout.md)
+            target_state = burn_in(flags, target, sample.rows, sample.core_state)
             rewards = rewards + flags.discount * final_values(net, target, rows, state, target_state, unscale)
         # Double Q-learning: the net chooses, the target network values.
         values = unscale(batch.target_q.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1))  # [T+1, N]
@@ -341,38 +342,41 @@ def final_values(net: Net, target: Net, rows: dict, state: tuple, target_state: 
     states are those before row 0 of `rows`.
     """
     is_cut = (rows["done"] & rows["truncated"] & ~rows["terminated"])[1:]  # [T, N]
-    values, state_row = torch.zeros_like(rows["reward"][1:]), 0  # state_row: both states are those before this row
+    values = torch.zeros_like(rows["reward"][1:])
+    first = 0  # both states are those before this row
     for t in is_cut.any(1).nonzero().flatten().tolist():
         if state:
-            part = map_tensors(lambda x: x[state_row : t + 1], rows)
-            state, target_state, state_row = net(part, state)[2], target(part, target_state)[2], t + 1
+            part, first = map_tensors(lambda x: x[first : t + 1], rows), t + 1
+            state, target_state = net(part, state)[2], target(part, target_state)[2]
         # The action and reward of row t+1 led to final_obs, too; only obs and done are the next episode's.
         last = map_tensors(lambda x: x[t + 1 : t + 2], rows)
         last |= {"obs": last["final_obs"], "done": torch.zeros_like(last["done"])}
         best = net(last, state)[0].argmax(-1, keepdim=True)  # [1, N, 1]
-        values[t] = unscale(target(last, target_state)[0].gather(-1, best))[0, :, 0]
+        target_q = target(last, target_state)[0]  # [1, N, actions]
+        values[t] = unscale(target_q.gather(-1, best)).flatten()
     return values.where(is_cut, 0)
 
 
 def initial_priorities(flags: Flags, rows: dict) -> Tensor:
     """Priorities [N] of new sequences [B+T+1, N], whose rows hold no observations. The Q values that chose the actions
     stand in for both networks'. Those of the last row are not known yet, so the transition to it is left out."""
-    # The policy_logits of row t+1 are the Q values of x_t, as `act` answers: [T, N, actions], from x_B on.
-    q = rows["policy_logits"][flags.burn_in + 1 :]
-    rows = map_tensors(lambda x: x[flags.burn_in : -1], rows)
+    q = rows["policy_logits"][flags.burn_in + 1 :]  # `act` stored Q(x_t) in row t+1: [T, N, actions], from x_B on
+    trained = map_tensors(lambda x: x[flags.burn_in : -1], rows)  # [T, N, …]
     scale, unscale = value_scaling(flags.rescale)
-    mask, discounts = vtrace.transition_masks(rows["done"], rows["terminated"], rows["truncated"], flags.discount)
+    mask, discounts = vtrace.transition_masks(
+        trained["done"], trained["terminated"], trained["truncated"], flags.discount
+    )
     # SAME_STEP: nobody has valued a truncated episode's last observation yet.
-    mask &= ~(rows["done"] & rows["truncated"] & ~rows["terminated"])[1:]
-    targets = scale(n_step_targets(rows["reward"][1:], discounts, mask, unscale(q.amax(-1)), flags.n_steps))
-    chosen = q[:-1].gather(-1, rows["action"][1:].unsqueeze(-1)).squeeze(-1)
+    mask &= ~(trained["done"] & trained["truncated"] & ~trained["terminated"])[1:]
+    targets = scale(n_step_targets(trained["reward"][1:], discounts, mask, unscale(q.amax(-1)), flags.n_steps))
+    chosen = q[:-1].gather(-1, trained["action"][1:].unsqueeze(-1)).squeeze(-1)
     return sequence_priorities(targets - chosen, mask, flags.priority_eta)
 
 
 class QLearner(Learner):
-    """A Learner with a target network, and the random numbers that draw its batches. A Learner has the `steps` and
-    `updates` so far, which `count` raises, `updating`, the lock around an update, and `laps`, the profile: `lap(stage)`
-    books the time since the last lap."""
+    """A Learner with a target network, and the random numbers that draw its batches. It uses of Learner: `steps` and
+    `updates`, counts; `updating`, the lock around an update; `laps`, the profile (`lap(stage)` books the time since the
+    last)."""
 
     def __init__(self, net: Net, optimizer: torch.optim.Optimizer, flags: Flags):
         super().__init__(net, optimizer, flags.max_bad_updates)
@@ -381,7 +385,7 @@ class QLearner(Learner):
         # The returns of the log are those of the last columns, which explore the least or evaluate.
         self.first_shown = flags.group_width - (flags.eval_columns or max(flags.group_width // 4, 1))
         self.all_returns: deque[float] = deque(maxlen=100)  # of all environments, however much they explore
-        # A GPU runs beside the host anyway. A checkpoint holds no prepared batch, so a deterministic run has none.
+        # It prepares the next batch: not on a GPU, nor if deterministic, as a checkpoint would lack that batch.
         has_helper = next(net.parameters()).device.type == "cpu" and not flags.deterministic
         self.helper = helper_thread(flags) if has_helper else None
         self._prepared: Future[Batch] | None = None
@@ -392,19 +396,19 @@ class QLearner(Learner):
         With a helper, batch n+1 is gathered while update n runs, so it is drawn by the priorities from before update n.
         Its target Q values are computed again when the net has just been copied to the target network.
         """
-        batch = self._prepared.result() if self._prepared else None
-        sample = batch.sample if batch else replay.sample(flags.batch_width, device)
+        prepared = self._prepared.result() if self._prepared else None
+        sample = prepared.sample if prepared else replay.sample(flags.batch_width, device)
         if self.updates % flags.target_period == 0:
             self.target.load_state_dict(self.net.state_dict())  # buffers, too
-            batch = None
-        batch = batch or self._with_target_q(flags, sample)
+            prepared = None  # its target Q values are outdated
+        batch = prepared or self._with_target_q(flags, sample)
         if self.helper:
-            draw_rows = replay.draw(flags.batch_width, device)  # here, as one thread only may read the priorities
-            self._prepared = self.helper.submit(lambda: self._with_target_q(flags, draw_rows()))
+            gather = replay.draw(flags.batch_width, device)  # draws now, in this thread: priorities are not thread-safe
+            self._prepared = self.helper.submit(lambda: self._with_target_q(flags, gather()))
         return batch
 
     def _with_target_q(self, flags: Flags, sample: Sample) -> Batch:
-        return Batch(sample, self.target(sample.batch, sample.core_state)[0][flags.burn_in :])
+        return Batch(sample, self.target(sample.rows, sample.core_state)[0][flags.burn_in :])
 
     def wait_for_batch(self) -> None:
         """Until the helper is done with its batch: then the replay may change."""
@@ -444,7 +448,7 @@ def update(flags: Flags, learner: QLearner, batch: Batch) -> tuple[Outcome, Tens
     net, optimizer, laps = learner.net, learner.optimizer, learner.laps
     for param_group in optimizer.param_groups:
         param_group["lr"] = flags.learning_rate  # a resumed optimizer may have had another
-    with net.register_forward_hook(lambda *_: laps.lap("forward")):
+    with net.register_forward_hook(lambda *_: laps.lap("forward")):  # timing only
         loss, priorities, metrics = compute_loss(flags, net, learner.target, batch)
     laps.lap("loss")
     optimizer.zero_grad(set_to_none=True)
@@ -453,30 +457,19 @@ def update(flags: Flags, learner: QLearner, batch: Batch) -> tuple[Outcome, Tens
     grad_norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
     is_bad = ~(loss.detach().isfinite() & grad_norm.isfinite())
     step_unless(optimizer, is_bad)
-    net.observe(map_tensors(lambda x: x[flags.burn_in :], batch.sample.batch["obs"]))
-    # A sequence whose own error is not finite gets priority 0: it is drawn no more. A bad update changes no other
-    # priority, as the replay ignores NaN.
+    net.observe(map_tensors(lambda x: x[flags.burn_in :], batch.sample.rows["obs"]))
+    # A bad update changes no priority, as the replay ignores NaN. But a sequence whose own error is not finite gets 0:
+    # it is drawn no more.
     priorities = priorities.where(~is_bad, math.nan).where(priorities.isfinite(), 0)
     laps.lap("optimizer")
     return Outcome(is_bad, grad_norm, metrics), priorities
 
 
-def epsilons(flags: Flags, num_groups: int) -> Tensor:
-    """ε of each environment [groups, K]: 0.4^(1 + 7 i / (M - 1)), from 0.4 to 0.00066, for number i of M that train.
-
-    The numbers are dealt to the groups in turn: each spans the whole ladder, so a lost or slow one takes no part away.
-    """
-    width = flags.group_width - flags.eval_columns
-    number = torch.arange(num_groups * width).view(width, num_groups).t()
-    share = number / (number.numel() - 1) if number.numel() > 1 else torch.full((1, 1), 0.5)  # alone: the middle
-    evaluating = torch.full((num_groups, flags.eval_columns), flags.epsilon)
-    return torch.cat([0.4 ** (1 + 7 * share), evaluating], dim=1)
-
-
 def act(training: Training, feed: Feed, weights: PublishedWeights, num_groups: int) -> None:
     """Choose the actions of all rows that wait for them, until the feed closes."""
-    yield_cores(training.device, training.flags.actor_niceness)
-    ladder = epsilons(training.flags, num_groups).to(training.device)
+    flags = training.flags
+    yield_cores(training.device, flags.actor_niceness)
+    ladder = epsilon_ladder(num_groups, flags.group_width, flags.eval_columns, flags.epsilon).to(training.device)
     for rows in feed.acting():  # [1, N, …], whole groups
         with torch.no_grad(), weights.newest() as (net, version):
             q, best, core_state = net(rows.inputs, rows.core_state)
@@ -484,7 +477,7 @@ def act(training: Training, feed: Feed, weights: PublishedWeights, num_groups: i
             coin = torch.rand(epsilon.shape, generator=training.generator, device=q.device)
             drawn = torch.randint(q.shape[2], epsilon.shape, generator=training.generator, device=q.device)
             action = torch.where(coin < epsilon, drawn, q.argmax(-1))
-        rows.answer(action, q, best, version, core_state)  # as policy_logits and baseline; the replay keeps the first
+        rows.answer(action, q, best, version, core_state)  # Q goes to the field policy_logits
 
 
 def learn(training: Training, learner: QLearner, feed: Feed, weights: PublishedWeights, replay: SequenceReplay,
@@ -498,9 +491,9 @@ def learn(training: Training, learner: QLearner, feed: Feed, weights: PublishedW
             with learner.updating:
                 batch = learner.next_batch(flags, replay, training.device)
                 laps.lap("sample")
-                measured = learner.measure(batch.sample.batch)  # before the update, which may edit its batch
+                measured = learner.measure(batch.sample.rows)  # first, as the update may edit its batch
                 outcome, priorities = update(flags, learner, batch)
-                # Steps have counted when they were stored.
+                # `count` would add the steps of the batch again: `store` has counted them.
                 counted = learner.count(measured._replace(steps=torch.zeros_like(measured.steps)), outcome)
                 weights.publish(learner.net, learner.updates)
                 laps.lap("publish")
@@ -538,11 +531,11 @@ RESUME_FREE = {
 def train(flags: Flags) -> Result:
     """Train until steps or minutes are used up, or a signal asks for an end (see `Training.run_threads`)."""
     with contextlib.ExitStack() as to_close:
-        if validate(flags).feed == "remote":  # connect and prepare validate anew, when they know env and width
+        if flags.feed == "remote" or flags.addresses or flags.listen:
             import polybeast_env
             from beast.run import servers  # which needs libbeast
 
-            keep_freed_memory()
+            keep_freed_memory()  # as `prepare` does
             connection = servers.connect(flags, validate, polybeast_env, to_close)
             flags, env_spaces, num_groups = connection.flags, connection.spaces, connection.num_streams
         else:
@@ -558,8 +551,8 @@ def train(flags: Flags) -> Result:
         path, log = training.run.path / "replay.npz", training.run.log
         write_replay = resume_replay(replay, limiter, path, learner, log) if flags.save_replay else None
         training.cleanup.callback(lambda: log(limiter.describe()))
-        width = flags.group_width  # whole groups, as the replay is divided among them; others: loops of env servers
-        feed, others = (
+        width = flags.group_width  # rollouts of whole groups, as the replay is divided among them
+        feed, others = (  # others: loops that connections to env servers need
             servers.make_feed(training, connection, width) if flags.feed == "remote"
             else (open_feed(training, create_env, env_spaces, num_groups, __file__, batch_width=width), [])
         )  # fmt: skip
@@ -580,7 +573,9 @@ def train(flags: Flags) -> Result:
 
 def test(flags: Flags) -> dict:
     """Play whole games with a checkpoint, and print and write their returns (see `evaluation.report`)."""
-    return evaluation.play_checkpoint(flags, create_env, Net, variants=("r2d2",), own=("epsilon",))
+    return evaluation.play_checkpoint(
+        flags, create_env, Net, variants=("r2d2",), own=("epsilon",)
+    )  # own: not the checkpoint's
 
 
 def validate(flags: Flags, width_known: bool = True) -> Flags:
@@ -595,7 +590,7 @@ def validate(flags: Flags, width_known: bool = True) -> Flags:
         "max_streams": (1, 4096),
         "replay_gb": (1e-6, 1e6),
         "replay_ratio": (1e-3, 1e3),
-        "eval_columns": (0, flags.group_width - 1, "at least one environment of a group has to train"),
+        "eval_columns": (0, flags.group_width - 1 if width_known else 10**6, "one environment of a group has to train"),
     }
     flags = check_flags(flags, limits)
     if flags.stride < 1 or flags.stride % flags.unroll_length:
@@ -607,7 +602,7 @@ def validate(flags: Flags, width_known: bool = True) -> Flags:
         raise InputError("--compile: r2d2.py does not compile its net yet; leave it out")
     is_remote = flags.feed == "remote" or bool(flags.addresses or flags.listen)
     if flags.deterministic and is_remote:
-        raise InputError("--deterministic: env servers answer in any order; leave it out, or --feed remote")
+        raise InputError("--deterministic: env servers answer in any order; leave that out, or the servers")
     for name in ("token_file", "tls_ca", "tls_cert", "tls_key"):
         if getattr(flags, name) and not is_remote:
             raise InputError(f"--{name} is for env servers: give --addresses or --listen, too, or leave it out")
@@ -615,7 +610,7 @@ def validate(flags: Flags, width_known: bool = True) -> Flags:
     num_groups = flags.num_actors * GROUPS_PER_ACTOR
     burn_in = flags.burn_in if flags.core != "none" else 0  # there is no state to burn in
     one_each = 0 if is_remote else num_groups * flags.group_width * (burn_in + flags.trained)
-    min_fill = flags.min_fill * flags.group_width / (flags.group_width - flags.eval_columns)  # these do not train
+    min_fill = flags.min_fill * flags.group_width / max(flags.group_width - flags.eval_columns, 1)  # these do not train
     if flags.mode == "train" and max(min_fill, one_each) >= flags.total_steps:
         raise InputError(
             f"--total_steps {flags.total_steps}: the first update comes after --min_fill {flags.min_fill} steps and a "

@@ -323,13 +323,11 @@ def test_a_new_line_in_the_table_of_fields_reaches_rows_rollouts_and_the_replay(
         rollout, core_state = test.next_rollout()
         check_lives(rollout)
         replay.add(rollout, core_state)
-    check_lives(replay.sample(16, torch.device("cpu")).batch)
+    check_lives(replay.sample(16, torch.device("cpu")).rows)
 
 
 def test_a_new_line_in_the_table_of_fields_reaches_the_rollouts_of_env_servers(unix, lives):
     libbeast = pytest.importorskip("libbeast", reason="libbeast is not built: make libbeast", exc_type=ImportError)
-    if not hasattr(libbeast.BatchingQueue, "get"):
-        pytest.skip("this libbeast has no queue with a limit in time: make libbeast")
     from pools import in_process_server
 
     from beast.feeds.remote import RemoteFeed

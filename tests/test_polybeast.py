@@ -29,7 +29,7 @@ import beast
 import monobeast
 
 pytest.importorskip("libbeast", reason="libbeast is not built: pip install .")
-from lock_step import new_net, spaces_of
+from lock_step import new_learner, new_net, small_flags, spaces_of
 
 import polybeast
 import polybeast_env
@@ -39,6 +39,7 @@ from beast.feeds.remote import SeenObservations
 from beast.learn.nests import map_tensors
 from beast.run import checkpoint, servers
 from beast.run.flags import EnvFlags
+from beast.run.training import consumer_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ["--group_width", "4", "--batch_width", "4", "--unroll_length", "8", "--hidden_size", "64", "--core_size", "32"]
@@ -310,11 +311,10 @@ def test_streams_that_are_back_are_told_of_once_after_they_were_lost(monkeypatch
 
 
 def test_a_feed_is_freed_when_its_training_is_over(tmp_path):
-    learner = types.SimpleNamespace(net=new_net(monobeast.Flags(env="CartPole-v1", hidden_size=8)))
-    flags = polybeast.validate(polybeast.Flags(env="CartPole-v1", group_width=4, batch_width=4))
+    learner = new_learner(small_flags())
     feed = remote.RemoteFeed(
-        learner, flags, learner.net.action_space, [f"unix:{tmp_path}/nobody"], None, None, log=print, min_streams=1,
-        connect_timeout=0.1,
+        consumer_of(learner, 0), learner.net.action_space, [f"unix:{tmp_path}/nobody"], None, None, unroll_length=8,
+        group_width=4, batch_width=4, queue_width=4, inference_width=0, log=print, min_streams=1, connect_timeout=0.1,
     )  # fmt: skip
     with pytest.raises(ConnectionError):
         feed.pool.run()
@@ -333,7 +333,7 @@ def test_min_envs_is_the_least_number_of_streams_with_that_share(monkeypatch, sh
     monkeypatch.setattr(servers, "RemoteFeed", lambda *rest, **options: told.update(options) or mock.Mock())
     flags = polybeast.Flags(min_envs=share, listen="unix:/nowhere", max_streams=num_streams)
     connection = servers.Connection(flags, mock.Mock(), {}, addresses=[], protection={})
-    training = mock.Mock()
+    training = mock.Mock(learner=new_learner(small_flags()))
     training.env_seed.return_value = 77  # another one in each start
     servers.make_feed(training, connection, flags.batch_width)
     assert told["min_streams"] == expected and told["seed"] == 77

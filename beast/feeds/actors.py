@@ -9,8 +9,9 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from beast.errors import WorkerFailure
 from beast.feeds.actor import ACTOR_ARGUMENT, GO, READY, Actor
@@ -55,6 +56,31 @@ class ActorProcess(Child):
         return {**seconds, stage: seconds[stage] + time.monotonic() - since}
 
 
+class Actors(Protocol):
+    """What steps the groups of environments of a feed. One thread uses it, but for `wake` and `close`."""
+
+    num_groups: int
+    total_restarts: int  # of lost environments, so far
+    workers: dict[str, Callable[[], dict[str, float]]]  # a name, and a function that gives the seconds by stage so far
+
+    @property
+    def processes(self) -> Sequence[Child]:
+        """Whose CPU time counts."""
+
+    def go(self, group: int, slot: int, row: int) -> None:
+        """Have the group write this row of this slot, by the actions in it; row 0 begins new episodes."""
+
+    def wait(self, timeout: float) -> tuple[list[int], list[int]]:
+        """Groups that are ready and groups that were lost since the last call; waits up to `timeout` seconds. A lost
+        group is ready again with new environments, which were never reset."""
+
+    def wake(self) -> None:
+        """Make `wait` return now."""
+
+    def close(self) -> None:
+        """Stop all, and wait for their end."""
+
+
 class ActorProcesses:
     """Starts, watches, restarts and stops the actor processes, which step the groups of environments of a feed. Used by
     one thread, but for `wake` and `close`."""
@@ -87,8 +113,7 @@ class ActorProcesses:
             raise
 
     def go(self, group: int, slot: int, row: int) -> None:
-        """Have the group write this row of this slot, by the actions in it; row 0 begins new episodes. Ignores an actor
-        that has died: `wait` reports it."""
+        """Ignores an actor that has died: `wait` reports it."""
         process = self.processes[group // self.groups_per_actor]
         if process.popen is None:
             return
@@ -101,9 +126,7 @@ class ActorProcesses:
             process.connection.sendall(GO.pack(group, slot, row))
 
     def wait(self, timeout: float) -> tuple[list[int], list[int]]:
-        """Groups that are ready and groups that were lost since the last call; waits up to `timeout` seconds. A lost
-        group is ready again with new environments, which were never reset. Raises WorkerFailure, with its traceback,
-        for an actor that was restarted too often or never worked."""
+        """Raises WorkerFailure, with its traceback, for an actor that was restarted too often or never worked."""
         ready, lost = [], []
         for key, _ in self._selector.select(timeout):
             process = key.data
@@ -147,7 +170,6 @@ class ActorProcesses:
         return [group for group in ready if group not in lost], lost
 
     def wake(self) -> None:
-        """Make `wait` return now."""
         with contextlib.suppress(OSError):  # a full socket wakes it too, and a closed one needs no waking
             self._wake_sender.send(b"\0")
 
@@ -237,7 +259,7 @@ class ActorProcesses:
 
 
 class LocalActors(Actor):
-    """All groups in this process and in one fixed order (`--deterministic`), with the interface of ActorProcesses."""
+    """All groups in this process and in one fixed order (`--deterministic`); see `Actors`."""
 
     processes: list = []
     workers: dict = {}
@@ -257,6 +279,3 @@ class LocalActors(Actor):
 
     def wake(self) -> None:
         pass
-
-
-Actors = ActorProcesses | LocalActors

@@ -69,7 +69,7 @@ class Sample(NamedTuple):
     ids: np.ndarray
     generations: np.ndarray
     weights: torch.Tensor  # [N] on the device: importance weights, the largest is 1
-    batch: dict  # [B+T+1, N, …] on the device
+    rows: dict  # [B+T+1, N, …] on the device
     core_state: tuple  # tensors [1, N, size] on the device, before row 0
 
 
