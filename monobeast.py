@@ -4,9 +4,9 @@
     python monobeast.py --mode test --name pong                               # play whole games with the checkpoint
     python plot.py runs/pong                                                  # draw the learning curve
 
-Actor processes step groups of environments straight into rollout slots in shared memory. A feed gives the agent two
-loops, each in a thread of its own: `infer` answers each new row with actions, `learn` trains on rollouts and publishes
-the weights. polybeast.py trains this same agent on env servers. docs/rollout.md explains every field of a rollout.
+Actor processes step groups of environments. A group's step is a row; T+1 rows are a rollout, a slot of shared memory.
+Two threads loop over a feed: `infer` answers rows with actions, `learn` trains on rollouts and publishes the weights.
+polybeast.py trains this same agent on env servers. docs/rollout.md explains every field of a rollout.
 """
 
 # ruff: noqa: E402  (an actor stops reading this file before torch is imported)
@@ -38,13 +38,13 @@ class AgentFlags(RunFlags):
     """Environments in a group, which share one forward pass. Wider: less CPU time a step, more policy lag."""
     batch_width: int = 4
     """Columns of a batch (B), one for each environment in it. A group's rollout is cut into several batches, or several
-    rollouts are joined: one of the widths must divide the other."""
+    rollouts are joined: --group_width must divide this, or this --group_width."""
     unroll_length: int = 20
     """Steps of one rollout (T), after which the value of the last observation stands in for later rewards."""
     epochs: int = 1
     """Passes over a batch, with V-trace's targets computed anew for every minibatch; together they are one update."""
     minibatches: int = 1
-    """Parts that a batch's columns are dealt into at random, in every epoch; one optimizer step each."""
+    """Into how many minibatches a batch's columns are dealt, at random in every epoch; one optimizer step each."""
     max_policy_lag: int = 0
     """Drop and count a rollout if its oldest action is more than this many updates old. 0: never."""
 
@@ -56,7 +56,7 @@ class AgentFlags(RunFlags):
     value_net: Literal["shared", "separate"] = "shared"
     """Values from the policy's features, or from encoders of their own, which helps where actions are continuous."""
     hidden_size: int = 512
-    """Features of an image encoder, and of the layer that joins several parts; MLPs have two layers of a quarter."""
+    """Features of an image encoder, and of the layer that mixes several fields; MLPs have two layers of a quarter."""
     core: Literal["none", "lstm", "gru"] = "none"
     """Recurrent core between encoder and heads, for tasks that need memory."""
     core_size: int = 256
@@ -92,7 +92,7 @@ class AgentFlags(RunFlags):
     entropy_cost: float = 0.01
     """Weight of the entropy bonus: more keeps the policy random for longer."""
     reduction: Literal["sum", "mean"] = "mean"
-    """Sum or mean of the loss over a minibatch's steps. With the sum, learning rate and clip depend on its size."""
+    """Sum or mean of the loss over a minibatch's steps. With the sum, --learning_rate and --grad_clip must fit."""
 
     # The optimizer.
     optimizer: Literal["adam", "rmsprop"] = "adam"
@@ -129,7 +129,7 @@ def create_env(flags: Flags, num_envs: int, **overrides) -> gymnasium.vector.Vec
 
     `overrides` are arguments of an environment that override the flags', such as render_mode, to film a game.
     """
-    return envs.make(flags.env, num_envs, **envs.options(flags) | overrides)
+    return envs.make(flags.env, num_envs, **(envs.options(flags) | overrides))
 
 
 # Each actor process runs this same file, with an argument of its own. It never returns from this call: it steps
@@ -167,14 +167,15 @@ GAIN = math.sqrt(2)  # of orthogonal weights before a ReLU or tanh
 
 
 class Encoder(nn.Module):
-    """Features [R, B, size] of one part of the observations [R, B, *shape]: images by convolutions, else by an MLP."""
+    """Features [R rows, B environments, size] of one field of the observations: images by convolutions, else an MLP."""
 
     def __init__(self, space: gymnasium.Space, flags: AgentFlags, amp: bool):
         super().__init__()
         is_grid_of_categories = isinstance(space, spaces.MultiDiscrete)  # one-hot, so no image
         self.is_image = len(space.shape) == 3 and flags.net != "mlp" and not is_grid_of_categories
         normalize = flags.center_images if self.is_image else flags.normalize_observations
-        # Casts, reorders and normalizes; its `shape` is that of one observation for the first layer, channels first.
+        # Casts and normalizes: images with channels first, all others flat (categories one-hot). `center.shape` is that
+        # of one observation then.
         self.center = Observations(space, self.is_image, normalize, amp)
         if self.is_image:
             self.size = flags.hidden_size
@@ -185,10 +186,10 @@ class Encoder(nn.Module):
             self.to(memory_format=self.memory_format)
         else:
             self.size = flags.hidden_size // 4
-            widths = (*self.center.shape, self.size)
+            widths = (self.center.shape[0], self.size)  # of both layers' inputs
             layers = [orthogonal(nn.Linear(width, self.size), GAIN) for width in widths]
             self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
-        self.register_load_state_dict_pre_hook(without_statistics)
+        self.register_load_state_dict_pre_hook(without_statistics)  # of older checkpoints
 
     def _convolutions(self, space: gymnasium.Space, flags: AgentFlags) -> list[nn.Module]:
         """Layers for images [N, C, H, W]. Raises InputError for images that are too small."""
@@ -212,9 +213,9 @@ class Encoder(nn.Module):
         x = self.center(x)
         if not self.is_image:
             return self.head(x)
-        # Cast, center, then reorder: casting and reordering in one step, first, took 1.5 times as long (LEDGER.md).
+        # The memory layout after `center`: doing it while casting took 1.5 times as long (benchmarks/LEDGER.md).
         x = x.flatten(0, 1).contiguous(memory_format=self.memory_format)
-        x = self.convolutions(x).permute(0, 2, 3, 1)  # as it lies with --channels_last: flattening copies nothing
+        x = self.convolutions(x).permute(0, 2, 3, 1)  # with --channels_last as memory has it: flatten makes no copy
         return self.head(x.flatten(1)).float().unflatten(0, leading)
 
 
@@ -222,11 +223,11 @@ class Encoder(nn.Module):
 class Net(nn.Module):
     """Policy and value: encoders of the observation fields, an optional recurrent core, two heads.
 
-    `forward(inputs, core_state)` takes R rows, one to act, T+1 to learn: `inputs["obs"][name]` [R, B, *shape],
-    `inputs["done"]` [R, B] (the row begins an episode), the last action `inputs["action"]` [R, B, …] and its reward
-    `inputs["reward"]` [R, B] (unclipped), and the core's state before row 0, a tuple of [1, B, core_size] (empty if
-    there is no core). It returns the policy's parameters [R, B, policy_width] and the values [R, B], both float32, and
-    the core's state after the last row. It changes nothing: `observe` does. `flags` are those that `validate` returns.
+    `forward(inputs, core_state)` takes R rows: 1 to act, T+1 to learn. It changes nothing: `observe` does.
+    - inputs: `obs[name]` [R, B, *shape]; `done` [R, B], the row begins an episode; the last `action` [R, B, …] and its
+      `reward` [R, B], unclipped; core_state: before row 0, a tuple of [1, B, core_size], () without a core
+    - returns the policy's parameters [R, B, policy_width], the values [R, B], both float32, and the core's next state
+    `flags` are those that `validate` returns.
     """
 
     def __init__(self, observation_spaces: dict, action_space: gymnasium.Space, flags: AgentFlags, amp: bool = False):
@@ -234,11 +235,11 @@ class Net(nn.Module):
         self.action_space, self.flags = action_space, flags
         self.names = list(observation_spaces)
         self.encoders = nn.ModuleList([Encoder(space, flags, amp) for space in observation_spaces.values()])
-        # Those of values begin with the same weights.
+        # The value encoders begin as copies of the policy's.
         self.value_encoders = copy.deepcopy(self.encoders) if flags.value_net == "separate" else nn.ModuleList()
         size = sum(encoder.size for encoder in self.encoders) + 1 + spaces.flatdim(action_space)  # 1: the last reward
-        self.join: nn.Module = nn.Identity()  # one part has nothing to join
-        if len(self.encoders) > 1:  # what one part means may depend on another
+        self.join: nn.Module = nn.Identity()  # a single field needs no layer that mixes
+        if len(self.encoders) > 1:  # what one field means may depend on another
             self.join = nn.Sequential(orthogonal(nn.Linear(size, flags.hidden_size), GAIN), nn.ReLU())
             size = flags.hidden_size
         self.value_join = copy.deepcopy(self.join) if flags.value_net == "separate" else nn.Identity()
@@ -252,7 +253,7 @@ class Net(nn.Module):
             _, log_std = self.policy.bias.chunk(2)  # views of the means and of the log deviations
             nn.init.constant_(log_std, math.log(flags.initial_std))
         has_images = any(encoder.is_image for encoder in self.encoders)
-        self.amp = amp and (flags.core == "lstm" or has_images)  # whether any of it is in bf16, for the log
+        self.amp = amp and (flags.core == "lstm" or has_images)  # a GRU is never in bf16; for the log
 
     def initial_state(self, batch_size: int) -> tuple[Tensor, ...]:
         """The core's state before an episode, [1, B, core_size] each, on the CPU."""
@@ -284,7 +285,7 @@ class Net(nn.Module):
 
 
 def scale_rewards(flags: AgentFlags, rewards: Tensor) -> Tensor:
-    """Rewards as the loss sees them, and the net, whose input is clipped to ±1 in any case."""
+    """Scaled and clipped rewards, for the loss. `Net.forward` takes them, too, and clips them to ±1 on top."""
     rewards, clip = rewards * flags.reward_scale, float(flags.reward_clip)
     return rewards.clamp(-clip, clip) if clip else rewards
 
@@ -294,11 +295,12 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
     """The loss of one minibatch of rollouts [T+1, B, …], the moments of its value targets for PopArt, and metrics, all
     scalar tensors. `core_state` is the one before row 0. Only total_loss is a sum with --reduction sum."""
     policy_logits, values, _ = net(batch, core_state)  # [T+1, B, policy_width], [T+1, B]
-    # A transition from an episode's last row to the next one's first is void: mask [T, B] is False there.
+    # mask [T, B] is False from an episode's last row to the next one's first, a void transition; discounts [T, B] are 0
+    # at a termination and a reset (docs/rollout.md).
     mask, discounts = vtrace.transition_masks(batch["done"], batch["terminated"], batch["truncated"], flags.discount)
     # Row t+1 holds the action chosen at row t, and the policy that chose it.
     actions, rewards = batch["action"][1:], scale_rewards(flags, batch["reward"][1:])
-    if "final_obs" in batch:  # SAME_STEP: a truncation's discount is 0 there, so the value it leads to is added here
+    if "final_obs" in batch:  # SAME_STEP autoreset: row t+1 is the next episode's, so the last value is added here
         rewards = rewards + flags.discount * final_values(net, batch, core_state)
     policy = distribution(net.action_space, policy_logits[:-1])
     log_probs = policy.log_prob(actions)
@@ -312,10 +314,10 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
         clip_rho_threshold=flags.clip_rho,
         lambda_=flags.vtrace_lambda,
     ).vs
-    log_ratio = torch.where(mask, log_rhos, 0)
+    log_ratio = torch.where(mask, log_rhos, 0)  # not -inf: 0 * inf would be NaN
     ratio = log_ratio.exp()
-    # V-trace's own pg_advantages contain the importance weights. These do not: they are normalized first and then
-    # multiplied by `ratio`, and the gradient flows through `ratio`.
+    # V-trace's own pg_advantages contain the importance weights. These do not: both losses below multiply by `ratio`.
+    # With --ppo_clip the gradient flows through `ratio`, else through log_probs.
     advantages = rewards + discounts * torch.cat([vs[1:], values[-1:].detach()]) - values[:-1].detach()
     weight = mask.float()
     count = weight.sum().clamp(min=1)
@@ -334,8 +336,8 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
     else:
         policy_gains = ratio.detach().clamp(max=flags.clip_pg_rho) * advantages * log_probs
     policy_loss = -(policy_gains * weight).sum()
-    head = value_head(net)
-    unit = head.deviation if head else 1.0  # PopArt: errors count in units of the returns' deviation
+    popart = value_head(net)
+    unit = popart.deviation if popart else 1.0  # values are rewards; their errors count in units of the deviation
     value_loss = 0.5 * (((vs - values[:-1]) / unit).square() * weight).sum()
     entropy = (policy.entropy() * weight).sum()
     loss = policy_loss + flags.baseline_cost * value_loss - flags.entropy_cost * entropy
@@ -350,7 +352,7 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
             "losses/value_loss": value_loss / count,
             "losses/entropy": entropy / count,
             "losses/approx_kl": mean(ratio - 1 - log_ratio),
-            "losses/clipfrac": mean(((ratio - 1).abs() > (flags.ppo_clip or 0.2)).float()),  # as PPO counts it
+            "losses/clipfrac": mean(((ratio - 1).abs() > (flags.ppo_clip or 0.2)).float()),  # counted as in PPO
             "losses/explained_variance": 1 - variance(vs - values[:-1]) / variance(vs).clamp(min=1e-8),
             "losses/total_loss": loss.detach(),
         }
@@ -363,14 +365,14 @@ def final_values(net: Net, batch: dict, core_state: tuple) -> Tensor:
 
     In a SAME_STEP rollout row t+1 already shows the next episode; the last observation of this one lies beside it.
     """
-    is_cut = (batch["done"] & batch["truncated"] & ~batch["terminated"])[1:]  # [T, B]
+    is_cut = (batch["done"] & batch["truncated"] & ~batch["terminated"])[1:]  # [T, B]: transition t is truncated
     values = torch.zeros_like(batch["reward"][1:])
-    state_row = 0  # `core_state` is the one before this row
+    first = 0  # `core_state` is the one before this row
     for t in is_cut.any(1).nonzero().flatten().tolist():  # .tolist() makes the CPU wait for a GPU
         if core_state:
-            _, _, core_state = net(map_tensors(lambda x: x[state_row : t + 1], batch), core_state)
-            state_row = t + 1
-        # The action and reward of row t+1 led to final_obs, too; only obs and done are the next episode's.
+            _, _, core_state = net(map_tensors(lambda x: x[first : t + 1], batch), core_state)
+            first = t + 1
+        # Of row t+1, action and reward belong to the old episode, obs and done to the new one: replace these two.
         last = map_tensors(lambda x: x[t + 1 : t + 2], batch)
         last |= {"obs": last["final_obs"], "done": torch.zeros_like(last["done"])}
         _, value, _ = net(last, core_state)
@@ -379,7 +381,7 @@ def final_values(net: Net, batch: dict, core_state: tuple) -> Tensor:
 
 
 def make_optimizer(flags: AgentFlags, net: nn.Module) -> torch.optim.Optimizer:
-    """A fused Adam needs no host to skip a bad update (`step_unless`)."""
+    """Adam or RMSProp. A fused Adam skips a bad update on the GPU (`step_unless`): the CPU need not wait."""
     if flags.optimizer == "adam":
         return torch.optim.Adam(net.parameters(), flags.learning_rate, eps=flags.optimizer_epsilon, fused=True)
     return torch.optim.RMSprop(net.parameters(), flags.learning_rate, flags.rmsprop_alpha, flags.optimizer_epsilon)
@@ -399,24 +401,26 @@ def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) 
     the time since the last lap.
     """
     net, optimizer, laps = learner.net, learner.optimizer, learner.laps
-    head = value_head(net)
+    popart = value_head(net)
     outcome: Outcome | None = None
     for param_group in optimizer.param_groups:
         param_group["lr"] = learning_rate(flags, learner.steps)
     for _ in range(flags.epochs):
         for part, state in minibatches(batch, core_state, flags.minibatches):
-            with net.register_forward_hook(lambda *_: laps.lap("forward")):
+            with net.register_forward_hook(lambda *_: laps.lap("forward")):  # it is called in there
                 loss, returns, metrics = compute_loss(flags, net, part, state)
             laps.lap("loss")
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             laps.lap("backward")
             grad_norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
-            step = Outcome(~(loss.detach().isfinite() & grad_norm.isfinite()), grad_norm, metrics)
+            step = Outcome(
+                is_bad=~(loss.detach().isfinite() & grad_norm.isfinite()), grad_norm=grad_norm, metrics=metrics
+            )
             outcome = outcome.then(step) if outcome else step  # once bad, bad for the rest of this update
             step_unless(optimizer, outcome.is_bad)
-            if head:
-                head.observe(returns, outcome.is_bad)
+            if popart:
+                popart.observe(returns, outcome.is_bad)
             laps.lap("optimizer")
     net.observe(batch["obs"])  # once a batch, after its steps: all epochs normalize alike
     assert outcome  # there is an epoch
@@ -442,7 +446,7 @@ def learn(training: Training, feed: Feed, weights: PublishedWeights) -> None:
         with learner.updating:  # a lock: no checkpoint holds half an update
             measured = learner.measure(batch)  # first, as the update may edit its batch
             outcome = update(training.flags, learner, batch, core_state)
-            # Numbers for the log. A GPU's come one update late: at first there are none.
+            # Counts the update. Its numbers for the log come one update late on a GPU: `counted` is None at first.
             counted = learner.count(measured, outcome)
             weights.publish(learner.net, learner.updates)  # with the number that `count` has just raised
             learner.laps.lap("publish")
@@ -458,19 +462,19 @@ def make_learner(flags: AgentFlags, env_spaces: EnvSpaces) -> Learner:
     return Learner(net, make_optimizer(flags, net), flags.max_bad_updates)
 
 
-# Remedies for bad updates, and for old rollouts: they may change when a run is resumed.
+# Flags that may change when a run is resumed: these mend bad updates and old rollouts.
 AGENT_FREE_ON_RESUME = FREE_ON_RESUME | {"learning_rate", "grad_clip", "max_policy_lag"}
 
 
 def train(flags: Flags) -> Result:
     """Train until steps or minutes are used up, or a signal asks for an end (see `Training.run_threads`)."""
-    flags, env_spaces = prepare(flags, create_env, validate)
+    flags, env_spaces = prepare(flags, create_env, validate)  # checks flags, makes environments, checks again
     if flags.auto:
         flags = tuning.settings_of_existing_run(flags) or tune(flags)
     torch.manual_seed(flags.seed)
     learner = make_learner(flags, env_spaces)
     with Training("mono", flags, learner, AGENT_FREE_ON_RESUME | {"auto"}, env_spaces.frames_per_step) as training:
-        weights = start_weights(learner, flags.compile)  # here, as Training has loaded the run's checkpoint
+        weights = start_weights(learner, flags.compile)  # after Training has loaded the checkpoint
         num_groups = flags.num_actors * GROUPS_PER_ACTOR
         feed = open_feed(
             training, create_env, env_spaces, num_groups, __file__,
@@ -505,7 +509,7 @@ def test(flags: AgentFlags, create_env: Callable = create_env) -> dict:
 
 
 def validate_agent(flags):
-    """The flags with `auto` filled in. Raises InputError with the value, the limit and the remedy."""
+    """The flags with their "auto" values replaced. Raises InputError with the value, the limit and the remedy."""
     if flags.reward_clip == "auto":
         flags = replace(flags, reward_clip=envs.family_of(flags.env).reward_clip)
     if flags.normalize_returns == "auto":
@@ -539,7 +543,7 @@ def validate(flags: Flags) -> Flags:
 
 def main() -> None:
     flags = command_line.parse(Flags, __doc__, PRESETS, ABOUT)
-    with exit_with_message():  # train and tune validate when they know the environment
+    with exit_with_message():
         {"train": train, "test": lambda flags: test(validate(flags)), "tune": tune}[flags.mode](flags)
 
 

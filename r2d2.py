@@ -590,7 +590,7 @@ def validate(flags: Flags, width_known: bool = True) -> Flags:
         "max_streams": (1, 4096),
         "replay_gb": (1e-6, 1e6),
         "replay_ratio": (1e-3, 1e3),
-        "eval_columns": (0, flags.group_width - 1 if width_known else 10**6, "one environment of a group has to train"),
+        "eval_columns": (0, flags.group_width - 1 if width_known else 10**6, "at least one of a group has to train"),
     }
     flags = check_flags(flags, limits)
     if flags.stride < 1 or flags.stride % flags.unroll_length:
