@@ -34,6 +34,7 @@ WIRE = [  # of test_env_server.py, where others wait for what goes wrong
     for name in (
         "a_row_is_serialized_as_protobuf_would",
         "structures_keep_their_nesting",
+        "the_arrays_of_a_nest_arrive_in_their_places",
         "arrays_arrive_as_they_were",
         "a_space_comes_back_from_its_json",
         "the_hello_tells_all_that_a_learner_needs",
