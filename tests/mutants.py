@@ -34,6 +34,7 @@ WIRE = [  # of test_env_server.py, where others wait for what goes wrong
     for name in (
         "a_row_is_serialized_as_protobuf_would",
         "structures_keep_their_nesting",
+        "the_arrays_of_a_nest_arrive_in_their_places",
         "arrays_arrive_as_they_were",
         "a_space_comes_back_from_its_json",
         "the_hello_tells_all_that_a_learner_needs",
@@ -53,7 +54,7 @@ TESTS = {  # of each file, those that fail first
     ],
     "beast/learn/qlearning.py": ["tests/test_r2d2.py"],
     "beast/learn/normalization.py": ["tests/test_net.py", "tests/test_update.py"],
-    "beast/learn/learner.py": ["tests/test_learner.py", "tests/test_update.py"],
+    "beast/learn/learner.py": ["tests/test_learner_more.py", "tests/test_learner.py", "tests/test_update.py"],
     "beast/learn/vtrace.py": ["tests/test_vtrace.py"],
     "beast/learn/distributions.py": ["tests/test_distributions.py"],
     "beast/envs/groups.py": ["tests/test_envs.py"],
@@ -460,9 +461,9 @@ OTHER_MUTANTS = {
         ("lag of the first update on a slot", "+ updates_of_a_slot - 1 -", "-"),
         ("lives not counted", "Group(life=group.life + 1)", "Group(life=group.life)"),
         (
-            "last row kept out of its slot",
-            "kept = {other.slot for other in self.groups if other.row == T and other is not group}",
-            "kept = set()",
+            "core states of joined rollouts in reverse",
+            "self._initial_states[slot] for slot in taken",
+            "self._initial_states[slot] for slot in reversed(taken)",
         ),
     ],
     "beast/hosts/wire.py": [

@@ -107,6 +107,13 @@ def test_structures_keep_their_nesting():
     assert parts["a"].WhichOneof("kind") == "tuple" and parts["c"].WhichOneof("kind") == "dict"
 
 
+def test_the_arrays_of_a_nest_arrive_in_their_places():
+    structure = wire.structure_message({"b": ("x", ["z", "y"]), "a": "y"}, {"x": 0, "y": 1, "z": 2})
+    message = wire.Array(structure=structure, parts=[array_message(np.array(value)) for value in (10, 11, 12)])
+    nest = wire.nest_from_message(wire.Array.FromString(message.SerializeToString()))
+    assert nest == {"a": 11, "b": (10, (12, 11))}
+
+
 @pytest.mark.parametrize("dtype", wire.DTYPES)
 def test_arrays_arrive_as_they_were(dtype):
     for array in (np.ones((2, 3), dtype), np.ones((), dtype), np.ones((0, 4), dtype), np.eye(3, 5).T.astype(dtype)):

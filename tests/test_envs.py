@@ -245,6 +245,15 @@ def test_a_truncation_without_a_final_observation_terminates_so_that_nothing_boo
     assert final[1, :, 0].tolist() == [0.5 if not ended else 55 for ended in terminated]
 
 
+def test_final_observations_in_a_dict_of_arrays_go_to_their_own_environments():
+    last = np.arange(6, dtype=np.float32).reshape(2, 3)
+    group = EnvGroup(TruncatesAsTold(spaces.Dict({"a": BOX}), {"final_obs": {"a": last}}))
+    rows = rows_with_final_observations(group, 2)
+    group.reset(0, row(rows, 0))
+    group.step(np.zeros(2, np.int64), row(rows, 1))
+    np.testing.assert_array_equal(rows["final_obs"]["a"][1], last)
+
+
 def test_rows_without_final_observations_and_next_step_environments_are_as_they_were():
     group = EnvGroup(TruncatesAsTold(BOX, {}))
     rows = play(group, 1)
