@@ -56,7 +56,7 @@ class AgentFlags(RunFlags):
     value_net: Literal["shared", "separate"] = "shared"
     """Values from the policy's features, or from encoders of their own, which helps where actions are continuous."""
     hidden_size: int = 512
-    """Features of an image encoder, and of the layer that mixes several fields; MLPs have two layers of a quarter."""
+    """Features that an image encoder puts out; MLPs have two layers of a quarter of this."""
     core: Literal["none", "lstm", "gru"] = "none"
     """Recurrent core between encoder and heads, for tasks that need memory."""
     core_size: int = 256

@@ -19,11 +19,11 @@ BELOW = {
     "learn": {"envs", *GROUND_FLOOR},
     "hosts": {"envs", *GROUND_FLOOR},
     "envs": GROUND_FLOOR,
-    **dict.fromkeys(GROUND_FLOOR, {"errors"}),
+    **dict.fromkeys(GROUND_FLOOR, {"errors", "machine"}),
 }
 IN_ACTORS = [
     *("beast.feeds.actor", "beast.feeds.memory", "beast.feeds.processes"),
-    *("beast.run.flags", "beast.run.command_line", "beast.run.presets"),
+    *("beast.run.flags", "beast.run.command_line"),
 ]
 
 
