@@ -1,0 +1,104 @@
+"""Are two checkouts the same agents? Weights of deterministic runs, to the bit, and steps/s in turn.
+
+    git worktree add ../before 215e1b8 && make -C ../before libbeast
+    python benchmarks/checkouts.py ../before            # about 20 minutes on two quiet cores; prints Markdown
+
+Both checkouts need libbeast built in place; this interpreter runs both. A ratio is new / old of the median of the rows
+of metrics.csv, the first one left out; the median of the rounds counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from beast.machine import cpu_model, usable_cores  # noqa: E402
+from beast.run.directory import code_version  # noqa: E402
+
+WEIGHTS = {  # at least 200 updates each, but for R2D2 on Pong
+    "images": "monobeast.py --env BreakoutNoFrameskip-v4 --total_steps 16000 --group_width 8 --batch_width 4",
+    "LSTM": "monobeast.py --env PongNoFrameskip-v4 --core lstm --total_steps 8000 --group_width 8 --batch_width 2",
+    "PopArt": "monobeast.py --env CartPole-v1 --total_steps 32000 --group_width 8 --batch_width 8",
+    "Dict": "monobeast.py --env examples.parcel:Parcel-v0 --total_steps 16000 --group_width 4 --hidden_size 64",
+    "R2D2, vectors": "r2d2.py --preset vector --env CartPole-v1 --total_steps 4600",
+    "R2D2, images": "r2d2.py --env PongNoFrameskip-v4 --total_steps 4000 --min_fill 1500 --group_width 8",
+}
+SPEED = {
+    "monobeast, B=4": "monobeast.py --env PongNoFrameskip-v4 --num_actors 2",
+    "monobeast, B=32": "monobeast.py --env PongNoFrameskip-v4 --num_actors 2 --group_width 32 --batch_width 32",
+    "polybeast": "polybeast.py --env PongNoFrameskip-v4",
+    "r2d2": "r2d2.py --env PongNoFrameskip-v4 --min_fill 2000 --replay_gb 0.5 --total_steps 200000",
+}
+
+
+def run(checkout: Path, command: str, root: str, *more: str) -> Path:
+    """The directory of a run of `command` with this checkout's code."""
+    words = [sys.executable, *command.split(), "--no_tensorboard", "--root", root, "--name", "run", *more]
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    done = subprocess.run(words, cwd=checkout, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{checkout}: {command}\n{done.stderr}")
+    return Path(root, "run")
+
+
+def num_different(old: Path, new: Path) -> tuple[int, int]:
+    """How many tensors of two runs' nets there are, and how many are not equal to the bit."""
+    nets = [torch.load(path / "checkpoint.pt", weights_only=True)["net"] for path in (old, new)]
+    if nets[0].keys() != nets[1].keys():
+        sys.exit(f"their nets have other tensors: {nets[0].keys() ^ nets[1].keys()}")
+    return len(nets[0]), sum(not torch.equal(nets[0][name], nets[1][name]) for name in nets[0])
+
+
+def steps_per_second(path: Path) -> float:
+    with open(path / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    return statistics.median(float(row["charts/SPS"]) for row in rows[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", type=Path, help="the other checkout")
+    parser.add_argument("--rounds", type=int, default=3, help="of each speed; 0 compares weights only")
+    parser.add_argument("--minutes", type=float, default=0.6, help="of each run whose speed is measured")
+    options = parser.parse_args()
+    checkouts = {"old": options.old.resolve(), "new": ROOT}
+    print("# Two checkouts: the same weights, and steps/s in turn\n")
+    print(f"`python benchmarks/checkouts.py OLD --rounds {options.rounds} --minutes {options.minutes:g}`  ")
+    print(f"old {code_version(checkouts['old'])}, new {code_version(ROOT)}  ")
+    print(f"{cpu_model()}, {usable_cores()} cores, torch {torch.__version__}\n")
+    print("| weights after a `--deterministic` run | command | tensors | not equal to the bit |\n|---|---|---|---|")
+    for name, command in WEIGHTS.items():
+        with tempfile.TemporaryDirectory() as a, tempfile.TemporaryDirectory() as b:
+            fixed = ("--deterministic", "--device", "cpu")
+            old, new = (run(checkouts[which], command, root, *fixed) for which, root in (("old", a), ("new", b)))
+            tensors, different = num_different(old, new)
+        print(f"| {name} | `{command}` | {tensors} | {different} |", flush=True)
+    if not options.rounds:
+        return
+    print("\n| steps/s | command | old | new | new / old of each round | median |\n|---|---|---|---|---|---|")
+    for name, command in SPEED.items():
+        found: dict[str, list[float]] = {"old": [], "new": []}
+        for round_number in range(options.rounds):
+            for which in ("old", "new") if round_number % 2 == 0 else ("new", "old"):
+                with tempfile.TemporaryDirectory() as root:
+                    limits = ("--total_minutes", str(options.minutes), "--log_steps", "4000")
+                    found[which].append(steps_per_second(run(checkouts[which], command, root, *limits)))
+        ratios = [new / old for old, new in zip(found["old"], found["new"])]
+        shown = [f"{statistics.median(found[which]):,.0f}" for which in ("old", "new")]
+        each = ", ".join(f"{ratio:.3f}" for ratio in ratios)
+        print(f"| {name} | `{command}` | {' | '.join(shown)} | {each} | {statistics.median(ratios):.3f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
