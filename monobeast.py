@@ -4,9 +4,9 @@
     python monobeast.py --mode test --name pong                               # play whole games with the checkpoint
     python plot.py runs/pong                                                  # draw the learning curve
 
-Actor processes step groups of environments straight into rollout slots in shared memory. A feed gives the agent two
-loops: `infer` answers each new row with actions, `learn` trains on rollouts and publishes the weights. polybeast.py
-trains this same agent on env servers. docs/rollout.md explains every field of a rollout.
+Actor processes step groups of environments. A group's step is a row; T+1 rows are a rollout, a slot of shared memory.
+Two threads loop over a feed: `infer` answers rows with actions, `learn` trains on rollouts and publishes the weights.
+polybeast.py trains this same agent on env servers. docs/rollout.md explains every field of a rollout.
 """
 
 # ruff: noqa: E402  (an actor stops reading this file before torch is imported)
@@ -28,21 +28,25 @@ from monobeast_presets import ABOUT, PRESETS
 
 @dataclass
 class AgentFlags(RunFlags):
-    """IMPALA with V-trace. A *step* is one decision of the agent; in Atari it lasts 4 frames."""
+    """IMPALA with V-trace. A *step* is one decision of the agent; in Atari it lasts 4 frames.
+
+    --help shows the text below each field, in sections that begin with a comment.
+    """
 
     # Rollouts and batches: see "How it works" in README.md.
     group_width: int = 16
     """Environments in a group, which share one forward pass. Wider: less CPU time a step, more policy lag."""
     batch_width: int = 4
-    """Columns of a batch (B), one for each environment in it. It must divide --group_width, or be a multiple of it."""
+    """Columns of a batch (B), one for each environment in it. A group's rollout is cut into several batches, or several
+    rollouts are joined: --group_width must divide this, or this --group_width."""
     unroll_length: int = 20
     """Steps of one rollout (T), after which the value of the last observation stands in for later rewards."""
     epochs: int = 1
-    """Passes over a batch, each with V-trace's targets of the net as it is then; together they are one update."""
+    """Passes over a batch, with V-trace's targets computed anew for every minibatch; together they are one update."""
     minibatches: int = 1
-    """Random groups of a batch's columns, drawn again in every epoch; one optimizer step each."""
+    """Into how many minibatches a batch's columns are dealt, at random in every epoch; one optimizer step each."""
     max_policy_lag: int = 0
-    """Drop and count a rollout whose oldest action is more updates old than this. 0: never."""
+    """Drop and count a rollout if its oldest action is more than this many updates old. 0: never."""
 
     # The agent.
     net: Literal["shallow", "deep", "mlp"] = "shallow"
@@ -72,23 +76,23 @@ class AgentFlags(RunFlags):
     clip_rho: float = 1.0
     """V-trace's clip of importance weights in value targets (rho bar)."""
     clip_pg_rho: float = 1.0
-    """V-trace's clip of importance weights in the policy gradient; only with --ppo_clip 0, which has no other."""
+    """V-trace's clip of importance weights in the policy gradient; used only with --ppo_clip 0."""
     ppo_clip: float = 0.2
-    """Clip the policy ratio to [1/(1+x), 1+x] as in APPO; 0 takes the V-trace policy gradient instead."""
+    """Clip the policy ratio to [1/(1+x), 1+x], symmetric in the log as in APPO; 0: the V-trace policy gradient."""
     normalize_advantages: bool = True
-    """Shift and scale the advantages of an update to mean 0 and deviation 1, whatever the rewards' scale."""
+    """Shift and scale the advantages of a minibatch to mean 0 and deviation 1, whatever the rewards' scale."""
     reward_scale: float = 1.0
     """Multiplies rewards in the learner, before the clip; logged returns stay as they are."""
     reward_clip: float | Literal["auto"] = "auto"
     """Clip rewards to [-x, x] in the learner, not in the log; 0: no clip; auto: [-1, 1] for Atari ids only."""
     normalize_returns: Literal["auto", "on", "off"] = "auto"
-    """Learn values in units of the returns' running deviation (PopArt); auto: unless rewards are clipped."""
+    """Learn values in units of the returns' running deviation (PopArt); auto: on, unless rewards are clipped."""
     baseline_cost: float = 0.5
     """Weight of the value loss."""
     entropy_cost: float = 0.01
     """Weight of the entropy bonus: more keeps the policy random for longer."""
     reduction: Literal["sum", "mean"] = "mean"
-    """Sum or mean of the loss over an update's steps. With the sum, learning rate and clip depend on the batch."""
+    """Sum or mean of the loss over a minibatch's steps. With the sum, --learning_rate and --grad_clip must fit."""
 
     # The optimizer.
     optimizer: Literal["adam", "rmsprop"] = "adam"
@@ -106,14 +110,14 @@ class AgentFlags(RunFlags):
 
 
 @dataclass
-class Flags(ActorFlags, AgentFlags):  # polybeast.py combines AgentFlags with those of env servers
-    """IMPALA with V-trace on one machine. A *step* is one decision of the agent; in Atari it lasts 4 frames."""
+class Flags(ActorFlags, AgentFlags):
+    """IMPALA with V-trace on one machine. polybeast.py combines AgentFlags with the flags of env servers instead."""
 
     # Actors.
     mode: Literal["train", "test", "tune"] = "train"  # type: ignore[assignment]  # only this agent tunes
     """train, play whole games with a run's checkpoint (test), or measure this environment, model and machine for about
-    40 seconds and print the fastest setting of actors, widths, threads and precision (tune), and with --compile whether
-    that is faster."""
+    40 seconds and print the fastest setting of actors, widths, threads and precision (tune). With --compile it measures
+    that, too."""
     auto: bool = False
     """Measure first, as --mode tune does, and train with the setting found. A resumed run keeps what it began with."""
 
@@ -123,12 +127,13 @@ class Flags(ActorFlags, AgentFlags):  # polybeast.py combines AgentFlags with th
 def create_env(flags: Flags, num_envs: int, **overrides) -> gymnasium.vector.VectorEnv:
     """Environments for one group. Called in every actor process, and in the main process to learn the spaces.
 
-    `overrides` are arguments of an environment that go before the flags': render_mode, where a game is filmed.
+    `overrides` are arguments of an environment that override the flags', such as render_mode, to film a game.
     """
-    return envs.make(flags.env, num_envs, **envs.options(flags) | overrides)
+    return envs.make(flags.env, num_envs, **(envs.options(flags) | overrides))
 
 
-# An actor process never returns from this call: it steps environments until the run ends, without importing torch.
+# Each actor process runs this same file, with an argument of its own. It never returns from this call: it steps
+# environments until the run ends, and does not import torch.
 run_if_actor(Flags, create_env)
 if __name__ == "__main__":
     command_line.print_help_if_asked(Flags, __doc__, PRESETS, ABOUT)  # without torch, too
@@ -156,66 +161,73 @@ from beast.learn.published import PublishedWeights, start_weights
 from beast.learn.recurrent import Core
 from beast.run import evaluation, tuning
 from beast.run.flags import FREE_ON_RESUME, check_flags, check_slots, run_name
-from beast.run.training import Result, Training, prepare, shared_memory_feed
+from beast.run.training import Result, Training, open_feed, prepare
+
+GAIN = math.sqrt(2)  # of orthogonal weights before a ReLU or tanh
 
 
 class Encoder(nn.Module):
-    """Features [T, B, size] of one part of the observations [T, B, *shape]: images by convolutions, else by an MLP."""
+    """Features [R rows, B environments, size] of one field of the observations: images by convolutions, else an MLP."""
 
     def __init__(self, space: gymnasium.Space, flags: AgentFlags, amp: bool):
         super().__init__()
-        self.is_image = len(space.shape) == 3 and flags.net != "mlp" and not isinstance(space, spaces.MultiDiscrete)
+        is_grid_of_categories = isinstance(space, spaces.MultiDiscrete)  # one-hot, so no image
+        self.is_image = len(space.shape) == 3 and flags.net != "mlp" and not is_grid_of_categories
         normalize = flags.center_images if self.is_image else flags.normalize_observations
-        self.center, gain = Observations(space, self.is_image, normalize, amp), math.sqrt(2)
+        # Casts and normalizes: images with channels first, all others flat (categories one-hot). `center.shape` is that
+        # of one observation then.
+        self.center = Observations(space, self.is_image, normalize, amp)
         if self.is_image:
-            self.size, inputs = flags.hidden_size, self._make_convolutions(space, flags, amp)
-            self.head = MixedPrecision(orthogonal(nn.Linear(inputs, self.size), gain), nn.ReLU(), amp=amp)
+            self.size = flags.hidden_size
+            self.convolutions = MixedPrecision(*self._convolutions(space, flags), amp=amp)
+            inputs = self.convolutions(torch.zeros(1, *self.center.shape)).numel()
+            self.head = MixedPrecision(orthogonal(nn.Linear(inputs, self.size), GAIN), nn.ReLU(), amp=amp)
             self.memory_format = torch.channels_last if flags.channels_last else torch.contiguous_format
             self.to(memory_format=self.memory_format)
         else:
-            self.size, (inputs,) = flags.hidden_size // 4, self.center.shape
-            layers = [orthogonal(nn.Linear(width, self.size), gain) for width in (inputs, self.size)]
+            self.size = flags.hidden_size // 4
+            widths = (self.center.shape[0], self.size)  # of both layers' inputs
+            layers = [orthogonal(nn.Linear(width, self.size), GAIN) for width in widths]
             self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
-        self.register_load_state_dict_pre_hook(without_statistics)
+        self.register_load_state_dict_pre_hook(without_statistics)  # of older checkpoints
 
-    def _make_convolutions(self, space: gymnasium.Space, flags: AgentFlags, amp: bool) -> int:
-        """Returns how many numbers they make of one image."""
-        (channels, *sides), gain = self.center.shape, math.sqrt(2)
+    def _convolutions(self, space: gymnasium.Space, flags: AgentFlags) -> list[nn.Module]:
+        """Layers for images [N, C, H, W]. Raises InputError for images that are too small."""
+        channels, *sides = self.center.shape
         if flags.net == "shallow" and min(sides) < 3:
-            raise InputError(f"an image of {list(space.shape)}: a convolution needs 3 pixels a side; give --net mlp")
-        if flags.net == "shallow" and min(sides) < 36:  # MinAtar and other grids
-            layers = [orthogonal(nn.Conv2d(channels, 16, 3), gain), nn.ReLU()]
-        elif flags.net == "shallow":  # Mnih et al. 2015
+            raise InputError(f"an image of {list(space.shape)}: --net shallow needs 3 pixels a side; give --net mlp")
+        if flags.net == "shallow" and min(sides) < 36:  # MinAtar and other grids: the Nature CNN would leave nothing
+            return [orthogonal(nn.Conv2d(channels, 16, 3), GAIN), nn.ReLU()]
+        if flags.net == "shallow":  # Mnih et al. 2015
             convolutions = [nn.Conv2d(channels, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3)]
-            layers = [layer for c in convolutions for layer in (orthogonal(c, gain), nn.ReLU())]
-        else:  # Espeholt et al. 2018, figure 3 right
-            layers = []
-            for out in (16 * flags.width, 32 * flags.width, 32 * flags.width):
-                convolution = orthogonal(nn.Conv2d(channels, out, 3, padding=1), gain)
-                layers += [convolution, nn.MaxPool2d(3, 2, padding=1), ResidualBlock(out), ResidualBlock(out)]
-                channels = out
-            layers.append(nn.ReLU())
-        self.convolutions = MixedPrecision(*layers, amp=amp)
-        return self.convolutions(torch.zeros(1, *self.center.shape)).numel()
+            return [layer for c in convolutions for layer in (orthogonal(c, GAIN), nn.ReLU())]
+        layers: list[nn.Module] = []  # Espeholt et al. 2018, figure 3 right
+        for out in (16 * flags.width, 32 * flags.width, 32 * flags.width):
+            convolution = orthogonal(nn.Conv2d(channels, out, 3, padding=1), GAIN)
+            layers += [convolution, nn.MaxPool2d(3, 2, padding=1), ResidualBlock(out), ResidualBlock(out)]
+            channels = out
+        return [*layers, nn.ReLU()]
 
     def forward(self, x):
-        rows, x = x.shape[:2], self.center(x)
+        leading = x.shape[:2]
+        x = self.center(x)
         if not self.is_image:
             return self.head(x)
-        # After the centering: one step for both took 1.5 times as long (benchmarks/LEDGER.md).
+        # The memory layout after `center`: doing it while casting took 1.5 times as long (benchmarks/LEDGER.md).
         x = x.flatten(0, 1).contiguous(memory_format=self.memory_format)
-        x = self.convolutions(x).permute(0, 2, 3, 1)  # channels last, as it lies: flattening copies nothing
-        return self.head(x.flatten(1)).float().unflatten(0, rows)
+        x = self.convolutions(x).permute(0, 2, 3, 1)  # with --channels_last as memory has it: flatten makes no copy
+        return self.head(x.flatten(1)).float().unflatten(0, leading)
 
 
 # FORK HERE: your model. Observations arrive as they are stored (uint8 images included), time-major.
 class Net(nn.Module):
     """Policy and value: encoders of the observation fields, an optional recurrent core, two heads.
 
-    `forward(inputs, core_state)` takes `inputs["obs"][name]` [T, B, *shape], `inputs["done"]` [T, B], the last action
-    `inputs["action"]` [T, B, …] and its reward `inputs["reward"]` [T, B] (unclipped), and the core's state before row
-    0, a tuple of [1, B, core_size] (empty without a core). It returns the policy's parameters [T, B, policy_width] and
-    the values [T, B], both float32, and the core's state after row T-1. It changes nothing: `observe` does.
+    `forward(inputs, core_state)` takes R rows: 1 to act, T+1 to learn. It changes nothing: `observe` does.
+    - inputs: `obs[name]` [R, B, *shape]; `done` [R, B], the row begins an episode; the last `action` [R, B, …] and its
+      `reward` [R, B], unclipped; core_state: before row 0, a tuple of [1, B, core_size], () without a core
+    - returns the policy's parameters [R, B, policy_width], the values [R, B], both float32, and the core's next state
+    `flags` are those that `validate` returns.
     """
 
     def __init__(self, observation_spaces: dict, action_space: gymnasium.Space, flags: AgentFlags, amp: bool = False):
@@ -223,72 +235,78 @@ class Net(nn.Module):
         self.action_space, self.flags = action_space, flags
         self.names = list(observation_spaces)
         self.encoders = nn.ModuleList([Encoder(space, flags, amp) for space in observation_spaces.values()])
+        # The value encoders begin as copies of the policy's.
         self.value_encoders = copy.deepcopy(self.encoders) if flags.value_net == "separate" else nn.ModuleList()
         size = sum(encoder.size for encoder in self.encoders) + 1 + spaces.flatdim(action_space)  # 1: the last reward
-        self.join: nn.Module = nn.Identity()  # of a single part
-        if len(self.encoders) > 1:  # what one part means may depend on another
-            self.join = nn.Sequential(orthogonal(nn.Linear(size, flags.hidden_size), math.sqrt(2)), nn.ReLU())
+        self.join: nn.Module = nn.Identity()  # a single field needs no layer that mixes
+        if len(self.encoders) > 1:  # what one field means may depend on another
+            self.join = nn.Sequential(orthogonal(nn.Linear(size, flags.hidden_size), GAIN), nn.ReLU())
             size = flags.hidden_size
         self.value_join = copy.deepcopy(self.join) if flags.value_net == "separate" else nn.Identity()
         self.core = None
         if flags.core != "none":
-            self.core, size = Core(flags.core, size, flags.core_size, amp), flags.core_size
+            self.core = Core(flags.core, size, flags.core_size, amp)
+            size = flags.core_size
         self.policy = orthogonal(nn.Linear(size, policy_width(action_space)), 0.01)
         self.baseline = orthogonal(ValueHead(size) if flags.normalize_returns == "on" else nn.Linear(size, 1), 1.0)
         if isinstance(action_space, spaces.Box):
-            _, log_std = self.policy.bias.chunk(2)
+            _, log_std = self.policy.bias.chunk(2)  # views of the means and of the log deviations
             nn.init.constant_(log_std, math.log(flags.initial_std))
         has_images = any(encoder.is_image for encoder in self.encoders)
-        self.amp = amp and (flags.core == "lstm" or has_images)  # for the log's first line
+        self.amp = amp and (flags.core == "lstm" or has_images)  # a GRU is never in bf16; for the log
 
     def initial_state(self, batch_size: int) -> tuple[Tensor, ...]:
+        """The core's state before an episode, [1, B, core_size] each, on the CPU."""
         return self.core.initial_state(batch_size) if self.core is not None else ()
 
     @torch.no_grad()
     def observe(self, observations: dict) -> None:
-        """Take observations [T, B, *shape] by name into the running statistics that `forward` normalizes by."""
+        """Take observations [R, B, *shape] by name into the running statistics that `forward` normalizes by."""
         for encoders in (self.encoders, self.value_encoders):
             for name, encoder in zip(self.names, encoders):
                 encoder.center.observe(observations[name])
 
     def forward(self, inputs: dict, core_state: tuple) -> tuple[Tensor, Tensor, tuple]:
-        # Zero what would cross an episode boundary; masked_fill also removes NaN.
-        begins = inputs["done"].unsqueeze(-1)  # [T, B, 1]
-        # An input stays within [-1, 1] whatever the loss clips.
+        # Zero what would cross an episode boundary, by masked_fill: a product would keep a NaN.
+        begins = inputs["done"].unsqueeze(-1)  # [R, B, 1]
         last_reward = scale_rewards(self.flags, inputs["reward"]).clamp(-1, 1).unsqueeze(-1).masked_fill(begins, 0)
         last_action = to_features(self.action_space, inputs["action"]).masked_fill(begins, 0)
 
         def encode(encoders, join):
             features = [encoder(inputs["obs"][name]) for name, encoder in zip(self.names, encoders)]
-            return join(torch.cat([*features, last_reward, last_action], dim=-1))  # [T, B, size]
+            return join(torch.cat([*features, last_reward, last_action], dim=-1))  # [R, B, size]
 
         x = encode(self.encoders, self.join)
         if self.core is not None:
-            x, core_state = self.core(x, begins, core_state)  # [T, B, core_size]
-        value_features = encode(self.value_encoders, self.value_join) if self.value_encoders else x
+            x, core_state = self.core(x, begins, core_state)  # [R, B, core_size]
+        is_separate = self.flags.value_net == "separate"
+        value_features = encode(self.value_encoders, self.value_join) if is_separate else x
         return self.policy(x), self.baseline(value_features).squeeze(-1), core_state
 
 
 def scale_rewards(flags: AgentFlags, rewards: Tensor) -> Tensor:
-    """Rewards as the loss sees them."""
+    """Scaled and clipped rewards, for the loss. `Net.forward` takes them, too, and clips them to ±1 on top."""
     rewards, clip = rewards * flags.reward_scale, float(flags.reward_clip)
     return rewards.clamp(-clip, clip) if clip else rewards
 
 
 # FORK HERE: your loss.
 def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) -> tuple[Tensor, ReturnMoments, dict]:
-    """The loss of one batch of rollouts [T+1, B, …], the moments of its returns for PopArt, and metrics as tensors."""
-    policy_logits, values, _ = net(batch, core_state)  # [T+1, B, W], [T+1, B]
+    """The loss of one minibatch of rollouts [T+1, B, …], the moments of its value targets for PopArt, and metrics, all
+    scalar tensors. `core_state` is the one before row 0. Only total_loss is a sum with --reduction sum."""
+    policy_logits, values, _ = net(batch, core_state)  # [T+1, B, policy_width], [T+1, B]
+    # mask [T, B] is False from an episode's last row to the next one's first, a void transition; discounts [T, B] are 0
+    # at a termination and a reset (docs/rollout.md).
     mask, discounts = vtrace.transition_masks(batch["done"], batch["terminated"], batch["truncated"], flags.discount)
     # Row t+1 holds the action chosen at row t, and the policy that chose it.
     actions, rewards = batch["action"][1:], scale_rewards(flags, batch["reward"][1:])
-    if "final_obs" in batch:
+    if "final_obs" in batch:  # SAME_STEP autoreset: row t+1 is the next episode's, so the last value is added here
         rewards = rewards + flags.discount * final_values(net, batch, core_state)
     policy = distribution(net.action_space, policy_logits[:-1])
     log_probs = policy.log_prob(actions)
     log_rhos = log_probs - distribution(net.action_space, batch["policy_logits"][1:]).log_prob(actions)  # [T, B]
     vs = vtrace.from_importance_weights(
-        log_rhos=log_rhos.detach().masked_fill(~mask, -torch.inf),  # a void transition has no weight
+        log_rhos=log_rhos.detach().masked_fill(~mask, -torch.inf),  # weight 0
         discounts=discounts,
         rewards=rewards,
         values=values[:-1].detach(),
@@ -296,9 +314,10 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
         clip_rho_threshold=flags.clip_rho,
         lambda_=flags.vtrace_lambda,
     ).vs
-    ratio = torch.where(mask, log_rhos, 0).exp()
-    # V-trace's own advantages have the importance weights in them. These have not: they are normalized first, and then
-    # multiplied by the ratio, through which the clipped surrogate gets its gradient.
+    log_ratio = torch.where(mask, log_rhos, 0)  # not -inf: 0 * inf would be NaN
+    ratio = log_ratio.exp()
+    # V-trace's own pg_advantages contain the importance weights. These do not: both losses below multiply by `ratio`.
+    # With --ppo_clip the gradient flows through `ratio`, else through log_probs.
     advantages = rewards + discounts * torch.cat([vs[1:], values[-1:].detach()]) - values[:-1].detach()
     weight = mask.float()
     count = weight.sum().clamp(min=1)
@@ -317,8 +336,8 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
     else:
         policy_gains = ratio.detach().clamp(max=flags.clip_pg_rho) * advantages * log_probs
     policy_loss = -(policy_gains * weight).sum()
-    head = value_head(net)
-    unit = head.deviation if head else 1.0
+    popart = value_head(net)
+    unit = popart.deviation if popart else 1.0  # values are rewards; their errors count in units of the deviation
     value_loss = 0.5 * (((vs - values[:-1]) / unit).square() * weight).sum()
     entropy = (policy.entropy() * weight).sum()
     loss = policy_loss + flags.baseline_cost * value_loss - flags.entropy_cost * entropy
@@ -332,8 +351,8 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
             "losses/policy_loss": policy_loss / count,
             "losses/value_loss": value_loss / count,
             "losses/entropy": entropy / count,
-            "losses/approx_kl": ((ratio - 1 - log_rhos) * weight).nan_to_num().sum() / count,
-            "losses/clipfrac": mean(((ratio - 1).abs() > (flags.ppo_clip or 0.2)).float()),
+            "losses/approx_kl": mean(ratio - 1 - log_ratio),
+            "losses/clipfrac": mean(((ratio - 1).abs() > (flags.ppo_clip or 0.2)).float()),  # counted as in PPO
             "losses/explained_variance": 1 - variance(vs - values[:-1]) / variance(vs).clamp(min=1e-8),
             "losses/total_loss": loss.detach(),
         }
@@ -346,19 +365,23 @@ def final_values(net: Net, batch: dict, core_state: tuple) -> Tensor:
 
     In a SAME_STEP rollout row t+1 already shows the next episode; the last observation of this one lies beside it.
     """
-    is_cut = (batch["done"] & batch["truncated"] & ~batch["terminated"])[1:]  # [T, B]
-    values, first = torch.zeros_like(batch["reward"][1:]), 0  # first: the row before which `core_state` is
-    for t in is_cut.any(1).nonzero().flatten().tolist():  # a GPU's host waits here
-        if core_state:  # bring it up to date, then value the last observation from it
+    is_cut = (batch["done"] & batch["truncated"] & ~batch["terminated"])[1:]  # [T, B]: transition t is truncated
+    values = torch.zeros_like(batch["reward"][1:])
+    first = 0  # `core_state` is the one before this row
+    for t in is_cut.any(1).nonzero().flatten().tolist():  # .tolist() makes the CPU wait for a GPU
+        if core_state:
             _, _, core_state = net(map_tensors(lambda x: x[first : t + 1], batch), core_state)
+            first = t + 1
+        # Of row t+1, action and reward belong to the old episode, obs and done to the new one: replace these two.
         last = map_tensors(lambda x: x[t + 1 : t + 2], batch)
         last |= {"obs": last["final_obs"], "done": torch.zeros_like(last["done"])}
-        values[t] = net(last, core_state)[1][0]
-        first = t + 1
+        _, value, _ = net(last, core_state)
+        values[t] = value[0]
     return values.where(is_cut, 0)
 
 
 def make_optimizer(flags: AgentFlags, net: nn.Module) -> torch.optim.Optimizer:
+    """Adam or RMSProp. A fused Adam skips a bad update on the GPU (`step_unless`): the CPU need not wait."""
     if flags.optimizer == "adam":
         return torch.optim.Adam(net.parameters(), flags.learning_rate, eps=flags.optimizer_epsilon, fused=True)
     return torch.optim.RMSprop(net.parameters(), flags.learning_rate, flags.rmsprop_alpha, flags.optimizer_epsilon)
@@ -374,36 +397,39 @@ def learning_rate(flags: AgentFlags, steps: int) -> float:
 def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) -> Outcome:
     """Steps of the optimizer on minibatches of rollouts [T+1, B, …]; none after a NaN or Inf in loss or gradients.
 
-    Only RMSProp and SAME_STEP environments make the host wait for a GPU.
+    Only RMSProp and SAME_STEP environments make the host wait for a GPU. `laps.lap(stage)` is for the profile: it books
+    the time since the last lap.
     """
     net, optimizer, laps = learner.net, learner.optimizer, learner.laps
-    head = value_head(net)
+    popart = value_head(net)
     outcome: Outcome | None = None
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate(flags, learner.steps)
+    for param_group in optimizer.param_groups:
+        param_group["lr"] = learning_rate(flags, learner.steps)
     for _ in range(flags.epochs):
         for part, state in minibatches(batch, core_state, flags.minibatches):
-            with net.register_forward_hook(lambda *_: laps.lap("forward")):  # for the profile: the net is done
+            with net.register_forward_hook(lambda *_: laps.lap("forward")):  # it is called in there
                 loss, returns, metrics = compute_loss(flags, net, part, state)
             laps.lap("loss")
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             laps.lap("backward")
             grad_norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
-            step = Outcome(~(loss.detach().isfinite() & grad_norm.isfinite()), grad_norm, metrics)
-            outcome = outcome.then(step) if outcome else step
+            step = Outcome(
+                is_bad=~(loss.detach().isfinite() & grad_norm.isfinite()), grad_norm=grad_norm, metrics=metrics
+            )
+            outcome = outcome.then(step) if outcome else step  # once bad, bad for the rest of this update
             step_unless(optimizer, outcome.is_bad)
-            if head:
-                head.observe(returns, outcome.is_bad)
+            if popart:
+                popart.observe(returns, outcome.is_bad)
             laps.lap("optimizer")
-    net.observe(batch["obs"])
-    assert outcome
+    net.observe(batch["obs"])  # once a batch, after its steps: all epochs normalize alike
+    assert outcome  # there is an epoch
     return outcome
 
 
 def infer(feed: Feed, weights: PublishedWeights, generator: torch.Generator) -> None:
     """Choose the actions of all rows that wait for them, until the feed closes. `generator` draws them."""
-    for rows in feed.acting():  # [1, N, …]
+    for rows in feed.acting():  # [1, N, …]: N environments wait
         with torch.no_grad(), weights.newest() as (net, version):
             policy_logits, baseline, core_state = net(rows.inputs, rows.core_state)
             action = distribution(net.action_space, policy_logits).sample(generator)
@@ -411,43 +437,47 @@ def infer(feed: Feed, weights: PublishedWeights, generator: torch.Generator) -> 
 
 
 def learn(training: Training, feed: Feed, weights: PublishedWeights) -> None:
-    """Train on rollouts as they come, until the feed closes or all steps are done."""
+    """Train on rollouts as they come, until the feed closes or all steps or minutes are used up.
+
+    Raises FloatingPointError after --max_bad_updates bad updates in a row.
+    """
     learner = training.learner
-    for rollout, core_state in feed.rollouts():  # [T+1, B, …]
-        with learner.updating:  # a checkpoint never holds half an update
-            measured = learner.measure(rollout)  # before the update, which may edit its batch
-            outcome = update(training.flags, learner, rollout, core_state)
-            counted = learner.count(measured, outcome)  # on a GPU the update before this one, or None
-            weights.publish(learner.net, learner.updates)
+    for batch, core_state in feed.rollouts():  # [T+1, B, …]
+        with learner.updating:  # a lock: no checkpoint holds half an update
+            measured = learner.measure(batch)  # first, as the update may edit its batch
+            outcome = update(training.flags, learner, batch, core_state)
+            # Counts the update. Its numbers for the log come one update late on a GPU: `counted` is None at first.
+            counted = learner.count(measured, outcome)
+            weights.publish(learner.net, learner.updates)  # with the number that `count` has just raised
             learner.laps.lap("publish")
             training.record(counted)
         if training.finished():
             return
 
 
-def make_learner(flags: AgentFlags, spaces: EnvSpaces) -> Learner:
-    """A new net and its optimizer on the flags' device."""
+def make_learner(flags: AgentFlags, env_spaces: EnvSpaces) -> Learner:
+    """A new net and its optimizer on the flags' device. Raises InputError if there is no such device."""
     device, amp = choose_device(flags.device, flags.amp)
-    net = Net(spaces.observations, spaces.action, flags, amp).to(device)
+    net = Net(env_spaces.observations, env_spaces.action, flags, amp).to(device)
     return Learner(net, make_optimizer(flags, net), flags.max_bad_updates)
 
 
-# Remedies for bad updates, and for old rollouts: they may change when a run is resumed.
+# Flags that may change when a run is resumed: these mend bad updates and old rollouts.
 AGENT_FREE_ON_RESUME = FREE_ON_RESUME | {"learning_rate", "grad_clip", "max_policy_lag"}
 
 
 def train(flags: Flags) -> Result:
     """Train until steps or minutes are used up, or a signal asks for an end (see `Training.run_threads`)."""
-    flags, spaces = prepare(flags, create_env, validate)
+    flags, env_spaces = prepare(flags, create_env, validate)  # checks flags, makes environments, checks again
     if flags.auto:
         flags = tuning.settings_of_existing_run(flags) or tune(flags)
     torch.manual_seed(flags.seed)
-    learner = make_learner(flags, spaces)
-    with Training("mono", flags, learner, AGENT_FREE_ON_RESUME | {"auto"}, spaces.frames_per_step) as training:
-        weights = start_weights(learner, flags.compile)
+    learner = make_learner(flags, env_spaces)
+    with Training("mono", flags, learner, AGENT_FREE_ON_RESUME | {"auto"}, env_spaces.frames_per_step) as training:
+        weights = start_weights(learner, flags.compile)  # after Training has loaded the checkpoint
         num_groups = flags.num_actors * GROUPS_PER_ACTOR
-        feed = shared_memory_feed(
-            training, create_env, spaces, num_groups, __file__,
+        feed = open_feed(
+            training, create_env, env_spaces, num_groups, __file__,
             batch_width=flags.batch_width, max_policy_lag=flags.max_policy_lag,
         )  # fmt: skip
         return training.run_threads(
@@ -469,8 +499,8 @@ def describe_updates(flags: AgentFlags, net: nn.Module) -> str:
 
 def tune(flags: Flags) -> Flags:
     """Print what each stage costs here and the fastest setting that follows from it; returns the flags with it."""
-    flags, spaces = prepare(flags, create_env, validate)
-    return tuning.choose(flags, create_env, spaces, make_learner, update, validate)
+    flags, env_spaces = prepare(flags, create_env, validate)
+    return tuning.choose(flags, create_env, env_spaces, make_learner, update, validate)
 
 
 def test(flags: AgentFlags, create_env: Callable = create_env) -> dict:
@@ -479,19 +509,19 @@ def test(flags: AgentFlags, create_env: Callable = create_env) -> dict:
 
 
 def validate_agent(flags):
-    """The flags with `auto` filled in. Raises InputError with the value, the limit and the remedy."""
+    """The flags with their "auto" values replaced. Raises InputError with the value, the limit and the remedy."""
     if flags.reward_clip == "auto":
         flags = replace(flags, reward_clip=envs.family_of(flags.env).reward_clip)
     if flags.normalize_returns == "auto":
         flags = replace(flags, normalize_returns="off" if flags.reward_clip else "on")
-    limits = {  # name: lowest, highest
+    limits = {  # beside those of all runs (beast/run/flags.py): lowest, highest, remedy
         "epochs": (1, 10**6),
         **{name: (0, math.inf) for name in ("reward_clip", "baseline_cost", "entropy_cost", "ppo_clip")},
         **{name: (1e-6, math.inf) for name in ("clip_rho", "clip_pg_rho", "reward_scale")},
         **{name: (0, 1) for name in ("vtrace_lambda", "rmsprop_alpha")},
         "max_policy_lag": (0, 10**9),
         "minibatches": (1, flags.batch_width, "each has a column of the batch or more: raise --batch_width"),
-        "initial_std": (0.0068, 7.38),  # exp of distributions.LOG_STD_MIN and LOG_STD_MAX
+        "initial_std": (0.0068, 7.38),  # from exp(LOG_STD_MIN) to exp(LOG_STD_MAX) of learn/distributions.py
     }
     flags = check_flags(flags, limits)
     if flags.value_net == "separate" and flags.core != "none":

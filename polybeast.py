@@ -19,11 +19,11 @@ from functools import partial
 import torch
 
 import polybeast_env
+from beast.device import keep_freed_memory
 from beast.errors import exit_with_message
 from beast.learn.published import start_weights
 from beast.run import command_line, servers
 from beast.run.flags import SERVERS_FREE_ON_RESUME, ServerFlags, check_server_flags, run_name
-from beast.run.hardware import keep_freed_memory
 from beast.run.training import Result, Training
 from monobeast import (
     AGENT_FREE_ON_RESUME,

@@ -139,7 +139,7 @@ def main() -> None:
         def make_group() -> served_group.VectorEnvGroup:
             return served_group.VectorEnvGroup(create_env(flags, flags.group_width))
 
-        server: serving.Served
+        server: env_server.EnvServer | dialer.Dialer
         announcement = ""  # a server that dials serves when a learner takes its first stream
         if flags.learner:
             server = dialer.Dialer(

@@ -4,9 +4,10 @@
     python r2d2.py --mode test --name cartpole-r2d2                         # play whole games with the checkpoint
     python plot.py runs/cartpole-r2d2                                       # draw the learning curve
 
-Actors step environments and `act` answers, greedily or at random by each environment's own ε. `learn` stores their
-rollouts as sequences in a replay memory, and trains on sequences that it draws by priority: n-step double Q-learning
-with a target network, values rescaled, the core's stored state burnt in. docs/r2d2.md has more.
+Actors step environments. `act` chooses their actions, at random with each environment's own probability ε. `learn`
+stores rollouts as sequences in a replay memory, and trains on sequences that it draws by priority: n-step double
+Q-learning with a target network, values rescaled, the core's stored state burnt in. docs/r2d2.md has more. Shapes: K
+environments of a group, rollouts of U steps, sequences of B + T + 1 rows, N columns of any batch, R rows of any kind.
 """
 
 # ruff: noqa: E402  (an actor stops reading this file before torch is imported)
@@ -43,9 +44,9 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
     num_slots: int = 0
     """Rollouts in shared memory. 0: two more than there are groups."""
     eval_columns: int = 0
-    """Columns of each group that act with --epsilon, only to measure the return. 0: that of the greediest quarter."""
+    """Environments of each group that act by --epsilon, for the log's return only. 0: log the greediest quarter."""
     actor_niceness: int = 5
-    """Unix niceness (0 to 19) added to actors, and on Linux to inference and the target network on a CPU."""
+    """Unix niceness (0 to 19) added to actors, and on Linux to the threads of inference and target network on a CPU."""
 
     # Where the environments are.
     feed: Literal["shared", "remote"] = "shared"
@@ -70,7 +71,7 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
     head_size: int = 256
     """Hidden units of each of the two heads, state value and advantages."""
     center_images: bool = True
-    """Subtract each pixel's running mean and scale by its deviation. The targets move with the statistics, at first."""
+    """Normalize each pixel by its running mean and deviation. While these settle, the Q targets move with them."""
     normalize_observations: bool = False
     """Normalize vectors of floats by running statistics, and clip them to ±10."""
 
@@ -78,7 +79,7 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
     replay_gb: float = 3.0
     """GB of memory for the replay, at most what --total_steps need. A million steps of Atari take 7.35 GB."""
     replay_sequences: int = 0
-    """Upper limit in sequences, rounded up to whole environments. 0: as many as fit into --replay_gb."""
+    """Upper limit in sequences, rounded up to equally many of each environment. 0: as many as fit in --replay_gb."""
     min_fill: int = 20_000
     """Steps in the replay before the first update."""
     replay_ratio: float = 4.0
@@ -88,13 +89,13 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
     trained: int = 16
     """Transitions (T) of a sequence that are trained on."""
     stride: int = 8
-    """Steps between the beginnings of two sequences, a multiple of the unroll length; T/2 trains each step twice."""
+    """Steps between the beginnings of two sequences, a multiple of the unroll length; with T/2 each step is in two."""
     priority_exponent: float = 0.9
     """Sequences are drawn in proportion to their priority to this power (alpha): 0 draws all alike."""
     importance_exponent: float = 0.6
-    """Exponent (beta) of the importance weights, which correct the loss for it: 0 corrects nothing, 1 everything."""
+    """Exponent (beta) of weights that undo in the loss that some are drawn more often: 0 nothing, 1 all of it."""
     priority_eta: float = 0.9
-    """A priority is this share of the largest TD error in a sequence, and the rest of their mean."""
+    """A sequence's priority is eta · max |TD error| + (1 - eta) · mean |TD error|."""
     save_replay: bool = False
     """Save the replay with every checkpoint (replay.npz), while the learner waits. Else a resumed run fills it anew."""
 
@@ -104,9 +105,9 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
     discount: float = 0.99
     """Discount of one agent step (gamma)."""
     n_steps: int = 5
-    """Rewards in a target, before the target network's value."""
+    """Rewards in a target, before the target network's value; fewer at the end of a sequence or an episode."""
     rescale: bool = True
-    """Learn h(Q), which grows as the square root of Q, so that rewards need no clip."""
+    """Learn h(Q), which grows as the square root of Q (learn/qlearning.py), so that rewards need no clip."""
     target_period: int = 200
     """Updates between two copies of the net to the target network."""
 
@@ -116,20 +117,20 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
     optimizer_epsilon: float = 1e-6
     """Added to Adam's denominator."""
     grad_clip: float = 40.0
-    """Global norm above which gradients are scaled down; 0 means no clip. A loss is a sum over T."""
+    """Global norm above which gradients are scaled down; 0: no clip. It is high, as a loss sums T errors."""
 
     # Evaluation.
     epsilon: float = 1e-3
     """--mode test, evaluations and --eval_columns: probability of a random action; --greedy takes none."""
 
 
-# FORK HERE: your environment. Any gymnasium environment with discrete actions will do.
+# FORK HERE: your environment. Any gymnasium environment with discrete actions will do. (Env servers make their own.)
 def create_env(flags: Flags, num_envs: int, **overrides) -> gymnasium.vector.VectorEnv:
     """Environments for one group. Called in every actor process, and in the main process to learn the spaces."""
     return envs.make(flags.env, num_envs, **envs.options(flags) | overrides)
 
 
-# An actor process never returns from this call: it steps environments until the run ends, without importing torch.
+# Each actor process runs this file up to here, before torch is imported, and steps environments until the run ends.
 run_if_actor(Flags, create_env)
 if __name__ == "__main__":
     command_line.print_help_if_asked(Flags, __doc__, PRESETS, ABOUT)  # without torch, too
@@ -147,7 +148,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from beast.device import choose_device
+from beast.device import choose_device, helper_thread, keep_freed_memory, yield_cores
 from beast.envs.groups import finished_episodes
 from beast.envs.rows import is_final
 from beast.envs.spaces import EnvSpaces
@@ -161,71 +162,75 @@ from beast.learn.learner import Learner, Outcome, step_unless
 from beast.learn.nests import columns, map_tensors
 from beast.learn.normalization import Observations, without_statistics
 from beast.learn.published import PublishedWeights
-from beast.learn.qlearning import n_step_targets, rescale, rescale_inverse, sequence_priorities
+from beast.learn.qlearning import epsilon_ladder, n_step_targets, sequence_priorities, value_scaling
 from beast.learn.recurrent import Core
 from beast.learn.replay import RatioLimiter, Sample, SequenceReplay, make_replay, resume_replay
 from beast.run import evaluation
 from beast.run.flags import FREE_ON_RESUME, SERVERS_FREE_ON_RESUME, check_flags, check_server_flags, run_name
-from beast.run.hardware import helper_thread, keep_freed_memory, yield_cores
-from beast.run.training import Result, Training, prepare, shared_memory_feed
+from beast.run.training import Result, Training, open_feed, prepare
+
+GAIN = math.sqrt(2)  # of orthogonal weights before a ReLU or tanh
 
 
 class Encoder(nn.Module):
-    """Features [T, N, size] of one part of the observations [T, N, *shape]: images by convolutions, else by an MLP."""
+    """Features [R, N, size] of one part of the observations [R, N, *shape]: images by convolutions, else by an MLP."""
 
     def __init__(self, space: gymnasium.Space, flags: Flags, amp: bool):
         super().__init__()
         self.is_image = len(space.shape) == 3 and flags.net != "mlp" and not isinstance(space, spaces.MultiDiscrete)
         normalize = flags.center_images if self.is_image else flags.normalize_observations
-        self.center, gain = Observations(space, self.is_image, normalize, amp), math.sqrt(2)
+        # Casts, reorders and normalizes; its `shape` is that of one observation for the first layer, channels first.
+        self.center = Observations(space, self.is_image, normalize, amp)
         if self.is_image:
-            self.size, inputs = flags.hidden_size, self._make_convolutions(space, flags, amp)
-            self.head = MixedPrecision(orthogonal(nn.Linear(inputs, self.size), gain), nn.ReLU(), amp=amp)
+            self.size = flags.hidden_size
+            self.convolutions = MixedPrecision(*self._convolutions(space, flags), amp=amp)
+            inputs = self.convolutions(torch.zeros(1, *self.center.shape)).numel()
+            self.head = MixedPrecision(orthogonal(nn.Linear(inputs, self.size), GAIN), nn.ReLU(), amp=amp)
             self.memory_format = torch.channels_last if flags.channels_last else torch.contiguous_format
             self.to(memory_format=self.memory_format)
         else:
-            self.size, (inputs,) = flags.hidden_size // 4, self.center.shape
-            layers = [orthogonal(nn.Linear(width, self.size), gain) for width in (inputs, self.size)]
+            self.size = flags.hidden_size // 4
+            widths = (self.center.shape[0], self.size)  # vectors: the shape is (inputs,)
+            layers = [orthogonal(nn.Linear(width, self.size), GAIN) for width in widths]
             self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
-        self.register_load_state_dict_pre_hook(without_statistics)
+        self.register_load_state_dict_pre_hook(without_statistics)  # of older checkpoints
 
-    def _make_convolutions(self, space: gymnasium.Space, flags: Flags, amp: bool) -> int:
-        """Returns how many numbers they make of one image."""
-        (channels, *sides), gain = self.center.shape, math.sqrt(2)
+    def _convolutions(self, space: gymnasium.Space, flags: Flags) -> list[nn.Module]:
+        """Layers for images [N, C, H, W]. Raises InputError for images that are too small."""
+        channels, *sides = self.center.shape
         if flags.net == "shallow" and min(sides) < 3:
-            raise InputError(f"an image of {list(space.shape)}: a convolution needs 3 pixels a side; give --net mlp")
-        if flags.net == "shallow" and min(sides) < 36:  # MinAtar and other grids
-            layers = [orthogonal(nn.Conv2d(channels, 16, 3), gain), nn.ReLU()]
-        elif flags.net == "shallow":  # Mnih et al. 2015
+            raise InputError(f"an image of {list(space.shape)}: --net shallow needs 3 pixels a side; give --net mlp")
+        if flags.net == "shallow" and min(sides) < 36:  # MinAtar and other grids: the Nature CNN would leave nothing
+            return [orthogonal(nn.Conv2d(channels, 16, 3), GAIN), nn.ReLU()]
+        if flags.net == "shallow":  # Mnih et al. 2015
             convolutions = [nn.Conv2d(channels, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3)]
-            layers = [layer for c in convolutions for layer in (orthogonal(c, gain), nn.ReLU())]
-        else:  # Espeholt et al. 2018, figure 3 right
-            layers = []
-            for out in (16 * flags.width, 32 * flags.width, 32 * flags.width):
-                convolution = orthogonal(nn.Conv2d(channels, out, 3, padding=1), gain)
-                layers += [convolution, nn.MaxPool2d(3, 2, padding=1), ResidualBlock(out), ResidualBlock(out)]
-                channels = out
-            layers.append(nn.ReLU())
-        self.convolutions = MixedPrecision(*layers, amp=amp)
-        return self.convolutions(torch.zeros(1, *self.center.shape)).numel()
+            return [layer for c in convolutions for layer in (orthogonal(c, GAIN), nn.ReLU())]
+        layers: list[nn.Module] = []  # Espeholt et al. 2018, figure 3 right
+        for out in (16 * flags.width, 32 * flags.width, 32 * flags.width):
+            convolution = orthogonal(nn.Conv2d(channels, out, 3, padding=1), GAIN)
+            layers += [convolution, nn.MaxPool2d(3, 2, padding=1), ResidualBlock(out), ResidualBlock(out)]
+            channels = out
+        return [*layers, nn.ReLU()]
 
     def forward(self, x):
-        rows, x = x.shape[:2], self.center(x)
+        leading = x.shape[:2]
+        x = self.center(x)
         if not self.is_image:
             return self.head(x)
         x = x.flatten(0, 1).contiguous(memory_format=self.memory_format)
-        x = self.convolutions(x).permute(0, 2, 3, 1)  # channels last, as it lies: flattening copies nothing
-        return self.head(x.flatten(1)).float().unflatten(0, rows)
+        x = self.convolutions(x).permute(0, 2, 3, 1)  # as it lies with --channels_last: flattening copies nothing
+        return self.head(x.flatten(1)).float().unflatten(0, leading)
 
 
 # FORK HERE: your model. Observations arrive as they are stored (uint8 images included), time-major.
 class Net(nn.Module):
     """Q values: encoders of the observation fields, an optional recurrent core, dueling heads.
 
-    `forward(inputs, core_state)` takes `inputs["obs"][name]` [T, N, *shape], `inputs["done"]` [T, N], the last action
-    `inputs["action"]` [T, N] and its reward `inputs["reward"]` [T, N], and the core's state before row 0, a tuple of
-    [1, N, core_size] (empty without a core). It returns Q [T, N, actions] and its maximum [T, N], both float32 and
-    rescaled (`--rescale`), and the core's state after row T-1. It changes nothing: `observe` does.
+    `forward(inputs, core_state)` takes `inputs["obs"][name]` [R, N, *shape], `inputs["done"]` [R, N] (the row begins an
+    episode), the last action `inputs["action"]` [R, N] and its reward `inputs["reward"]` [R, N], and the core's state
+    before row 0, a tuple of [1, N, core_size] (empty without a core). It returns Q [R, N, actions] and its maximum
+    [R, N], both float32 and rescaled (`--rescale`), and the core's state after the last row. It changes nothing:
+    `observe` does. Raises InputError for actions that are not Discrete.
     """
 
     def __init__(self, observation_spaces: dict, action_space: gymnasium.Space, flags: Flags, amp: bool = False):
@@ -242,12 +247,12 @@ class Net(nn.Module):
         if flags.core != "none":
             self.core, size = Core(flags.core, size, flags.core_size, amp), flags.core_size
         has_images = any(encoder.is_image for encoder in self.encoders)
-        self.amp = amp and (flags.core == "lstm" or has_images)  # for the log's first line
+        self.amp = amp and (flags.core == "lstm" or has_images)  # whether any of it is in bf16, for the log
 
         def head(outputs: int, bias: bool) -> nn.Sequential:
             last = nn.Linear(flags.head_size, outputs, bias=bias)
-            nn.init.orthogonal_(last.weight, 0.1)
-            return nn.Sequential(orthogonal(nn.Linear(size, flags.head_size), math.sqrt(2)), nn.ReLU(), last)
+            nn.init.orthogonal_(last.weight, 0.1)  # Q begins near 0
+            return nn.Sequential(orthogonal(nn.Linear(size, flags.head_size), GAIN), nn.ReLU(), last)
 
         self.value, self.advantage = head(1, True), head(self.num_actions, False)  # dueling: Wang et al. 2016
 
@@ -255,24 +260,25 @@ class Net(nn.Module):
         return self.core.initial_state(batch_size) if self.core is not None else ()
 
     def acting_policy(self, q: Tensor) -> Categoricals:
-        """The ε-greedy policy of Q [..., actions], by which --mode test and `beast.load` act; its mode is greedy."""
+        """The ε-greedy policy of Q [..., actions], for --mode test and `beast.load`; training has `act` instead."""
         epsilon = self.flags.epsilon
         best = nn.functional.one_hot(q.argmax(-1), self.num_actions)
-        return Categoricals(((1 - epsilon) * best + epsilon / self.num_actions).log(), [self.num_actions], ())
+        probabilities = (1 - epsilon) * best + epsilon / self.num_actions
+        return Categoricals(probabilities.log(), sizes=[self.num_actions], action_shape=())
 
     @torch.no_grad()
     def observe(self, observations: dict) -> None:
-        """Take observations [T, N, *shape] by name into the running statistics that `forward` normalizes by."""
+        """Take observations [R, N, *shape] by name into the running statistics that `forward` normalizes by."""
         for name, encoder in zip(self.names, self.encoders):
             encoder.center.observe(observations[name])
 
     def forward(self, inputs: dict, core_state: tuple) -> tuple[Tensor, Tensor, tuple]:
-        # Zero what would cross an episode boundary; masked_fill also removes NaN.
-        begins = inputs["done"].unsqueeze(-1)  # [T, N, 1]
-        last_reward = inputs["reward"].clamp(-1, 1).unsqueeze(-1).masked_fill(begins, 0)
+        # Zero what would cross an episode boundary, by masked_fill: a product would keep a NaN.
+        begins = inputs["done"].unsqueeze(-1)  # [R, N, 1]
+        last_reward = inputs["reward"].clamp(-1, 1).unsqueeze(-1).masked_fill(begins, 0)  # an input; targets are raw
         last_action = to_features(self.action_space, inputs["action"]).masked_fill(begins, 0)
         features = [encoder(inputs["obs"][name]) for name, encoder in zip(self.names, self.encoders)]
-        x = torch.cat([*features, last_reward, last_action], dim=-1)  # [T, N, size]
+        x = torch.cat([*features, last_reward, last_action], dim=-1)  # [R, N, size]
         if self.core is not None:
             x, core_state = self.core(x, begins, core_state)
         advantage = self.advantage(x)
@@ -284,30 +290,31 @@ class Batch(NamedTuple):
     """Sequences for an update: B rows of burn-in, T transitions to train on, and the row that the last one leads to."""
 
     sample: Sample  # rows [B+T+1, N, …], the stored state before them, and importance weights [N]
-    target_q: Tensor  # the target network's Q values of rows B to B+T: [T+1, N, actions]
+    target_q: Tensor  # the target network's Q of rows B to B+T, run from row 0, so burnt in: [T+1, N, actions]
 
 
 # FORK HERE: your loss.
 def compute_loss(flags: Flags, net: Net, target: Net, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """The loss of a batch, its sequences' priorities [N], and metrics as tensors."""
+    """The loss of a batch, its sequences' priorities [N], and metrics, scalar tensors."""
     sample = batch.sample
-    rows = map_tensors(lambda x: x[flags.burn_in :], sample.batch)  # [T+1, N, …]
+    rows = map_tensors(lambda x: x[flags.burn_in :], sample.rows)  # [T+1, N, …]
     with torch.no_grad():
-        state = burn_in(flags, net, sample.batch, sample.core_state)
+        state = burn_in(flags, net, sample.rows, sample.core_state)
     q, _, _ = net(rows, state)  # [T+1, N, actions]
-    scale, unscale = value_scaling(flags)
+    scale, unscale = value_scaling(flags.rescale)
     with torch.no_grad():
+        # mask [T, N]: False from an episode's last row to the next one's first; discounts [T, N]: 0 at an end.
         mask, discounts = vtrace.transition_masks(rows["done"], rows["terminated"], rows["truncated"], flags.discount)
         rewards = rows["reward"][1:]
-        if "final_obs" in rows:
-            target_state = burn_in(flags, target, sample.batch, sample.core_state)
+        if "final_obs" in rows:  # environments that reset within the step that ends an episode (docs/rollout.md)
+            target_state = burn_in(flags, target, sample.rows, sample.core_state)
             rewards = rewards + flags.discount * final_values(net, target, rows, state, target_state, unscale)
         # Double Q-learning: the net chooses, the target network values.
         values = unscale(batch.target_q.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1))  # [T+1, N]
         targets = scale(n_step_targets(rewards, discounts, mask, values, flags.n_steps))
     chosen = q[:-1].gather(-1, rows["action"][1:].unsqueeze(-1)).squeeze(-1)  # row t+1 holds the action chosen at row t
     errors = (targets - chosen).where(mask, 0)  # [T, N]
-    # The sum over time, as in R2D2: clip and step size suit it.
+    # The sum over time, as in R2D2: --grad_clip and --learning_rate suit it.
     loss = (sample.weights * 0.5 * errors.square().sum(0)).mean()
     with torch.no_grad():
         count = mask.sum().clamp(min=1)
@@ -321,13 +328,8 @@ def compute_loss(flags: Flags, net: Net, target: Net, batch: Batch) -> tuple[Ten
     return loss, sequence_priorities(errors.detach(), mask, flags.priority_eta), metrics
 
 
-def value_scaling(flags: Flags) -> tuple[Callable, Callable]:
-    """The function h by which the networks' values are rescaled returns, and its inverse; copies with --no_rescale."""
-    return (rescale, rescale_inverse) if flags.rescale else (torch.clone, torch.clone)
-
-
 def burn_in(flags: Flags, net: Net, batch: dict, core_state: tuple) -> tuple:
-    """The core's state before row B, by this net's own weights: the stored state is of older ones."""
+    """The core's state [1, N, core_size] before row B, by this net's own weights: the stored state is of older ones."""
     if not flags.burn_in:
         return core_state
     return net(map_tensors(lambda x: x[: flags.burn_in], batch), core_state)[2]
@@ -336,48 +338,54 @@ def burn_in(flags: Flags, net: Net, batch: dict, core_state: tuple) -> tuple:
 def final_values(net: Net, target: Net, rows: dict, state: tuple, target_state: tuple, unscale: Callable) -> Tensor:
     """The value of the last observation of every truncated episode, [T, N], and 0 elsewhere.
 
-    In a SAME_STEP rollout row t+1 already shows the next episode; the last observation of this one lies beside it.
+    In a SAME_STEP rollout row t+1 already shows the next episode; the last observation of this one lies beside it. Both
+    states are those before row 0 of `rows`.
     """
     is_cut = (rows["done"] & rows["truncated"] & ~rows["terminated"])[1:]  # [T, N]
-    values, first = torch.zeros_like(rows["reward"][1:]), 0  # first: the row before which both states are
+    values = torch.zeros_like(rows["reward"][1:])
+    first = 0  # both states are those before this row
     for t in is_cut.any(1).nonzero().flatten().tolist():
-        part = map_tensors(lambda x: x[first : t + 1], rows)
+        if state:
+            part, first = map_tensors(lambda x: x[first : t + 1], rows), t + 1
+            state, target_state = net(part, state)[2], target(part, target_state)[2]
+        # The action and reward of row t+1 led to final_obs, too; only obs and done are the next episode's.
         last = map_tensors(lambda x: x[t + 1 : t + 2], rows)
         last |= {"obs": last["final_obs"], "done": torch.zeros_like(last["done"])}
-        if state:
-            state, target_state = net(part, state)[2], target(part, target_state)[2]
-        best = net(last, state)[0].argmax(-1, keepdim=True)
-        values[t] = unscale(target(last, target_state)[0].gather(-1, best))[0, :, 0]
-        first = t + 1
+        best = net(last, state)[0].argmax(-1, keepdim=True)  # [1, N, 1]
+        target_q = target(last, target_state)[0]  # [1, N, actions]
+        values[t] = unscale(target_q.gather(-1, best)).flatten()
     return values.where(is_cut, 0)
 
 
 def initial_priorities(flags: Flags, rows: dict) -> Tensor:
     """Priorities [N] of new sequences [B+T+1, N], whose rows hold no observations. The Q values that chose the actions
     stand in for both networks'. Those of the last row are not known yet, so the transition to it is left out."""
-    # R2D2's policy_logits are Q values. Row t+1 holds those of x_t: [T, N, actions].
-    q = rows["policy_logits"][flags.burn_in + 1 :]
-    rows = map_tensors(lambda x: x[flags.burn_in : -1], {name: x for name, x in rows.items() if name != "obs"})
-    scale, unscale = value_scaling(flags)
-    mask, discounts = vtrace.transition_masks(rows["done"], rows["terminated"], rows["truncated"], flags.discount)
+    q = rows["policy_logits"][flags.burn_in + 1 :]  # `act` stored Q(x_t) in row t+1: [T, N, actions], from x_B on
+    trained = map_tensors(lambda x: x[flags.burn_in : -1], rows)  # [T, N, …]
+    scale, unscale = value_scaling(flags.rescale)
+    mask, discounts = vtrace.transition_masks(
+        trained["done"], trained["terminated"], trained["truncated"], flags.discount
+    )
     # SAME_STEP: nobody has valued a truncated episode's last observation yet.
-    mask &= ~(rows["done"] & rows["truncated"] & ~rows["terminated"])[1:]
-    targets = scale(n_step_targets(rows["reward"][1:], discounts, mask, unscale(q.amax(-1)), flags.n_steps))
-    chosen = q[:-1].gather(-1, rows["action"][1:].unsqueeze(-1)).squeeze(-1)
+    mask &= ~(trained["done"] & trained["truncated"] & ~trained["terminated"])[1:]
+    targets = scale(n_step_targets(trained["reward"][1:], discounts, mask, unscale(q.amax(-1)), flags.n_steps))
+    chosen = q[:-1].gather(-1, trained["action"][1:].unsqueeze(-1)).squeeze(-1)
     return sequence_priorities(targets - chosen, mask, flags.priority_eta)
 
 
 class QLearner(Learner):
-    """A Learner with a target network, and the random numbers that draw its batches."""
+    """A Learner with a target network, and the random numbers that draw its batches. It uses of Learner: `steps` and
+    `updates`, counts; `updating`, the lock around an update; `laps`, the profile (`lap(stage)` books the time since the
+    last)."""
 
     def __init__(self, net: Net, optimizer: torch.optim.Optimizer, flags: Flags):
         super().__init__(net, optimizer, flags.max_bad_updates)
         self.target = copy.deepcopy(net).eval().requires_grad_(False)
         self.random = np.random.Generator(np.random.PCG64(flags.seed))
-        # The returns of the log are those of the environments that explore the least.
+        # The returns of the log are those of the last columns, which explore the least or evaluate.
         self.first_shown = flags.group_width - (flags.eval_columns or max(flags.group_width // 4, 1))
         self.all_returns: deque[float] = deque(maxlen=100)  # of all environments, however much they explore
-        # A GPU has its own queue. A checkpoint does not hold a prepared batch, so a deterministic run has none.
+        # It prepares the next batch: not on a GPU, nor if deterministic, as a checkpoint would lack that batch.
         has_helper = next(net.parameters()).device.type == "cpu" and not flags.deterministic
         self.helper = helper_thread(flags) if has_helper else None
         self._prepared: Future[Batch] | None = None
@@ -385,30 +393,30 @@ class QLearner(Learner):
     def next_batch(self, flags: Flags, replay: SequenceReplay, device: torch.device) -> Batch:
         """A batch of sequences, drawn by priority.
 
-        With a helper, batch n+1 is gathered and valued by the target network while update n runs, so it is drawn by the
-        priorities from before update n. When the net has just been copied to the target network, it is valued again.
+        With a helper, batch n+1 is gathered while update n runs, so it is drawn by the priorities from before update n.
+        Its target Q values are computed again when the net has just been copied to the target network.
         """
-        is_copying = self.updates % flags.target_period == 0
-        batch = self._prepared.result() if self._prepared else None
-        sample = batch.sample if batch else replay.sample(flags.batch_width, device)
-        if is_copying:
+        prepared = self._prepared.result() if self._prepared else None
+        sample = prepared.sample if prepared else replay.sample(flags.batch_width, device)
+        if self.updates % flags.target_period == 0:
             self.target.load_state_dict(self.net.state_dict())  # buffers, too
-        if is_copying or not batch:
-            batch = self._value(flags, sample)
+            prepared = None  # its target Q values are outdated
+        batch = prepared or self._with_target_q(flags, sample)
         if self.helper:
-            gather = replay.draw(flags.batch_width, device)  # here, as only one thread may use the replay's priorities
-            self._prepared = self.helper.submit(lambda: self._value(flags, gather()))
+            gather = replay.draw(flags.batch_width, device)  # draws now, in this thread: priorities are not thread-safe
+            self._prepared = self.helper.submit(lambda: self._with_target_q(flags, gather()))
         return batch
 
-    def _value(self, flags: Flags, sample: Sample) -> Batch:
-        return Batch(sample, self.target(sample.batch, sample.core_state)[0][flags.burn_in :])
+    def _with_target_q(self, flags: Flags, sample: Sample) -> Batch:
+        return Batch(sample, self.target(sample.rows, sample.core_state)[0][flags.burn_in :])
 
     def wait_for_batch(self) -> None:
-        """Until the helper has read what it needs of the replay, which may then change."""
+        """Until the helper is done with its batch: then the replay may change."""
         if self._prepared:
             self._prepared.result()
 
     def record_games(self, rows: dict) -> None:
+        """The feed calls it with each rollout, numpy arrays [U+1, K]."""
         with self.updating:
             self.all_returns.extend(episode_return for episode_return, _ in finished_episodes(rows))
         is_shown = rows["env_number"][0] >= self.first_shown
@@ -438,9 +446,9 @@ def update(flags: Flags, learner: QLearner, batch: Batch) -> tuple[Outcome, Tens
     """A step of the optimizer on a batch of sequences; none after a NaN or Inf in loss or gradients. Returns what came
     of it and the sequences' new priorities [N]."""
     net, optimizer, laps = learner.net, learner.optimizer, learner.laps
-    for group in optimizer.param_groups:
-        group["lr"] = flags.learning_rate
-    with net.register_forward_hook(lambda *_: laps.lap("forward")):  # for the profile: the net is done
+    for param_group in optimizer.param_groups:
+        param_group["lr"] = flags.learning_rate  # a resumed optimizer may have had another
+    with net.register_forward_hook(lambda *_: laps.lap("forward")):  # timing only
         loss, priorities, metrics = compute_loss(flags, net, learner.target, batch)
     laps.lap("loss")
     optimizer.zero_grad(set_to_none=True)
@@ -449,31 +457,19 @@ def update(flags: Flags, learner: QLearner, batch: Batch) -> tuple[Outcome, Tens
     grad_norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
     is_bad = ~(loss.detach().isfinite() & grad_norm.isfinite())
     step_unless(optimizer, is_bad)
-    net.observe(map_tensors(lambda x: x[flags.burn_in :], batch.sample.batch["obs"]))
-    # A sequence whose own error is not finite gets priority 0, so it is never drawn again. A bad update changes no
-    # other priority: the replay ignores NaN.
+    net.observe(map_tensors(lambda x: x[flags.burn_in :], batch.sample.rows["obs"]))
+    # A bad update changes no priority, as the replay ignores NaN. But a sequence whose own error is not finite gets 0:
+    # it is drawn no more.
     priorities = priorities.where(~is_bad, math.nan).where(priorities.isfinite(), 0)
     laps.lap("optimizer")
     return Outcome(is_bad, grad_norm, metrics), priorities
 
 
-def epsilons(flags: Flags, num_groups: int) -> Tensor:
-    """ε of each environment [groups, K]: 0.4^(1 + 7 i / (N - 1)), from 0.4 to 0.00066, with N environments that train.
-
-    Every group spans the whole ladder, so a lost or slow one takes no part of it away. The last columns explore least.
-    """
-    width = flags.group_width - flags.eval_columns
-    # Neighbours on the ladder are in different groups.
-    number = torch.arange(num_groups * width).view(width, num_groups).t()
-    share = number / (number.numel() - 1) if number.numel() > 1 else torch.full((1, 1), 0.5)
-    evaluating = torch.full((num_groups, flags.eval_columns), flags.epsilon)
-    return torch.cat([0.4 ** (1 + 7 * share), evaluating], dim=1)
-
-
 def act(training: Training, feed: Feed, weights: PublishedWeights, num_groups: int) -> None:
     """Choose the actions of all rows that wait for them, until the feed closes."""
-    yield_cores(training.device, training.flags.actor_niceness)
-    ladder = epsilons(training.flags, num_groups).to(training.device)
+    flags = training.flags
+    yield_cores(training.device, flags.actor_niceness)
+    ladder = epsilon_ladder(num_groups, flags.group_width, flags.eval_columns, flags.epsilon).to(training.device)
     for rows in feed.acting():  # [1, N, …], whole groups
         with torch.no_grad(), weights.newest() as (net, version):
             q, best, core_state = net(rows.inputs, rows.core_state)
@@ -481,7 +477,7 @@ def act(training: Training, feed: Feed, weights: PublishedWeights, num_groups: i
             coin = torch.rand(epsilon.shape, generator=training.generator, device=q.device)
             drawn = torch.randint(q.shape[2], epsilon.shape, generator=training.generator, device=q.device)
             action = torch.where(coin < epsilon, drawn, q.argmax(-1))
-        rows.answer(action, q, best, version, core_state)
+        rows.answer(action, q, best, version, core_state)  # Q goes to the field policy_logits
 
 
 def learn(training: Training, learner: QLearner, feed: Feed, weights: PublishedWeights, replay: SequenceReplay,
@@ -495,9 +491,9 @@ def learn(training: Training, learner: QLearner, feed: Feed, weights: PublishedW
             with learner.updating:
                 batch = learner.next_batch(flags, replay, training.device)
                 laps.lap("sample")
-                measured = learner.measure(batch.sample.batch)  # before the update, which may edit its batch
+                measured = learner.measure(batch.sample.rows)  # first, as the update may edit its batch
                 outcome, priorities = update(flags, learner, batch)
-                # Steps have counted when they were stored.
+                # `count` would add the steps of the batch again: `store` has counted them.
                 counted = learner.count(measured._replace(steps=torch.zeros_like(measured.steps)), outcome)
                 weights.publish(learner.net, learner.updates)
                 laps.lap("publish")
@@ -535,11 +531,11 @@ RESUME_FREE = {
 def train(flags: Flags) -> Result:
     """Train until steps or minutes are used up, or a signal asks for an end (see `Training.run_threads`)."""
     with contextlib.ExitStack() as to_close:
-        if validate(flags).feed == "remote":
+        if flags.feed == "remote" or flags.addresses or flags.listen:
             import polybeast_env
             from beast.run import servers  # which needs libbeast
 
-            keep_freed_memory()
+            keep_freed_memory()  # as `prepare` does
             connection = servers.connect(flags, validate, polybeast_env, to_close)
             flags, env_spaces, num_groups = connection.flags, connection.spaces, connection.num_streams
         else:
@@ -553,17 +549,13 @@ def train(flags: Flags) -> Result:
         replay = make_replay(flags, env_spaces, state_sizes, num_groups, learner.random)
         limiter = RatioLimiter(flags.replay_ratio, flags.batch_width * flags.trained, flags.min_fill)
         path, log = training.run.path / "replay.npz", training.run.log
-        save_replay = resume_replay(replay, limiter, path, learner, log) if flags.save_replay else None
+        write_replay = resume_replay(replay, limiter, path, learner, log) if flags.save_replay else None
         training.cleanup.callback(lambda: log(limiter.describe()))
-        feed: Feed
-        width, others = (
-            flags.group_width,
-            list[Callable](),
-        )  # whole groups, as the replay is divided among them
-        if flags.feed == "remote":
-            feed, others = servers.make_feed(training, connection, width)
-        else:
-            feed = shared_memory_feed(training, create_env, env_spaces, num_groups, __file__, batch_width=width)
+        width = flags.group_width  # rollouts of whole groups, as the replay is divided among them
+        feed, others = (  # others: loops that connections to env servers need
+            servers.make_feed(training, connection, width) if flags.feed == "remote"
+            else (open_feed(training, create_env, env_spaces, num_groups, __file__, batch_width=width), [])
+        )  # fmt: skip
         weights = PublishedWeights(learner.net, learner.updates)
         introduction = (
             f"{replay.description}, updates of {flags.batch_width} sequences of {flags.burn_in} + {flags.trained} "
@@ -575,19 +567,21 @@ def train(flags: Flags) -> Result:
             learn=partial(learn, training, learner, feed, weights, replay, limiter),
             introduction=introduction,
             others=others,
-            save_beside=save_replay,
+            save_beside=write_replay,
         )
 
 
 def test(flags: Flags) -> dict:
     """Play whole games with a checkpoint, and print and write their returns (see `evaluation.report`)."""
-    return evaluation.play_checkpoint(flags, create_env, Net, variants=("r2d2",), own=("epsilon",))
+    return evaluation.play_checkpoint(
+        flags, create_env, Net, variants=("r2d2",), own=("epsilon",)
+    )  # own: not the checkpoint's
 
 
 def validate(flags: Flags, width_known: bool = True) -> Flags:
-    """The flags with automatic values filled in. Raises InputError with the value, the limit and the remedy. Only env
-    servers may know the group width at first."""
-    limits = {  # name: lowest, highest
+    """The flags with automatic values filled in. Raises InputError with the value, the limit and the remedy. Without
+    `width_known` env servers have not told the group width yet."""
+    limits = {  # beside those of all runs (beast/run/flags.py): lowest, highest, remedy
         **{name: (1, 10**6) for name in ("head_size", "target_period", "n_steps")},
         **{name: (0, 1) for name in ("priority_eta", "priority_exponent", "importance_exponent", "epsilon")},
         **{name: (0, 10**12) for name in ("min_fill", "replay_sequences")},
@@ -596,7 +590,7 @@ def validate(flags: Flags, width_known: bool = True) -> Flags:
         "max_streams": (1, 4096),
         "replay_gb": (1e-6, 1e6),
         "replay_ratio": (1e-3, 1e3),
-        "eval_columns": (0, flags.group_width - 1, "at least one environment of a group has to train"),
+        "eval_columns": (0, flags.group_width - 1 if width_known else 10**6, "at least one of a group has to train"),
     }
     flags = check_flags(flags, limits)
     if flags.stride < 1 or flags.stride % flags.unroll_length:
@@ -608,15 +602,16 @@ def validate(flags: Flags, width_known: bool = True) -> Flags:
         raise InputError("--compile: r2d2.py does not compile its net yet; leave it out")
     is_remote = flags.feed == "remote" or bool(flags.addresses or flags.listen)
     if flags.deterministic and is_remote:
-        raise InputError("--deterministic: env servers answer in any order; leave it out, or --feed remote")
+        raise InputError("--deterministic: env servers answer in any order; leave that out, or the servers")
     for name in ("token_file", "tls_ca", "tls_cert", "tls_key"):
         if getattr(flags, name) and not is_remote:
             raise InputError(f"--{name} is for env servers: give --addresses or --listen, too, or leave it out")
-    flags = check_server_flags(flags, flags.group_width, width_known)  # whole groups go to the replay
+    flags = check_server_flags(flags, flags.group_width, width_known)  # batches of the feed are groups
     num_groups = flags.num_actors * GROUPS_PER_ACTOR
     burn_in = flags.burn_in if flags.core != "none" else 0  # there is no state to burn in
     one_each = 0 if is_remote else num_groups * flags.group_width * (burn_in + flags.trained)
-    if flags.mode == "train" and max(flags.min_fill, one_each) >= flags.total_steps:
+    min_fill = flags.min_fill * flags.group_width / max(flags.group_width - flags.eval_columns, 1)  # these do not train
+    if flags.mode == "train" and max(min_fill, one_each) >= flags.total_steps:
         raise InputError(
             f"--total_steps {flags.total_steps}: the first update comes after --min_fill {flags.min_fill} steps and a "
             f"sequence of each environment, {one_each} steps: raise it, or lower --min_fill, --burn_in or --trained"

@@ -111,7 +111,8 @@ class BuildExtensions(build_ext):
 
 
 def is_outdated(compiled: str, source: str) -> bool:
-    sources = [source, __file__, "csrc/rpcenv.proto", *map(str, Path("csrc").rglob("*.h"))]
+    headers = [*Path("csrc").rglob("*.h"), *Path("csrc").rglob("*.inc")]
+    sources = [source, __file__, "csrc/rpcenv.proto", *map(str, headers)]
     return not os.path.exists(compiled) or os.path.getmtime(compiled) < max(map(os.path.getmtime, sources))
 
 
@@ -129,9 +130,10 @@ libatari = Pybind11Extension(
     "libatari",
     sorted(map(str, Path("csrc/atari").glob("*.cc"))),
     include_dirs=["csrc/atari"],
-    depends=sorted(map(str, Path("csrc/atari").glob("*.h"))),
+    depends=sorted(map(str, [*Path("csrc/atari").glob("*.h"), *Path("csrc/atari").glob("*.inc")])),
     cxx_std=17,
-    # A fused multiply-add would round a scaled image otherwise than OpenCV does.
+    # A fused multiply-add would round a scaled image otherwise than OpenCV does. -O3 comes behind CFLAGS: the emulator
+    # refuses gcc's -O1.
     extra_compile_args=["-O3", "-fno-gcse", "-ffp-contract=off", "-Wall", "-Wextra"],  # gcc: for interpreters
 )
 ParallelCompile(default=0, needs_recompile=is_outdated).install()  # 0: as many compilers as there are cores

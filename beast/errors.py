@@ -12,8 +12,7 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """An error that the user can mend. Its message is all that is printed: what is wrong, the value, the limit and the
-    remedy."""
+    """An error that the user can mend. Only its message is printed: what is wrong, the value, limit and remedy."""
 
 
 class InputError(UserError, ValueError):
@@ -46,8 +45,7 @@ def first_line(error: BaseException) -> str:
 
 
 def raised(error: BaseException) -> str:
-    """Type and first line of an error and where it was raised, for people whose code it may come from: the innermost
-    line outside of the libraries that called it."""
+    """Type, first line and place of an error of a user's code: the innermost line outside of the calling libraries."""
     lines = traceback.extract_tb(error.__traceback__)
     found = f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__
     if not lines:

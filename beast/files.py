@@ -6,7 +6,6 @@ import errno
 import glob
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -46,12 +45,6 @@ def replace_file(path: str | os.PathLike, write: Callable[[BinaryIO], object]) -
             f"{path}: cannot be written ({first_line(error)}); an older file there is untouched. "
             "Check the free space and the permissions of its directory"
         ) from error
-
-
-def copy_file(source: Path, path: Path) -> None:
-    """Replace the file at `path` by a copy of `source`, as `replace_file` does."""
-    with open(source, "rb") as original:
-        replace_file(path, lambda file: shutil.copyfileobj(original, file))
 
 
 def write_json(path: Path, value: Any) -> None:

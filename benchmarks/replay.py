@@ -92,7 +92,7 @@ def measure(name: str, flags: r2d2.Flags, rounds: int) -> str:
         times = [time.perf_counter()]
         sample = replay.sample(flags.batch_width, torch.device("cpu"))
         times.append(time.perf_counter())
-        target_q = learner.target(sample.batch, sample.core_state)[0][flags.burn_in :]
+        target_q = learner.target(sample.rows, sample.core_state)[0][flags.burn_in :]
         _, priorities = r2d2.update(flags, learner, r2d2.Batch(sample, target_q))
         times.append(time.perf_counter())
         replay.update(sample.ids, sample.generations, priorities.numpy())

@@ -81,6 +81,7 @@ class Options:
 def main(options: Options) -> None:
     import torch
     import tyro
+    from beast.run.hardware import keep_freed_memory
 
     import monobeast
     from beast.device import choose_device
@@ -89,7 +90,6 @@ def main(options: Options) -> None:
     from beast.feeds.actors import GROUPS_PER_ACTOR
     from beast.machine import cpu_model, usable_cores
     from beast.run.directory import code_version
-    from beast.run.hardware import keep_freed_memory
 
     commit = code_version(ROOT)  # before anybody edits it
     keep_freed_memory()

@@ -26,7 +26,7 @@ struct Ending {
     kFailed,   // anything else: it ends the run
   };
   Kind kind;
-  std::string why;
+  std::string why;  // of kLost and kRefused
   std::exception_ptr error;
 };
 
@@ -40,10 +40,8 @@ std::optional<Ending> ending_of(Function&& function) {
     return Ending{Ending::Kind::kLost, error.what(), std::current_exception()};
   } catch (const HandshakeError& error) {
     return Ending{Ending::Kind::kRefused, error.what(), std::current_exception()};
-  } catch (const ClosedBatchingQueue& error) {
-    return Ending{Ending::Kind::kClosed, error.what(), std::current_exception()};
-  } catch (const std::exception& error) {
-    return Ending{Ending::Kind::kFailed, error.what(), std::current_exception()};
+  } catch (const ClosedBatchingQueue&) {
+    return Ending{Ending::Kind::kClosed, "", std::current_exception()};
   } catch (...) {
     return Ending{Ending::Kind::kFailed, "", std::current_exception()};
   }

@@ -60,6 +60,33 @@ README_TASKS = {
     "recipe-minigrid": "MiniGrid with memory, `--preset memory`",
     "recipe-halfcheetah": "HalfCheetah, `--preset continuous`",
 }
+ATARI_GAMES = ("Pong", "Breakout", "BeamRider", "SpaceInvaders", "Qbert", "Seaquest")
+# The rows of the first table of docs/results.md. Tasks that only compare settings stand in its later tables.
+FIRST_TASKS = {
+    **{f"atari-{game.lower()}": game for game in ATARI_GAMES},
+    "pong-two-actors": "Pong, `make train`",
+    "pong-poly": "Pong, `polybeast.py`",
+    "r2d2-pong": "Pong, `r2d2.py`",
+    "minatar-fast": "MinAtar Breakout, 512 environments",
+    "recipe-minatar": "MinAtar Breakout, `--preset pixels`",
+    "r2d2-minatar-breakout": "MinAtar Breakout, `r2d2.py`",
+    "minatar-fast-spaceinvaders": "MinAtar Space Invaders, 512 environments",
+    "r2d2-minatar-spaceinvaders": "MinAtar Space Invaders, `r2d2.py`",
+    "recipe-minigrid": "MiniGrid with memory, `--preset memory`",
+    "recipe-cartpole": "CartPole, `--preset discrete`",
+    "recipe-lunarlander": "LunarLander, `--preset discrete`",
+    "recipe-halfcheetah": "HalfCheetah, `--preset continuous`",
+    "recipe-hopper": "Hopper, `--preset continuous`",
+    "recipe-vizdoom": "VizDoom Basic, `--preset pixels`",
+    "recipe-crafter": "Crafter, `--preset pixels`",
+}
+# The runs of Pong that differ in the emulator: environments, emulator, task.
+EMULATOR_TASKS = (
+    (64, "Beast's", "atari-pong"),
+    (64, "ale-py's", "pong-two-actors"),
+    (32, "Beast's", "pong-beast"),
+    (32, "ale-py's", "pong"),
+)
 # CSVs that are not of one learning run: the samples of a soak, a search, a list of games.
 NO_RUNS = ("soak-*.csv", "*-search.csv", "atari-exact.csv", "atari-policy.csv")
 PUBLISHED = ROOT / "benchmarks" / "peers" / "atari-published.csv"
@@ -202,6 +229,8 @@ class Run:
     path: Path
     header: dict[str, str]
     steps: list[float]
+    frames: list[float]
+    """Of the emulator; the same as `steps` for environments that are not Atari."""
     hours: list[float]
     returns: list[float]
     """Mean returns of the last 100 games; rows before the first game has ended are left out."""
@@ -219,9 +248,26 @@ class Run:
         """The return that counts as learned, of the file itself, of `AIMS` or of gymnasium; none is None."""
         if "aim" in self.header:
             return float(self.header["aim"])
-        env = (re.search(r"--env (\S+)", self.header["which ran"]) or ["", ""])[1]
-        spec = gymnasium.registry.get(env)
-        return AIMS.get(env, spec.reward_threshold if spec else None)
+        spec = gymnasium.registry.get(self.env)
+        return AIMS.get(self.env, spec.reward_threshold if spec else None)
+
+    @property
+    def env(self) -> str:
+        return (re.search(r"--env (\S+)", self.header["which ran"]) or ["", ""])[1]
+
+    @property
+    def protocol(self) -> str:
+        """The environment's id, and what a comparison has to know beside it."""
+        notes = [f"`{self.env}`"]
+        if "NoFrameskip-v4" in self.env:
+            notes.append("no sticky actions")
+        if "r2d2.py" in self.header["which ran"]:
+            notes.append("greediest quarter of the environments")
+        return ", ".join(notes)
+
+    def return_after(self, steps: float) -> float | None:
+        """The return in the first row after so many steps; None where the run ended before."""
+        return next((value for step, value in zip(self.steps, self.returns) if step >= steps), None)
 
     @property
     def reached(self) -> int | None:
@@ -270,8 +316,9 @@ def read_runs() -> list[Run]:
         rows = [row for row in csv.DictReader(lines) if row.get(RETURN) and math.isfinite(float(row[RETURN]))]
         if not rows:
             raise ValueError(f"{path.name} has no finite {RETURN}")
-        columns = ([float(row[name]) for row in rows] for name in ("step", "hours", RETURN))
-        runs.append(Run(path, header, *columns))
+        steps, hours, returns = ([float(row[name]) for row in rows] for name in ("step", "hours", RETURN))
+        frames = [float(row.get("frames", row["step"])) for row in rows]
+        runs.append(Run(path, header, steps, frames, hours, returns))
     return runs
 
 
@@ -313,23 +360,144 @@ def over_seeds(runs: list[Run]) -> tuple[str, ...]:
 SEEDS_HEAD = ("seeds", "return at the end", "aim", "steps until the aim", "minutes until the aim")
 
 
+def millions(count: float) -> str:
+    return f"{count / 1e6:.3g} M"
+
+
+def length(counts: list[float]) -> str:
+    """`3 M`, or `1.2 M to 3 M` if some runs were much shorter."""
+    ends = (min(counts), max(counts)) if min(counts) < 0.95 * max(counts) else (statistics.median(counts),)
+    return " to ".join(map(millions, ends))
+
+
+def read_published() -> list[dict[str, str]]:
+    return list(csv.DictReader(line for line in PUBLISHED.read_text().splitlines() if line[0] != "#"))
+
+
+def comparable(run: Run, published: list[dict[str, str]]) -> str:
+    """Published returns in the same environment after as many steps."""
+    found = [
+        f"{row['agent']} {row['mean']} ± {row['deviation']}"
+        for row in published
+        if row["environment"] == run.env
+        and row["steps"].isdigit()
+        and abs(run.steps[-1] / int(row["steps"]) - 1) < 0.01
+    ]
+    return ", ".join(found)
+
+
+def first_section(runs: list[Run]) -> list[str]:
+    """Which games, how good, how sure."""
+    tasks, published, rows = by_task(runs), read_published(), []
+    for task, name in FIRST_TASKS.items():
+        for own in (runs for (_, of), runs in tasks.items() if of == task):
+            steps, frames = ([getattr(run, column)[-1] for run in own] for column in ("steps", "frames"))
+            rows.append(
+                (
+                    name,
+                    spread((run.returns[-1] for run in own), ".2f", statistics.mean),
+                    len(own),
+                    length(steps),
+                    length(frames) if frames != steps else "",
+                    own[0].protocol,
+                    comparable(own[0], published),
+                )
+            )
+    head = ("task", "return", "seeds", "steps", "frames", "protocol", "published, same protocol and steps")
+    return [
+        "A return is the mean of the last 100 training games, whole and unclipped, at the end of a run. A seed is one "
+        "run with its own random numbers. Over seeds the table shows the mean (lowest to highest). One seed says "
+        "little about how another would end.",
+        "",
+        *table(head, rows),
+        "",
+        "A step is one decision of the agent, a frame one of the emulator. Atari has 4 frames a step; the other rows "
+        "count steps only. R2D2's environments explore more or less, and its return is that of the quarter that "
+        f"explores least. Published values are means and deviations over seeds; {link(PUBLISHED, 'their file')} names "
+        "the sources.",
+        "",
+    ]
+
+
+def emulators_section(runs: list[Run]) -> list[str]:
+    """Pong on our emulator and on ale-py's."""
+    rows = []
+    for environments, emulator, task in EMULATOR_TASKS:
+        for run in sorted((run for run in runs if run.task == task), key=lambda run: run.header["seed"]):
+            later = (run.return_after(steps) for steps in (1e6, 1.5e6, 2e6))
+            rows.append(
+                (
+                    environments,
+                    emulator,
+                    run.header["seed"],
+                    "" if run.reached is None else millions(run.steps[run.reached]),
+                    *("" if value is None else f"{value:.1f}" for value in later),
+                    f"{run.returns[-1]:.1f} after {millions(run.steps[-1])}",
+                    link(run.path, "csv"),
+                )
+            )
+    head = (
+        "environments",
+        "emulator",
+        "seed",
+        "steps until 18",
+        "after 1 M",
+        "after 1.5 M",
+        "after 2 M",
+        "at the end",
+        "",
+    )
+    ours, theirs = (RESULTS / f"pong-deterministic{name}-seed1.csv" for name in ("", "-ale"))
+    curves = RESULTS / "pong-backends.png"
+    return [
+        "## Pong on both emulators",
+        "",
+        "Threads race, so two runs with one seed differ, and only the range over seeds can be compared. The runs on "
+        f"ale-py are of older commits, and shorter. {link(curves, 'The curves with 32 environments')}.",
+        "",
+        *table(head, rows),
+        "",
+        "With `--deterministic` nothing races. Then all losses and returns of one seed were equal on both emulators "
+        f"for 780,000 steps, until the run on ale-py was ended ({link(ours, 'ours')}, {link(theirs, 'ale-py')}).",
+        "",
+    ]
+
+
+def tasks_by_machine(runs: Iterable[Run]) -> dict[str, dict[str, list[Run]]]:
+    machines: dict[str, dict[str, list[Run]]] = {}
+    for (machine, task), own in by_task(runs).items():
+        machines.setdefault(machine, {})[task] = own
+    return machines
+
+
 def learning_section(runs: list[Run]) -> list[str]:
     lines = [
         "## Learning",
         "",
-        "`python benchmarks/learning.py TASK --seed SEED` trains a task with today's code and presets. The first lines "
-        "of a CSV have its flags and its commit; the remark says where the command was another. *Return* is the mean "
-        "of the last 100 training games, whole and unclipped: at the end of the "
-        "run, and at its best. *Aim* is the return that counts as learned: gymnasium's reward threshold of the "
-        "environment, or a choice of ours where it has none. Over seeds the tables show the mean (lowest to highest). "
-        "Minutes hold for the machine, and for a run beside other jobs they are more.",
+        "`python benchmarks/learning.py TASK --seed SEED` trains a task with today's code and presets. *Aim* is the "
+        "return that counts as learned: gymnasium's reward threshold of the environment, or a choice of ours if it has "
+        "none. Minutes depend on the machine and on what else ran there. "
+        f"[All runs](#{anchor(RUNS_TITLE)}) has each seed with its file.",
         "",
     ]
-    groups = by_task(runs)
-    for machine in dict.fromkeys(machine for machine, _ in groups):
-        own = {task: runs for (of, task), runs in groups.items() if of == machine}
+    for machine, own in tasks_by_machine(runs).items():
         lines += [f"### Learning on {machine}", ""]
-        lines += table(("task", *SEEDS_HEAD), ((f"`{task}`", *over_seeds(runs)) for task, runs in own.items()))
+        lines += [*table(("task", *SEEDS_HEAD), ((f"`{task}`", *over_seeds(runs)) for task, runs in own.items())), ""]
+    return lines
+
+
+RUNS_TITLE = "All runs and their files"
+
+
+def runs_section(runs: list[Run]) -> list[str]:
+    lines = [
+        f"## {RUNS_TITLE}",
+        "",
+        "The first lines of a CSV have its flags and its commit. The remark has the command if it was another than "
+        "`python benchmarks/learning.py TASK --seed SEED`.",
+        "",
+    ]
+    for machine, own in tasks_by_machine(runs).items():
         rows = []
         for task, runs in own.items():
             for run in runs:
@@ -357,7 +525,7 @@ def learning_section(runs: list[Run]) -> list[str]:
                 )
         head = "task", "seed", "return at the end", "best", "steps", "minutes", "steps until the aim"
         head += "minutes until the aim", "commit", "files", "remark"
-        lines += ["", *table(head, rows), ""]
+        lines += [f"### Runs on {machine}", "", *table(head, rows), ""]
     return lines
 
 
@@ -390,10 +558,10 @@ def throughput_section(results: dict[Path, dict]) -> list[str]:
     lines = [
         "## Throughput",
         "",
-        "Steps are agent steps. *Simulation* is the whole data path with random actions, and rollouts thrown away: the "
-        "limit. Then the net chooses the actions (*+ inference*), then it learns, too (*+ learning*). B is the batch "
-        "width. The tables show the median of the repetitions (lowest to highest). The report of each has the CPU time "
-        "of every stage, the waits and the memory.",
+        "Steps are agent steps. *Simulation* runs the whole data path with random actions and drops the rollouts: that "
+        "is the limit. *+ inference* adds the net's choice of actions, *+ learning* adds training. B is the batch "
+        "width. The tables show the median of the repetitions (lowest to highest). Each report has the CPU time of "
+        "every stage, the waits and the memory.",
         "",
     ]
     machines = dict.fromkeys(machine_of(result["hardware"]) for result in results.values())
@@ -420,38 +588,46 @@ def throughput_section(results: dict[Path, dict]) -> list[str]:
     return lines
 
 
+ATARI_TITLE = "Six Atari games beside published returns"
+
+
 def atari_section(runs: list[Run]) -> list[str]:
-    """Six Atari games beside the returns that others publish."""
-    values = list(csv.DictReader(line for line in PUBLISHED.read_text().splitlines() if line[0] != "#"))
-    published = {(row["agent"], row["game"]): f"{row['mean']} ± {row['deviation']}" for row in values}
-    agents = list(dict.fromkeys(agent for agent, _ in published))
+    published = read_published()
+    columns = {}  # agent -> its column's head
+    for row in published:
+        if row["steps"].isdigit():
+            columns[row["agent"]] = f"{row['agent']}: -v4, {millions(4 * int(row['steps']))} frames"
+        else:
+            columns[row["agent"]] = f"{row['agent']}: EnvPool's -v5, more frames"
+    returns = {(row["agent"], row["game"]): f"{row['mean']} ± {row['deviation']}" for row in published}
     lines = [
-        "## Six Atari games beside published returns",
+        f"## {ATARI_TITLE}",
         "",
-        "`python benchmarks/learning.py atari-GAME` trains MonoBeast for 10 M steps (40 M frames) with one set of "
-        "flags for all games. Its returns are of the last 100 training games, whole and unclipped, as mean (lowest to "
-        "highest) of the seeds. CleanRL's PPO has the same environments and as many steps; the other runs are on "
-        f"EnvPool's -v5 and were longer. {link(PUBLISHED, 'The published values')} name their sources.",
+        "`python benchmarks/learning.py atari-GAME` trains MonoBeast for 10 M steps, with the same flags in all games. "
+        "Only the column of CleanRL PPO is comparable: it has the same environments and as many frames. The columns to "
+        "the right of it are from another protocol and from longer runs, and show what is possible there. "
+        f"{link(PUBLISHED, 'The published values')} name their sources.",
         "",
     ]
-    rows = []
-    for game in dict.fromkeys(row["game"] for row in values):
+    rows, frames = [], []
+    for game in ATARI_GAMES:
         own = sorted((run for run in runs if run.task == f"atari-{game.lower()}"), key=lambda run: run.header["seed"])
-        cells = ["", "", "not run yet"]
-        if own:
-            seeds, *returns = over_seeds(own)
-            cells = [seeds, spread(run.steps[-1] for run in own), returns[0]]
-        rows.append((game, *cells, *(published.get((agent, game), "") for agent in agents)))
-    return [*lines, *table(("game", "seeds", "steps", "MonoBeast", *agents), rows), ""]
+        frames += [run.frames[-1] for run in own]
+        cells = (
+            (spread((run.returns[-1] for run in own), ".2f", statistics.mean), len(own)) if own else ("not run yet", "")
+        )
+        rows.append((game, *cells, *(returns.get((agent, game), "") for agent in columns)))
+    ours = "MonoBeast: -v4" + (f", {millions(statistics.median(frames))} frames" if frames else "")
+    return [*lines, *table(("game", ours, "seeds", *columns.values()), rows), ""]
 
 
 def peers_section() -> list[str]:
     lines = [
         "## Beside other projects",
         "",
-        "Each ran in the best setting of a small sweep, on the same cores with the same shape of model, in turn. "
-        "MonoBeast computes in bf16 where the processor has it, the others in fp32. The table shows medians (lowest to "
-        "highest); the ratio is of the runs of one turn.",
+        "Each project ran with the best settings of a small sweep, on the same cores and with the same shape of model. "
+        "They took turns. MonoBeast computes in bf16 if the processor has it, the others in fp32. The table shows "
+        "medians (lowest to highest); each ratio compares two runs of one turn.",
         "",
     ]
     rows = []
@@ -528,49 +704,44 @@ def reports_section(reports: list[Report]) -> list[str]:
     return [*lines, "### The search for Pong's defaults", "", f"{link(search)} says in its first lines what ran.", ""]
 
 
+def contents(lines: list[str]) -> list[str]:
+    """A list of the page's sections; those of a section stand behind it."""
+    entries: list[str] = []
+    for line in lines:
+        if found := re.match(r"(##|###) (.*)", line):
+            entry = f"[{found[2]}](#{anchor(found[2])})"
+            if found[1] == "##":
+                entries.append(f"- {entry}")
+            else:
+                entries[-1] += (" · " if " · " in entries[-1] or ": [" in entries[-1] else ": ") + entry
+    return entries
+
+
 def results_page() -> str:
-    runs, throughput, reports = read_runs(), read_throughput(), read_reports()
-    index: dict[tuple[str, str], str] = {}  # (benchmark, machine) -> title of a section
-    for machine, task in by_task(runs):
-        index[f"`{task}`", machine] = f"Learning on {machine}"
-    for result in throughput.values():
-        machine = machine_of(result["hardware"])
-        index[f"throughput on {result['flags']['env']}", machine] = f"Throughput on {machine}"
-    for path in sorted(RESULTS.glob("peers*.json")):
-        result = read_json(path)
-        what = "other projects" + (", LSTM" if result["lstm"] else "")
-        index[what, machine_of(result["hardware"])] = "Beside other projects"
-    for report in reports:
-        index[report.title, machine_of(report.hardware)] = report.title
-    machines = sorted({machine for _, machine in index})
-    rows = [
-        (
-            what,
-            *(
-                f"[results](#{anchor(index[what, machine])})" if (what, machine) in index else ""
-                for machine in machines
-            ),
-        )
-        for what in dict.fromkeys(what for what, _ in index)
+    runs = read_runs()
+    sections = [
+        *atari_section(runs),
+        *emulators_section(runs),
+        *learning_section(runs),
+        *throughput_section(read_throughput()),
+        *peers_section(),
+        *reports_section(read_reports()),
+        *runs_section(runs),
     ]
     lines = [
         WRITTEN,
         "",
         "# Results",
         "",
-        "Every figure here is read from a file in `benchmarks/results/`, which names its command, its commit and "
-        "its hardware. Load and hour differed from file to file, so compare shares rather than speeds. The "
+        *first_section(runs),
+        "Every figure here comes from a file in `benchmarks/results/` that names its command, commit and hardware. "
+        "Load and hour differed from file to file, so compare shares rather than speeds. The "
         f"{link(ROOT / 'benchmarks/LEDGER.md', 'ledger')} has what was tried for speed, with predictions and failures.",
         "",
-        "## Index",
+        *sections,
+        "## Sections of this page",
         "",
-        *table(("benchmark", *machines), rows),
-        "",
-        *learning_section(runs),
-        *atari_section(runs),
-        *throughput_section(throughput),
-        *peers_section(),
-        *reports_section(reports),
+        *contents(sections),
     ]
     return "\n".join(lines).rstrip() + "\n"
 

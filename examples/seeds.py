@@ -14,7 +14,7 @@ import tyro
 
 import monobeast
 from beast.errors import exit_with_message
-from beast.run import presets
+from beast.run.command_line import take_preset
 from monobeast_presets import PRESETS
 
 
@@ -27,7 +27,7 @@ class Sweep:
 
 def main() -> None:
     with exit_with_message():
-        preset, arguments = presets.take(sys.argv[1:], PRESETS)
+        preset, arguments = take_preset(sys.argv[1:], PRESETS)
     defaults = Sweep(monobeast.Flags(**preset))
     sweep = tyro.cli(Sweep, args=arguments, default=defaults, description=__doc__, use_underscores=True)
     name = sweep.flags.name or "seeds"

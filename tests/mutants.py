@@ -538,8 +538,8 @@ OTHER_MUTANTS = {
         ("priorities of void transitions", "errors.abs().where(mask, 0)", "errors.abs()"),
     ],
     "r2d2.py": [
-        ("a row left out behind a truncation", "first = t + 1\n", "first = t + 2\n"),
-        ("a row twice behind a truncation", "first = t + 1\n", "first = t\n"),
+        ("a row left out behind a truncation", "rows), t + 1\n", "rows), t + 2\n"),
+        ("a row twice behind a truncation", "rows), t + 1\n", "rows), t\n"),
         (
             "its own target network",
             "compute_loss(flags, net, learner.target, batch)",

@@ -133,10 +133,10 @@ def test_the_groups_of_an_actor_are_ready_together_and_their_rows_one_by_one(sta
 
 @linux_only
 def test_actors_that_compute_while_they_make_and_reset_environments_are_not_given_up(start, monkeypatch):
-    """Each group takes 2.5 seconds of CPU time to make, and to reset; the timeout is 2 seconds."""
-    monkeypatch.setattr(actors, "IMPORT_SECONDS", 2.0)
+    """Each group takes 1.25 seconds of CPU time to make, and to reset; the timeout is 1 second."""
+    monkeypatch.setattr(actors, "IMPORT_SECONDS", 1.0)
     monkeypatch.setattr(actors, "MAX_SILENT_TIMEOUTS", 1000)
-    pool = start(timeout=2.0, make="compute(1.25)", reset="compute(1.25)")
+    pool = start(timeout=1.0, make="compute(0.625)", reset="compute(0.625)")
     wait_for(pool, 2)
     for group in range(2):
         pool.go(group, group, 0)

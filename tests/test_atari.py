@@ -1,8 +1,10 @@
 """libatari against ale-py, and the rules of the machine that are easiest to break."""
 
 import random
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -660,6 +662,34 @@ def test_the_core_compiles_for_a_gpu(tmp_path):
     result = subprocess.run([*command, "-o", str(tmp_path / "kernel.cubin")], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-2000:]
     assert b"step" in (tmp_path / "kernel.cubin").read_bytes()
+
+
+CHECK_BUILD = """
+#include <cstdio>
+#include <exception>
+#include "build_check.h"
+int main() {
+  try {
+    beast::atari::check_build();
+  } catch (const std::exception& error) {
+    std::puts(error.what());
+    return 3;
+  }
+}
+"""
+REFUSED = r"nest calls: 1000 of them take \d{5,} bytes of stack, .*; compile with -O2 or -O3, .* which gcc's -O1 lacks"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("g++"), reason="gcc is not installed")
+@pytest.mark.parametrize("flags, message", [("-O1", REFUSED), ("-O2", ""), ("-O1 -fsanitize=address", ""), ("-O0", "")])
+def test_a_build_in_which_instructions_nest_calls_is_refused(flags, message, tmp_path):
+    program, include = tmp_path / "check", Path(__file__).parents[1] / "csrc" / "atari"
+    command = ["g++", "-std=c++17", *flags.split(), "-I", str(include), "-x", "c++", "-", "-o", str(program)]
+    subprocess.run(command, input=CHECK_BUILD, text=True, check=True)
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert done.returncode == (3 if message else 0), done.stderr
+    assert re.search(message, done.stdout) and bool(done.stdout) == bool(message)
 
 
 def test_only_games_that_the_committed_table_shows_exact_are_offered():

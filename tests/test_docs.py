@@ -84,9 +84,20 @@ def test_the_tables_follow_from_the_files_of_runs(tmp_path, monkeypatch):
     )
     assert generate.over_seeds(runs)[3] == "225 (200 to 250), 2 of 3 seeds"
     assert generate.over_seeds(runs)[4] == "21.0 (12.0 to 30.0), 2 of 3 seeds"
-    remarked = [line for line in generate.learning_section(runs) if "slow disk" in line]
+    remarked = [line for line in generate.runs_section(runs) if "slow disk" in line]
     assert len(remarked) == 1 and remarked[0].startswith("| `cart` | 3 | 20.00 |")
     assert generate.over_seeds(runs[2:])[1:4] == ("20.00", "475", "not reached")
+
+
+def test_only_a_return_in_the_same_environment_after_as_many_steps_is_comparable(tmp_path, monkeypatch):
+    pong = HEADER.format(seed=1, env="PongNoFrameskip-v4")
+    results_in(tmp_path, monkeypatch, pong__csv=pong + "10000050,1,20\n", short__csv=pong + "3000000,1,19\n")
+    long, short = generate.read_runs()
+    row = {"agent": "A", "environment": "PongNoFrameskip-v4", "steps": "10000000", "mean": "20.4", "deviation": "0.2"}
+    assert generate.comparable(long, [row]) == "A 20.4 ± 0.2"
+    assert generate.comparable(short, [row]) == ""
+    for other in ({"environment": "Pong-v5"}, {"steps": "end"}):
+        assert generate.comparable(long, [row | other]) == ""
 
 
 @pytest.mark.parametrize("missing", ["command", "commit", "hardware", "seed"])

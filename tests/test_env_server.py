@@ -562,7 +562,7 @@ def test_connections_that_say_nothing_end_and_shut_nobody_out(tmp_path, monkeypa
 
 def test_a_learner_that_leaves_while_environments_are_reset_does_not_end_the_server(tmp_path, monkeypatch):
     address, ends = f"unix:{tmp_path / 'envs'}", []
-    monkeypatch.setattr(env_server.EnvServer, "_end_stuck", lambda self, peer: ends.append(peer))
+    monkeypatch.setattr(served_group, "end_stuck", lambda peer, log: ends.append(peer))
     lines: list[str] = []
     server = env_server.EnvServer(
         lambda: SlowToReset(envs.make("CartPole-v1", 2)), address, stuck_seconds=0.1, log=lines.append
@@ -585,7 +585,7 @@ class SlowToStep(served_group.VectorEnvGroup):
 
 def test_a_server_ends_where_an_environment_still_steps_long_after_its_learner_left(tmp_path, monkeypatch):
     address, ends = f"unix:{tmp_path / 'envs'}", []
-    monkeypatch.setattr(env_server.EnvServer, "_end_stuck", lambda self, peer: ends.append(peer))
+    monkeypatch.setattr(served_group, "end_stuck", lambda peer, log: ends.append(peer))
     server = env_server.EnvServer(lambda: SlowToStep(envs.make("CartPole-v1", 2)), address, stuck_seconds=0.2)
     server.start()
     with Stream(address) as stream:
@@ -954,8 +954,21 @@ def test_a_kept_server_starts_again_when_an_environment_keeps_the_gil(tmp_path):
             stream.row()
 
 
-def test_a_kept_server_is_told_to_end_while_an_environment_keeps_the_gil(tmp_path, monkeypatch):
-    with ServerProcess(tmp_path, "server_toys:KeepsGil-v0", "--group_width", "1", "--keep") as server:
+# Kills a kept server one second after it was told to end.
+IMPATIENT = """
+import polybeast_env
+from beast.hosts import serving
+
+serving.KEEP_SECONDS = 1.0
+polybeast_env.main()
+"""
+
+
+def test_a_kept_server_is_told_to_end_while_an_environment_keeps_the_gil(tmp_path):
+    script, env = tmp_path / "impatient.py", "server_toys:KeepsGil-v0"
+    script.write_text(IMPATIENT)
+    flags = ["--env", env, "--address", f"unix:{tmp_path / 'envs'}", "--group_width", "1", "--keep"]
+    with ServerProcess(tmp_path, env, *flags, script=[str(script)]) as server:
         (kept,) = psutil.Process(server.process.pid).children()
         with Stream(server.address) as stream:
             step_until_it_hangs(server, stream)

@@ -323,13 +323,11 @@ def test_a_new_line_in_the_table_of_fields_reaches_rows_rollouts_and_the_replay(
         rollout, core_state = test.next_rollout()
         check_lives(rollout)
         replay.add(rollout, core_state)
-    check_lives(replay.sample(16, torch.device("cpu")).batch)
+    check_lives(replay.sample(16, torch.device("cpu")).rows)
 
 
 def test_a_new_line_in_the_table_of_fields_reaches_the_rollouts_of_env_servers(unix, lives):
     libbeast = pytest.importorskip("libbeast", reason="libbeast is not built: make libbeast", exc_type=ImportError)
-    if not hasattr(libbeast.BatchingQueue, "get"):
-        pytest.skip("this libbeast has no queue with a limit in time: make libbeast")
     from pools import in_process_server
 
     from beast.feeds.remote import RemoteFeed
@@ -388,6 +386,8 @@ def test_each_column_is_answered_by_a_version_of_its_own_and_the_oldest_decides_
                 answered[group].append(versions[groups == group])
             zeros = torch.zeros(1, len(groups))
             rows.answer(zeros.long(), zeros.unsqueeze(-1).repeat(1, 1, 2), zeros, versions[None].int(), ())
+            if len(answered[1]) > 500:  # all rollouts are dropped
+                feed.close()
 
     def make_learner(flags):
         learner = new_learner(flags)

@@ -33,6 +33,7 @@ from pools import (
     hello,
     row_of,
 )
+from programs import Program
 from waiting import PATIENCE, wait_until
 
 import libbeast
@@ -825,34 +826,41 @@ def test_one_host_may_have_half_of_all_descriptors():
 # ---------------------------------------------------------------------------------------------------------- polybeast
 
 
+def rows_of(directory: Path) -> list[str]:
+    """The metrics that the learner there has written."""
+    metrics = directory / "run" / "metrics.csv"
+    return metrics.read_text().splitlines()[1:] if metrics.exists() else []
+
+
 @contextlib.contextmanager
 def training(script: str, directory: Path, address: str, flags: str):
     """A learner's process that listens there and has written metrics of a first server's, that server, and what the
     learner has printed so far."""
-    command = [sys.executable, str(ROOT / script), "--root", str(directory), "--name", "run", "--no_tensorboard"]
-    command += ["--listen", address, "--log_steps", "300", *flags.split()]
+    words = [str(ROOT / script), "--root", str(directory), "--name", "run", "--no_tensorboard"]
+    words += ["--listen", address, "--log_steps", "300", *flags.split()]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
-    printed, metrics = directory / "printed", directory / "run" / "metrics.csv"
-    with (
-        open(printed, "w") as output,
-        subprocess.Popen(command, stdout=output, stderr=output, env=environment) as learner,
-    ):
-        try:
-            with one_env_server(directory / "1", "CartPole-v1", address) as first:
-                wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 1)
-                yield learner, first, printed.read_text
-        finally:
-            learner.kill()
+    learner = Program(words, cwd=Path.cwd(), env=environment, output=directory / "printed")
+    try:
+        with one_env_server(directory / "1", "CartPole-v1", address) as first:
+            wait_until(lambda: rows_of(directory))
+            yield learner, first, learner.text
+    finally:
+        learner.kill()
 
 
 def test_polybeast_trains_with_servers_that_dial_in_and_leave_and_others_do_not_fill_its_log(tmp_path, unix):
-    flags = "--total_steps 20000 --unroll_length 8 --hidden_size 64 --core_size 32 --batch_width 1"
+    flags = "--total_steps 1000000000 --unroll_length 8 --hidden_size 64 --core_size 32 --batch_width 1"
     with training("polybeast.py", tmp_path, unix, flags) as (learner, first, output):
         for _ in range(60):
             with Caller(unix) as other:
                 assert other.end()[0] == "FAILED_PRECONDITION"
         with one_env_server(tmp_path / "2", "CartPole-v1", unix):
+            wait_until(lambda: "2 streams of env servers now" in output())
             first.process.terminate()
+            assert first.exit_code() == 0
+            count = len(rows_of(tmp_path))
+            wait_until(lambda: len(rows_of(tmp_path)) >= count + 3 or learner.poll() is not None, output)
+            learner.terminate()
             assert learner.wait(PATIENCE) == 0, output()
     assert f"waiting for env servers on {unix}: polybeast_env.py --learner {unix}" in output()
     assert "Traceback" not in output(), output()
@@ -860,8 +868,9 @@ def test_polybeast_trains_with_servers_that_dial_in_and_leave_and_others_do_not_
 
 
 def test_r2d2_trains_with_servers_that_dial_in_one_of_which_is_killed(tmp_path, unix):
-    flags = "--max_streams 2 --total_steps 6000 --unroll_length 4 --stride 4 --burn_in 4 --trained 8 --batch_width 4"
-    with training("r2d2.py", tmp_path, unix, f"{flags} --min_fill 200") as (learner, first, output):
+    flags = "--max_streams 2 --total_steps 2000 --unroll_length 4 --stride 4 --burn_in 4 --trained 8 --batch_width 4"
+    flags += " --min_fill 200 --hidden_size 64 --core_size 16 --head_size 16"
+    with training("r2d2.py", tmp_path, unix, flags) as (learner, first, output):
         with one_env_server(tmp_path / "2", "CartPole-v1", unix):
             wait_until(lambda: "2 streams of env servers now" in output())
             first.process.kill()

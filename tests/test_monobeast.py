@@ -186,6 +186,7 @@ def test_the_copy_that_acts_gives_what_the_net_gives_to_the_bit_in_bf16_too(core
     map_tensors(lambda a, b: np.testing.assert_array_equal(a, b), found, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "env, backend, core",
     [
@@ -199,7 +200,7 @@ def test_the_copy_that_acts_gives_what_the_net_gives_to_the_bit_in_bf16_too(core
             "MinAtar/Breakout-v1",
             "inductor",
             "none",
-            marks=[pytest.mark.long, pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")],
+            marks=pytest.mark.skipif(not shutil.which("g++"), reason="needs g++"),
         ),
     ],
 )

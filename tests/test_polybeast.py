@@ -22,13 +22,14 @@ import pytest
 import torch
 import toy_envs  # noqa: F401  registers its environments
 from env_hosts import ServerProcess
+from programs import Program
 from waiting import PATIENCE, wait_until
 
 import beast
 import monobeast
 
 pytest.importorskip("libbeast", reason="libbeast is not built: pip install .")
-from lock_step import new_net, spaces_of
+from lock_step import new_learner, new_net, small_flags, spaces_of
 
 import polybeast
 import polybeast_env
@@ -38,6 +39,7 @@ from beast.feeds.remote import SeenObservations
 from beast.learn.nests import map_tensors
 from beast.run import checkpoint, servers
 from beast.run.flags import EnvFlags
+from beast.run.training import consumer_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ["--group_width", "4", "--batch_width", "4", "--unroll_length", "8", "--hidden_size", "64", "--core_size", "32"]
@@ -70,19 +72,15 @@ def test_an_edit_of_the_agents_file_is_what_both_variants_train(tmp_path):
         shutil.rmtree(tmp_path / "run")
 
 
-def start(tmp_path, *arguments: str) -> subprocess.Popen:
-    command = [sys.executable, str(ROOT / "polybeast.py"), "--root", str(tmp_path), "--name", "run", "--no_tensorboard"]
-    return subprocess.Popen(
-        [*command, *SMALL, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
-    )
+def start(tmp_path, *arguments: str) -> Program:
+    words = [str(ROOT / "polybeast.py"), "--root", str(tmp_path), "--name", "run", "--no_tensorboard", *SMALL]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    return Program([*words, *arguments], cwd=Path.cwd(), env=environment, output=tmp_path / "output")
 
 
-def finish(process: subprocess.Popen) -> str:
-    return process.communicate(timeout=PATIENCE)[0]
+def finish(process: Program) -> str:
+    process.wait(PATIENCE)
+    return process.text()
 
 
 @pytest.fixture
@@ -218,7 +216,7 @@ def test_a_killed_learner_leaves_no_server(tmp_path):
     wait_until(lambda: learned_steps(tmp_path))
     servers = servers_of(process.pid)
     process.kill()
-    process.communicate()
+    process.wait(PATIENCE)
     wait_until(lambda: not set(servers) & {int(line.split()[0]) for line in running_servers()})
 
 
@@ -270,8 +268,8 @@ def test_an_environment_that_keeps_failing_ends_the_run_with_its_traceback(tmp_p
 )
 def test_a_server_whose_environment_hangs_is_replaced_and_training_goes_on(tmp_path, env, why):
     arguments = ["--env", f"toy_envs:{env}-v0", "--env_timeout", "3", "--num_servers", "1", "--max_env_restarts", "100"]
-    arguments += ["--server_arguments=--gil_timeout 3", "--total_steps", "700", "--log_steps", "200"]
-    process = start(tmp_path, *arguments)  # a life has 50 rows
+    arguments += ["--server_arguments=--gil_timeout 3", "--total_steps", "500", "--log_steps", "100"]
+    process = start(tmp_path, *arguments)  # a life of the 8 environments has 400 steps
     output = finish(process)
     assert process.returncode == 0, output
     assert why in output and "Restarting it" in output, output
@@ -313,11 +311,10 @@ def test_streams_that_are_back_are_told_of_once_after_they_were_lost(monkeypatch
 
 
 def test_a_feed_is_freed_when_its_training_is_over(tmp_path):
-    learner = types.SimpleNamespace(net=new_net(monobeast.Flags(env="CartPole-v1", hidden_size=8)))
-    flags = polybeast.validate(polybeast.Flags(env="CartPole-v1", group_width=4, batch_width=4))
+    learner = new_learner(small_flags())
     feed = remote.RemoteFeed(
-        learner, flags, learner.net.action_space, [f"unix:{tmp_path}/nobody"], None, None, log=print, min_streams=1,
-        connect_timeout=0.1,
+        consumer_of(learner, 0), learner.net.action_space, [f"unix:{tmp_path}/nobody"], None, None, unroll_length=8,
+        group_width=4, batch_width=4, queue_width=4, inference_width=0, log=print, min_streams=1, connect_timeout=0.1,
     )  # fmt: skip
     with pytest.raises(ConnectionError):
         feed.pool.run()
@@ -336,7 +333,7 @@ def test_min_envs_is_the_least_number_of_streams_with_that_share(monkeypatch, sh
     monkeypatch.setattr(servers, "RemoteFeed", lambda *rest, **options: told.update(options) or mock.Mock())
     flags = polybeast.Flags(min_envs=share, listen="unix:/nowhere", max_streams=num_streams)
     connection = servers.Connection(flags, mock.Mock(), {}, addresses=[], protection={})
-    training = mock.Mock()
+    training = mock.Mock(learner=new_learner(small_flags()))
     training.env_seed.return_value = 77  # another one in each start
     servers.make_feed(training, connection, flags.batch_width)
     assert told["min_streams"] == expected and told["seed"] == 77
@@ -353,7 +350,7 @@ def test_a_learner_says_which_server_it_waits_for(tmp_path, run_here, monkeypatc
 
 def test_ctrl_c_ends_a_learner_that_waits_for_a_server(tmp_path):
     process = start(tmp_path, "--addresses", f"unix:{tmp_path / 'nobody'}", "--env_timeout", "1000")
-    printed = process.stdout.readline()
+    printed = wait_until(process.text)
     assert printed.startswith("waiting for the env server"), printed
     began = time.monotonic()
     process.send_signal(signal.SIGINT)

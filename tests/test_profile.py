@@ -9,9 +9,8 @@ import time
 
 import pytest
 
-from beast.clock import Laps
+from beast.clock import Laps, Profile
 from beast.feeds.processes import Child
-from beast.run.profile import Profile
 
 
 def test_every_second_belongs_to_the_lap_that_ends_it(monkeypatch):

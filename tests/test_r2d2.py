@@ -49,6 +49,10 @@ OBSERVATIONS = {"obs": gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)}
 small_flags = partial(lock_step.small_flags, r2d2)
 
 
+def ladder_of(flags: r2d2.Flags, num_groups: int) -> torch.Tensor:
+    return r2d2.epsilon_ladder(num_groups, flags.group_width, flags.eval_columns, flags.epsilon)
+
+
 def same_step_env(flags, num_envs: int, **overrides):
     """Counting, but the next episode begins in the very row that ends one."""
     mode = gymnasium.vector.AutoresetMode.SAME_STEP
@@ -311,9 +315,9 @@ def test_a_batch_is_drawn_before_the_update_ahead_of_it_but_valued_by_the_newest
         for _ in range(1 + (is_ahead and number == 0)):
             expected.append(twin.sample(flags.batch_width, CPU))
         drawn = expected[number]
-        values = learner.target(drawn.batch, drawn.core_state)[0][flags.burn_in :]
+        values = learner.target(drawn.rows, drawn.core_state)[0][flags.burn_in :]
         assert (sample.ids == drawn.ids).all() and torch.equal(sample.weights, drawn.weights)
-        assert torch.equal(sample.batch["obs"]["obs"], drawn.batch["obs"]["obs"]) and torch.equal(target_q, values)
+        assert torch.equal(sample.rows["obs"]["obs"], drawn.rows["obs"]["obs"]) and torch.equal(target_q, values)
         replay.update(np.arange(40), replay.generation_of(np.arange(40)), np.linspace(0, 10, 40) ** (number % 3))
         with torch.no_grad():
             for parameter in learner.net.parameters():
@@ -368,7 +372,7 @@ def test_rows_of_a_batch_that_is_being_prepared_are_not_overwritten(monkeypatch)
     test.close()
     sample, _ = test.learner.next_batch(flags, test.replay, CPU)
     assert (test.replay.generation_of(sample.ids) != sample.generations).all(), "all of it was overwritten afterwards"
-    assert (sample.batch["reward"] == 7).all()
+    assert (sample.rows["reward"] == 7).all()
 
 
 def test_a_bad_batch_changes_no_weights_and_takes_only_what_has_no_finite_error_out_of_the_replay():
@@ -513,12 +517,12 @@ def test_a_first_priority_leaves_out_the_value_of_a_last_observation_that_lies_b
 
 def test_every_environment_explores_at_its_own_rate_and_every_group_spans_the_ladder():
     flags = small_flags(group_width=4, eval_columns=1, epsilon=0.001, num_actors=2)
-    found = r2d2.epsilons(flags, 4)
+    found = ladder_of(flags, 4)
     assert found.shape == (4, 4) and (found[:, 3] == 0.001).all(), "the last column evaluates"
     ladder = found[:, :3].t().flatten()
     torch.testing.assert_close(ladder, torch.tensor([0.4 ** (1 + 7 * i / 11) for i in range(12)]))
     assert (found[:, :3].diff(dim=1) < 0).all(), "the last columns explore the least"
-    torch.testing.assert_close(r2d2.epsilons(small_flags(group_width=1), 1), torch.tensor([[0.4**4.5]]))
+    torch.testing.assert_close(ladder_of(small_flags(group_width=1), 1), torch.tensor([[0.4**4.5]]))
 
 
 def test_a_share_epsilon_of_the_actions_is_random_and_all_others_are_greedy():
@@ -532,14 +536,14 @@ def test_a_share_epsilon_of_the_actions_is_random_and_all_others_are_greedy():
         count += flags.unroll_length / 2
     test.close()
     assert (drawn > 0).all(), "every action is explored"
-    p = r2d2.epsilons(flags, 2) * 3 / 4  # one of four random actions is the greedy one
+    p = ladder_of(flags, 2) * 3 / 4  # one of four random actions is the greedy one
     deviation = (p * (1 - p) / count).sqrt()
     assert ((not_greedy / count - p).abs() < 4 * deviation + 2 / count).all(), (not_greedy / count, p)
 
 
 def act_by(monkeypatch, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The actions [rows, 4] of environments that all explore at this rate, and the greedy ones of four."""
-    monkeypatch.setattr(r2d2, "epsilons", lambda flags, num_groups: torch.full((num_groups, 4), epsilon))
+    monkeypatch.setattr(r2d2, "epsilon_ladder", lambda num_groups, *others: torch.full((num_groups, 4), epsilon))
     test = LockStep(small_flags(env="toy_envs:Dict-v0", core="none"))
     rollouts = [rollout for rollout, _ in itertools.islice(test.feed.rollouts(), 150)]
     actions = torch.cat([rollout["action"][1:].clone() for rollout in rollouts])
@@ -695,7 +699,7 @@ def test_statistics_that_come_one_update_late_as_from_a_gpu_are_in_the_metrics(t
 
 
 def test_a_run_keeps_its_replay_ratio_and_tells_it(tmp_path):
-    result = run(tmp_path, replay_ratio=1.5, total_steps=12_000)
+    result = run(tmp_path, replay_ratio=1.5, total_steps=6000)
     assert result.updates * 4 * 8 / (result.steps - 200) == pytest.approx(1.5, rel=0.01)
     log = (tmp_path / "run" / "out.log").read_text()
     told = re.search(r"replay ratio (\S+) \(--replay_ratio 1.5\): (\S+) updates x 32 transitions for (\S+) steps", log)
@@ -741,7 +745,7 @@ def test_environments_that_crash_cost_their_unfinished_sequences_only(tmp_path, 
         monkeypatch.setattr(r2d2, name, partial(keep, getattr(r2d2, name)))
     run(
         tmp_path, env="toy_envs:CrashAtStep-v0", env_kwargs='{"n": 150}', deterministic=False, feed=feed,
-        num_servers=1, total_steps=3000, replay_ratio=1e-3,
+        num_servers=1, total_steps=2000, replay_ratio=1e-3,
     )  # fmt: skip
     log = (tmp_path / "run" / "out.log").read_text()
     assert "this toy breaks here" in log or "lost" in log, log
@@ -872,6 +876,7 @@ def test_the_memory_task_is_not_learned_without_a_core(tmp_path, run_main):
     assert abs(returns[-1]) < 0.3, returns
 
 
+@pytest.mark.long
 def test_cartpole_is_learned(tmp_path, run_main):
     returns = train_task(tmp_path, run_main, "r2d2-cartpole", "--total_steps", "30000")
     assert returns[0] < 40, "a random policy balances for 22 steps"

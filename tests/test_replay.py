@@ -306,7 +306,7 @@ def test_a_saved_replay_comes_back_to_the_bit_and_begins_new_lives(tmp_path):
     np.testing.assert_array_equal(other.written_at, replay.written_at)
     mine, theirs = replay.sample(5, CPU), other.sample(5, CPU)
     np.testing.assert_array_equal(mine.ids, theirs.ids)
-    assert all(torch.equal(mine.batch[name], theirs.batch[name]) for name in ("reward", "done", "action"))
+    assert all(torch.equal(mine.rows[name], theirs.rows[name]) for name in ("reward", "done", "action"))
     assert torch.equal(mine.weights, theirs.weights) and torch.equal(mine.core_state[0], theirs.core_state[0])
     assert len(Writer(other).write(0)) == 0, "the environments are new ones"
     check_sequences(other, available(other))

@@ -21,13 +21,13 @@ from waiting import PATIENCE
 import monobeast
 import r2d2
 from beast.clock import Laps
+from beast.device import num_learner_threads, use_threads
 from beast.feeds import shared_memory
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.slots import SlotTensors
 from beast.learn.learner import Counted
 from beast.run import checkpoint
 from beast.run.directory import Run
-from beast.run.hardware import num_learner_threads, use_threads
 
 ROOT = Path(__file__).resolve().parent.parent
 

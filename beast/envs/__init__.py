@@ -1,7 +1,5 @@
 """Environments made by their id, stepped in groups, written in place into rollouts. Nothing in here imports torch."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import importlib
@@ -55,20 +53,12 @@ def make(
 ) -> VectorEnv:  # fmt: skip
     """Make `num_envs` environments that are stepped together.
 
-    Atari games run in the protocol that their id implies: that of Mnih et al. 2015 (-v4) or of Machado et al. 2018
-    (-v5). Both see the last 4 decisions as gray images [4, 84, 84] (uint8), decide every 4 frames
-    (each image the pixelwise maximum of the last two), choose among the game's own actions, get raw rewards, and are
-    truncated after 108,000 frames (27,000 steps).
-
-    | id                     | sticky actions | no-ops at the start | FIRE              | a lost life                  |
-    |------------------------|----------------|---------------------|-------------------|------------------------------|
-    | `<Game>NoFrameskip-v4` | none           | fewer than 30       | begins a life     | terminates, the game goes on |
-    | `ALE/<Game>-v5`        | 25 %           | none                | left to the agent | is nothing special           |
-
-    MinAtar games (`MinAtar/<Game>-v0` with all six actions, `-v1` with those that matter; sticky 10 %, difficulty
-    ramping) run without MinAtar's plotting libraries. Every other id goes to gymnasium, `module:Id` included: to the
-    vector env that its specification names, or one after the other in this process. Texts in their Dict observations
-    are left out (`beast.envs.texts`), as MiniGrid's missions are.
+    Atari games run in the protocol that their id implies: that of Mnih et al. 2015 (`<Game>NoFrameskip-v4`) or of
+    Machado et al. 2018 (`ALE/<Game>-v5`); docs/environments.md says what each is. Rewards are raw. MinAtar games
+    (`MinAtar/<Game>-v0` with all six actions, `-v1` with those that matter; sticky 10 %, difficulty ramping) run
+    without MinAtar's plotting libraries. Every other id goes to gymnasium, `module:Id` included: to the vector env that
+    its specification names, or one after the other in this process. Texts in their Dict observations are left out
+    (`beast.envs.texts`), as MiniGrid's missions are.
 
     None leaves a choice to the id. `frame_stack`, `frame_skip`, `resize` and `grayscale` are for Atari and for all that
     observes images (`beast.envs.images`). `sticky_actions` (a probability), `noops` (fewer than so many),
@@ -77,11 +67,9 @@ def make(
     knows the game. `env_kwargs` and `kwargs` go to the environment; of Atari, to the backend's `AtariVectorEnv`. With
     `render_mode="rgb_array"` Atari renders in color.
 
-    `metadata["env_id"]` and `metadata["frames_per_step"]` of the vector env say what it is.
-
-    Raises InputError for an unknown id (the nearest are listed), `num_envs` below 1, or a choice that the id does not
-    have; MissingPackage if the package that the id needs is not installed; MissingFile if the game's ROM cannot be
-    read.
+    `metadata["env_id"]` and `metadata["frames_per_step"]` of the vector env say what it is. Raises InputError for an
+    unknown id (the nearest are listed), `num_envs` below 1, or a choice that the id does not have; MissingPackage if
+    the package that the id needs is not installed; MissingFile if the game's ROM cannot be read.
     """
     if num_envs < 1:
         raise InputError(f"num_envs is {num_envs}; at least 1 environment is needed")
@@ -154,7 +142,7 @@ ATARI = Family(ATARI_FRAMES_PER_STEP, reward_clip=1.0, has_emulators=True, stack
 
 
 def family_of(env_id: str) -> Family:
-    """Of `<Game>NoFrameskip-v4` and `ALE/<Game>-v5` it is Atari."""
+    """That of `<Game>NoFrameskip-v4` and `ALE/<Game>-v5` is Atari."""
     return ATARI if ATARI_ID.fullmatch(env_id) else Family()
 
 

@@ -1,7 +1,5 @@
 """Atari games on Beast's emulator or on ale-py's, and MinAtar games without MinAtar's plotting libraries."""
 
-from __future__ import annotations
-
 import os
 import re
 
@@ -16,8 +14,6 @@ ATARI_ID = re.compile(r"(?:ale_py:)?(?:(?P<deepmind>\w+)NoFrameskip-v4|ALE/(?P<m
 ATARI_FRAMES_PER_STEP = 4
 ATARI_FRAMES_PER_SECOND = 60
 ATARI_FRAMES_PER_EPISODE = 108_000  # 30 minutes at 60 Hz; ale-py counts from the end of the no-ops and then truncates
-
-
 ALE_ARGUMENTS = {  # choices of beast.envs.make -> arguments of AtariVectorEnv
     "frame_stack": ["stack_num"],
     "frame_skip": ["frameskip"],
@@ -32,8 +28,7 @@ ALE_ARGUMENTS = {  # choices of beast.envs.make -> arguments of AtariVectorEnv
 def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool | None, chosen, kwargs) -> VectorEnv:
     """See `beast.envs.make`; `match` is that of ATARI_ID, `chosen` has the choices that are made, by our names. Raises
     KeyError for an unknown game, InputError for an invalid argument, MissingFile where the ROM cannot be read,
-    MissingPackage without ale-py, or without libatari where it is asked for.
-    """
+    MissingPackage without ale-py, or without libatari where it is asked for."""
     game = atari_games()[match["deepmind"] or match["machado"]]
     if match["deepmind"]:
         protocol = {"repeat_action_probability": 0.0, "noop_max": 30, "use_fire_reset": True}
@@ -58,14 +53,11 @@ def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool 
         raise InputError(f"episodic_life is {episodic_life!r}: give true or false")
     if settings.get("render_mode") not in (None, "rgb_array"):
         raise InputError(f"render_mode is {settings['render_mode']!r}: it is None or 'rgb_array'")
-    if settings.get("batch_size"):
-        raise InputError(
-            f"batch_size is {settings['batch_size']!r}: the environments of a group step together, so leave it out"
-        )
+    if batch_size := settings.get("batch_size"):
+        raise InputError(f"batch_size is {batch_size!r}: the environments of a group step together, so leave it out")
     if settings.get("life_loss_info"):
-        raise InputError(
-            "life_loss_info would count each life as a game: leave it out; --episodic_life on ends an episode at it"
-        )
+        remedy = "leave it out; --episodic_life on ends an episode at it"
+        raise InputError(f"life_loss_info would count each life as a game: {remedy}")
     try:
         env = _emulate(backend, game, num_envs, settings)
     except OSError as error:
@@ -90,15 +82,13 @@ def _emulate(backend: str, game: str, num_envs: int, settings: dict) -> VectorEn
     from beast.envs import emulator
 
     why_not = "" if backend == "ale" else emulator.why_not(game)
-    env: VectorEnv
     if backend != "ale" and not why_not:
         try:
-            env = emulator.AtariVectorEnv(game, num_envs, **settings)
-        except emulator.Unsupported as error:
-            why_not = str(error)
-        else:
+            env: VectorEnv = emulator.AtariVectorEnv(game, num_envs, **settings)
             env.metadata = {**env.metadata, "atari_backend": "beast"}
             return env
+        except emulator.Unsupported as error:
+            why_not = str(error)
     if backend == "beast":
         kind = InputError if emulator.libatari else MissingPackage
         raise kind(f"--atari_backend beast: {why_not}; --atari_backend auto takes ale-py where it is needed")
@@ -130,8 +120,7 @@ class FilmedAtari(VectorWrapper):
 
     def __init__(self, env: VectorEnv, twin: VectorEnv):
         super().__init__(env)
-        self._twin = twin
-        self._was_seeded = False
+        self._twin, self._was_seeded = twin, False
 
     def reset(self, *, seed=None, options=None):
         if seed is None and not self._was_seeded:  # each would draw one of its own

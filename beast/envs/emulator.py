@@ -8,10 +8,8 @@ import hashlib
 import math
 import numbers
 import os
-import tempfile
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,13 +17,14 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from beast.envs.ale import read_palette, read_rom
 from beast.errors import InputError, MissingPackage
 
 try:
     import libatari
 except ImportError as error:
     libatari = None
-    WHY_NO_MODULE = f"the extension libatari is not built ({error}): `make libatari` or `pip install .` builds it"
+    WHY_NO_MODULE = f"the extension libatari cannot be loaded ({error}): `make libatari` or `pip install .` builds it"
 
 REWARD, LIVES, FRAME_NUMBER, EPISODE_FRAME_NUMBER, ERROR = range(5)  # rows of the numbers that the pool writes
 ERRORS = {1: "an instruction that stops the processor", 2: "a start script that never ends"}
@@ -43,6 +42,15 @@ Action = enum.IntEnum(  # as in ale_py.Action
 )
 
 
+@functools.cache
+def known_games() -> dict[str, dict[str, Any]]:
+    """Name of the ROM -> what the emulator knows of the game: its minimal set of actions, rows of its screen, md5 …"""
+    return {game["name"]: game for game in libatari.games()} if libatari else {}
+
+
+EXACT_GAMES = frozenset(name for name, game in known_games().items() if game["is_exact"])  # csrc/atari/games.h
+
+
 def why_not(game: str) -> str:
     """Why this emulator cannot stand in for ale-py in `game` (the name of its ROM); empty if it can."""
     if libatari is None:
@@ -56,24 +64,6 @@ def why_not(game: str) -> str:
     if hashlib.md5(rom, usedforsecurity=False).hexdigest() != known_games()[game]["md5"]:
         return f"the ROM of {game} is another one than ale-py 0.12.1 brings"
     return ""
-
-
-@functools.cache
-def known_games() -> dict[str, dict[str, Any]]:
-    """Name of the ROM -> what the emulator knows of the game: its minimal set of actions, rows of its screen, md5 …"""
-    return {game["name"]: game for game in libatari.games()}
-
-
-def read_rom(game: str) -> bytes:
-    """The ROM that ale-py would load. Raises OSError, or MissingPackage without ale-py."""
-    try:
-        from ale_py.roms import get_rom_path
-    except ImportError as error:
-        raise MissingPackage(f"Atari's ROMs come with ale-py ({error}): pip install ale-py") from error
-    path = get_rom_path(game)
-    if path is None:
-        raise FileNotFoundError(f"ale-py has no ROM for {game}")
-    return Path(path).read_bytes()
 
 
 class AtariVectorEnv(VectorEnv):
@@ -107,23 +97,17 @@ class AtariVectorEnv(VectorEnv):
         if libatari is None:
             raise MissingPackage(WHY_NO_MODULE)
         if game not in known_games():
-            known = ", ".join(sorted(known_games()))
-            raise InputError(f"the emulator knows no game {game!r}; its games are {known}")
+            raise InputError(f"the emulator knows no game {game!r}; its games are {', '.join(sorted(known_games()))}")
         if not known_games()[game]["has_rules"]:
             raise Unsupported(f"{game} has no rules for one player: it would never end, and reward nothing")
-        minimal_actions, rows = known_games()[game]["actions"], known_games()[game]["height"]
+        minimal_actions, rows, is_pal = (known_games()[game][name] for name in ("actions", "height", "is_pal"))
         limits = {  # argument: value, lowest, highest
-            "num_envs": (num_envs, 1, 2**20),
-            "batch_size": (batch_size, 0, num_envs),
-            "num_threads": (num_threads, 0, 1024),
-            "max_num_frames_per_episode": (max_num_frames_per_episode, 1, 10**9),
-            "repeat_action_probability": (repeat_action_probability, 0, 1),
-            "stack_num": (stack_num, 1, 1024),
-            "frameskip": (frameskip, 1, 10**6),
-            "noop_max": (noop_max, 0, 10**6),
-            "img_height": (img_height, 1, math.inf),
-            "img_width": (img_width, 1, math.inf),
-        }
+            "num_envs": (num_envs, 1, 2**20), "batch_size": (batch_size, 0, num_envs),
+            "num_threads": (num_threads, 0, 1024), "repeat_action_probability": (repeat_action_probability, 0, 1),
+            "max_num_frames_per_episode": (max_num_frames_per_episode, 1, 10**9), "stack_num": (stack_num, 1, 1024),
+            "frameskip": (frameskip, 1, 10**6), "noop_max": (noop_max, 0, 10**6),
+            "img_height": (img_height, 1, math.inf), "img_width": (img_width, 1, math.inf),
+        }  # fmt: skip
         for name, (value, lowest, highest) in limits.items():
             kind = numbers.Real if name == "repeat_action_probability" else numbers.Integral
             if isinstance(value, bool) or not isinstance(value, kind):
@@ -141,20 +125,16 @@ class AtariVectorEnv(VectorEnv):
         if batch_size and num_envs % batch_size:
             raise Unsupported(f"batch_size {batch_size} does not divide num_envs {num_envs}: ale-py can do that")
         if img_height > rows or img_width > 160:
-            raise Unsupported(
-                f"img_height {img_height} and img_width {img_width}: Beast's emulator only scales down, to at most "
-                f"{rows} and 160"
-            )
+            size = f"img_height {img_height} and img_width {img_width}"
+            raise Unsupported(f"{size}: Beast's emulator only scales down, to at most {rows} and 160")
         if continuous or thread_affinity_offset != -1:
             name = "continuous" if continuous else "thread_affinity_offset"
             raise Unsupported(f"{name} is not supported by Beast's emulator, ale-py has it")
         if render_mode not in (None, "rgb_array"):
             raise InputError(f"render_mode is {render_mode!r}: it is None or 'rgb_array'")
-        try:
-            self.autoreset_mode = AutoresetMode(autoreset_mode)
-        except ValueError:
-            self.autoreset_mode = None
-        if self.autoreset_mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+        modes = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
+        self.autoreset_mode = next((mode for mode in modes if autoreset_mode in (mode, mode.value)), None)
+        if self.autoreset_mode is None:
             raise InputError(f"autoreset_mode is {autoreset_mode}: it is AutoresetMode.NEXT_STEP or SAME_STEP")
 
         self.num_envs, self.batch_size, self.render_mode = num_envs, batch_size or num_envs, render_mode
@@ -168,12 +148,10 @@ class AtariVectorEnv(VectorEnv):
             "max_frames": max_num_frames_per_episode, "sticky": repeat_action_probability,
             "actions": [int(action) for action in self._actions],
         }  # fmt: skip
-        rom = read_rom(game)
-        is_pal = known_games()[game]["is_pal"]  # the emulator knows the luminances of NTSC only
-        needs_palette = is_pal or not grayscale or render_mode is not None
+        needs_palette = is_pal or not grayscale or render_mode is not None  # the emulator knows NTSC's luminances only
         palette = read_palette(is_pal) if needs_palette else np.empty(0, np.uint8)
         threads = min(num_threads or os.cpu_count() or 1, self.batch_size)
-        self._pool = libatari.Pool(rom, game, num_envs, threads, palette, settings)
+        self._pool = libatari.Pool(read_rom(game), game, num_envs, threads, palette, settings)
 
         shape = (stack_num, img_height, img_width, *(() if grayscale else (3,)))
         self.single_observation_space = spaces.Box(0, 255, shape, np.uint8)
@@ -207,7 +185,10 @@ class AtariVectorEnv(VectorEnv):
         array, and where `batch_size` is less than `num_envs`.
         """
         if array is not None:
-            self._refuse_batches("observe_into()")
+            if self.batch_size < self.num_envs:
+                raise InputError(
+                    f"observe_into() needs batch_size == num_envs: they are {self.batch_size}, {self.num_envs}"
+                )
             shape = (self.num_envs, *self.single_observation_space.shape)
             if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.shape != shape:
                 given = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else repr(array)
@@ -232,7 +213,7 @@ class AtariVectorEnv(VectorEnv):
         seed or mask, which changes nothing, and RuntimeError where a ROM stops its console.
         """
         if options and "reset_mask" in options:
-            return self._reset_some(seed, self._checked_mask(options["reset_mask"]))
+            return self._reset_some(seed, options["reset_mask"])
         results = self._new_results(self._all_ids, self._out)
         seeds = self._checked_seeds(seed, self.num_envs)
         self._collect()
@@ -299,7 +280,10 @@ class AtariVectorEnv(VectorEnv):
         dropped. Raises InputError for other and for damaged states, and where `batch_size` is less than `num_envs`,
         before anything is changed.
         """
-        self._refuse_batches("restore_state()")
+        if self.batch_size < self.num_envs:
+            raise InputError(
+                f"restore_state() needs batch_size == num_envs: they are {self.batch_size}, {self.num_envs}"
+            )
         which = self._checked_ids(ids)
         if len(states) != len(which):
             raise InputError(f"{len(states)} states for {len(which)} environments: give one for each")
@@ -319,20 +303,13 @@ class AtariVectorEnv(VectorEnv):
     def close_extras(self, **kwargs) -> None:
         self._pool.wait()
 
-    def _refuse_batches(self, function: str) -> None:
-        if self.batch_size < self.num_envs:
-            raise InputError(f"{function} needs batch_size == num_envs: they are {self.batch_size}, {self.num_envs}")
-
     def _checked_ids(self, ids) -> np.ndarray:
-        if ids is None:
-            return self._all_ids
-        array = np.asarray(ids)
+        array = self._all_ids if ids is None else np.asarray(ids)
         if array.size == 0:
-            array = array.astype(np.int32)
-        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-            raise InputError(f"ids are {ids!r}: give a list of environments' numbers")
-        if (array < 0).any() or (array >= self.num_envs).any():
-            raise InputError(f"ids are {ids!r}: give numbers of environments, from 0 to {self.num_envs - 1}")
+            array = array.astype(np.int32)  # an empty list is one of floats
+        is_list = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
+        if not is_list or (array < 0).any() or (array >= self.num_envs).any():
+            raise InputError(f"ids are {ids!r}: give a list of environments' numbers, from 0 to {self.num_envs - 1}")
         return array.astype(np.int32)
 
     def _checked_seeds(self, seed, width: int) -> np.ndarray | None:
@@ -358,35 +335,24 @@ class AtariVectorEnv(VectorEnv):
             self._call(self._pool.seeded_reset, results, seeds)
         self._raise_errors(results)
 
-    def _reset_some(self, seed, mask: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def _reset_some(self, seed, mask) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (self.num_envs,):
+            raise InputError(f"reset_mask is {mask!r}: it is a bool array of shape ({self.num_envs},)")
+        if self.batch_size < self.num_envs or self._received is None:
+            raise InputError("reset_mask needs batch_size == num_envs and a reset of all environments before it")
         chosen = self._all_ids[mask]
         if len(chosen):
             self._reset(self._new_results(chosen, None), self._checked_seeds(seed, len(chosen)))
         return self._observe(self._all_ids)
 
-    def _checked_mask(self, mask) -> np.ndarray:
-        if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (self.num_envs,):
-            raise InputError(f"reset_mask is {mask!r}: it is a bool array of shape ({self.num_envs},)")
-        if self.batch_size < self.num_envs or self._received is None:
-            raise InputError("reset_mask needs batch_size == num_envs and a reset of all environments before it")
-        return mask
-
     def _checked_actions(self, actions) -> tuple[np.ndarray, np.ndarray]:
-        """The environments that are stepped next, and their actions."""
+        """The environments that are stepped next, and their actions, whose values the pool checks."""
         if self._received is None:
             raise InputError("there are no observations to act on: call reset() first, or recv() after send()")
         actions = np.asarray(actions)
         if actions.shape != self._received.shape or not np.issubdtype(actions.dtype, np.integer):
-            raise InputError(
-                f"actions are {actions.dtype} of shape {actions.shape}: give integers of shape {self._received.shape}, "
-                "one for each environment"
-            )
-        if (actions < 0).any() or (actions >= len(self._actions)).any():
-            wrong = int(np.flatnonzero((actions < 0) | (actions >= len(self._actions)))[0])
-            raise InputError(
-                f"action {actions[wrong]} of environment {self._received[wrong]} is none of {len(self._actions)}: give "
-                f"an index from 0 to {len(self._actions) - 1} into get_action_set()"
-            )
+            wanted = f"give integers of shape {self._received.shape}, one for each environment"
+            raise InputError(f"actions are {actions.dtype} of shape {actions.shape}: {wanted}")
         return self._received, actions.astype(np.int64)
 
     def _new_results(self, ids: np.ndarray, out: np.ndarray | None) -> _Results:
@@ -396,7 +362,10 @@ class AtariVectorEnv(VectorEnv):
 
     def _call(self, function, results: _Results, actions_or_seeds: np.ndarray) -> None:
         arrays = results.observations, results.final_observations, results.numbers, results.flags
-        function(results.ids, actions_or_seeds, *arrays)
+        try:
+            function(results.ids, actions_or_seeds, *arrays)
+        except ValueError as error:
+            raise InputError(str(error)) from error
 
     def _collect(self) -> None:
         """Wait for what is under way."""
@@ -434,66 +403,8 @@ class _Results:
         return _Results(self.ids[which], self.observations[which], None, self.numbers[:, which], self.flags[:, which])
 
     def info(self) -> dict[str, np.ndarray]:
-        info = {
-            "env_id": self.ids.copy(),
-            "lives": self.numbers[LIVES],
-            "frame_number": self.numbers[FRAME_NUMBER],
-            "episode_frame_number": self.numbers[EPISODE_FRAME_NUMBER],
-        }
+        names = ("lives", "frame_number", "episode_frame_number")
+        info = {"env_id": self.ids.copy(), **dict(zip(names, self.numbers[LIVES:ERROR]))}
         if self.final_observations is not None and self.flags.any():
             info["final_obs"] = self.final_observations
         return info
-
-
-@functools.cache
-def read_palette(is_pal: bool = False) -> np.ndarray:
-    """Red, green, blue and gray of each index of ALE's palette, uint8 [256, 4], read off screens that show them all.
-
-    No table of colors is kept here: ale-py is given programs of our own. Raises InputError where a temporary
-    file cannot be written.
-    """
-    import ale_py
-
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-    palette = np.zeros((256, 4), np.uint8)
-    # In PAL a frame with an odd number of lines shows the odd indices: colors get lost.
-    for lines_below in (50, 51) if is_pal else (1,):
-        program = bytes.fromhex(
-            "78 D8 A2 FF 9A"  # SEI CLD LDX #FF TXS
-            "A9 02 85 02 85 00 85 02 85 02 85 02"  # a frame: three lines of VSYNC
-            "A9 00 85 00 85 01 A2 00 A0 00"  # VBLANK off, X = Y = 0
-            "86 09 85 02 E8 E8 88 D0 F7"  # 256 times: COLUBK = X, WSYNC, X += 2
-            f"A0 {lines_below:02X} 85 02 88 D0 FB"  # so many times: WSYNC
-            "4C 05 F0"  # JMP to the next frame
-        )
-        rom = program.ljust(4096 - 6, b"\0") + bytes.fromhex("00F0 00F0 00F0")
-        ale = ale_py.ALEInterface()
-        try:
-            with tempfile.TemporaryDirectory() as directory:
-                path = Path(directory, "boxing.bin")  # ale-py goes by the name
-                path.write_bytes(rom)
-                ale.loadROM(path)
-        except OSError as error:
-            raise InputError(f"ale-py's colors are read with a temporary file ({error}): set TMPDIR") from error
-        screen = ale.getScreen()
-        palette[screen, :3] = ale.getScreenRGB()
-        palette[screen, 3] = ale.getScreenGrayscale().reshape(screen.shape)
-    return palette
-
-
-# Equal to ale-py's vector env over 500 random steps in each protocol, which an on-demand test of
-# tests/test_atari_env.py plays. Not among them are tic_tac_toe_3d, video_checkers and video_chess: their frames may end
-# in a later call, and an image then lacks the rows that an earlier step drew.
-EXACT_GAMES = frozenset(
-    """
-    adventure air_raid alien amidar assault asterix asteroids atlantis atlantis2 backgammon bank_heist basic_math
-    battle_zone beam_rider berzerk blackjack bowling boxing breakout carnival casino centipede chopper_command
-    crazy_climber crossbow darkchambers defender demon_attack donkey_kong double_dunk earthworld elevator_action enduro
-    entombed et fishing_derby flag_capture freeway frogger frostbite galaxian gopher gravitar hangman haunted_house hero
-    human_cannonball ice_hockey jamesbond journey_escape kaboom kangaroo keystone_kapers king_kong klax koolaid krull
-    kung_fu_master laser_gates lost_luggage mario_bros miniature_golf montezuma_revenge mr_do ms_pacman name_this_game
-    othello pacman phoenix pitfall pong pooyan private_eye qbert riverraid road_runner robotank seaquest sir_lancelot
-    skiing solaris space_invaders space_war star_gunner superman surround tennis tetris time_pilot trondead turmoil
-    tutankham up_n_down venture video_cube video_pinball wizard_of_wor word_zapper yars_revenge zaxxon
-    """.split()
-)

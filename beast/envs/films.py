@@ -1,7 +1,5 @@
 """Films of games."""
 
-from __future__ import annotations
-
 from gymnasium.vector import VectorEnv
 
 from beast.errors import MissingPackage

@@ -1,7 +1,5 @@
 """Groups: environments stepped together, each result written in place into a row of a rollout."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -39,9 +37,7 @@ class EnvGroup:
             )
         self.env, self.num_envs, observations = env, env.num_envs, spaces_by_name(env.single_observation_space)
         # Wrappers of others may keep an observation for longer than its row lasts.
-        inner = env
-        while isinstance(inner, LifeEpisodes):
-            inner = inner.env
+        inner = env.env if isinstance(env, LifeEpisodes) else env
         self._observe_into = None if isinstance(inner, VectorWrapper) else getattr(inner, "observe_into", None)
         self.spaces = EnvSpaces(observations, env.single_action_space, mode == AutoresetMode.SAME_STEP)
         self.fields, self._numbers = rollout_fields(self.spaces), list(written_by("env"))

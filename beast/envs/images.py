@@ -1,6 +1,6 @@
 """Frame skip, gray, scale and stack for images: of single environments, and of vector envs in color."""
 
-from __future__ import annotations
+from collections.abc import Callable
 
 import gymnasium
 import numpy as np
@@ -40,19 +40,24 @@ def process_images(
                 raise ValueError(f"images have their channels first: {space.shape}")
             channels = env.observation_space.shape[2:]
             env = wrappers.ResizeObservation(env, (resize, resize))
-            env = _reshape(env, (resize, resize, *channels))
+            env = _change_images(env, lambda image: image.reshape(resize, resize, *channels))
     except (ValueError, TypeError) as error:
         raise InputError(f"{env_id} observes {space}, which cannot be processed: {error}") from error
     except DependencyNotInstalled as error:
         raise MissingPackage(f"--resize {resize} needs OpenCV ({error}): pip install opencv-python-headless") from error
     if len(env.observation_space.shape) == 2:
-        env = _reshape(env, (*env.observation_space.shape, 1))
+        env = _change_images(env, lambda image: image[..., None])
     if frame_stack > 1:
-        env = wrappers.FrameStackObservation(env, frame_stack)
-        stacked = env.observation_space
-        joined = spaces.Box(join_channels(stacked.low), join_channels(stacked.high), dtype=stacked.dtype.type)
-        env = wrappers.TransformObservation(env, join_channels, joined)
+        env = _change_images(wrappers.FrameStackObservation(env, frame_stack), join_channels)
     return env
+
+
+def _change_images(env: gymnasium.Env, change: Callable) -> gymnasium.Env:
+    return wrappers.TransformObservation(env, change, _changed(env.observation_space, change))
+
+
+def _changed(space: spaces.Box, change: Callable) -> spaces.Box:
+    return spaces.Box(change(space.low), change(space.high), dtype=space.dtype.type)
 
 
 class SkipFrames(gymnasium.Wrapper):
@@ -86,21 +91,12 @@ def join_channels(images: np.ndarray) -> np.ndarray:
     return np.moveaxis(images, -4, -2).reshape(*rest, first, second, n * third)
 
 
-def _reshape(env: gymnasium.Env, shape: tuple[int, ...]) -> gymnasium.Env:
-    space = env.observation_space
-    reshaped = spaces.Box(space.low.reshape(shape), space.high.reshape(shape), dtype=space.dtype.type)
-    return wrappers.TransformObservation(env, lambda image: np.reshape(image, shape), reshaped)
-
-
 class JoinChannels(VectorWrapper):
     """A vector env that observes stacks of images in color, [n, H, W, C], as images [H, W, n*C]."""
 
     def __init__(self, env: VectorEnv):
         super().__init__(env)
-        space = env.single_observation_space
-        self.single_observation_space = spaces.Box(
-            join_channels(space.low), join_channels(space.high), dtype=space.dtype.type
-        )
+        self.single_observation_space = _changed(env.single_observation_space, join_channels)
         self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, self.num_envs)
 
     def reset(self, *, seed=None, options=None):

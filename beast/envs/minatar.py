@@ -1,7 +1,5 @@
 """MinAtar games without MinAtar's plotting libraries."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import types

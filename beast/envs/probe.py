@@ -1,7 +1,5 @@
 """What `create_env` makes, found out and checked by making some of it."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections.abc import Callable
@@ -23,6 +21,7 @@ HOW = "return a vector env, as in gymnasium.vector.SyncVectorEnv([lambda: YourEn
 HOW_TO_RENDER = (
     "Take **overrides in create_env and hand them to the environment, which has to render with render_mode='rgb_array'"
 )
+AGENTS = "possible_agents"  # an attribute of PettingZoo's environments
 SEED = 0  # of the reset that finds out whether it works
 # What wrappers call the statistics that they keep, gymnasium's and most others: the flag that does the same in the net.
 STATISTICS = {"obs_rms": "--normalize_observations", "return_rms": "--normalize_returns on"}
@@ -55,16 +54,17 @@ def probe_env(create_env: Callable, flags, **overrides) -> EnvSpaces:
         except InputError as error:
             raise InputError(f"{name}: {error}") from error
         try:
-            _check_rows(env, name)
+            actions = _some_actions(env.single_action_space, num_envs)
+            _check_rows(env, name, env.single_observation_space, actions, (num_envs,))
         except UserError:
-            for single in getattr(env.unwrapped, "envs", [])[:1]:
-                _check_single(single, name)
+            for single in getattr(env.unwrapped, "envs", [])[:1]:  # tells more where it is the one that is wrong
+                actions = iterate(batch_space(single.action_space, 1), _some_actions(single.action_space, 1))
+                _check_rows(single, name, single.observation_space, next(iter(actions)), ())
             raise
         if overrides.get("render_mode"):
             _check_frames(env, name)
         _warn_of_statistics(env, name)
-        told = env.metadata or {}
-        known = {key: told[key] for key in ("frames_per_step", "atari_backend") if key in told}
+        known = {key: x for key, x in (env.metadata or {}).items() if key in ("frames_per_step", "atari_backend")}
         return spaces._replace(env_id=name, **known)
 
 
@@ -113,15 +113,11 @@ def _not_made(error: BaseException, name: str, overrides: dict) -> UserError:
         return MissingPackage(f"{name}: {raised(error)}")
     for frame, _ in traceback.walk_tb(error.__traceback__):
         made = getattr(frame.f_locals.get("self"), "envs", None)  # SyncVectorEnv looks for spaces that there are not
-        if isinstance(made, list) and made and _has_agents(made[0]):
+        if isinstance(made, list) and made and hasattr(made[0], AGENTS):
             return _several_agents(made[0])
     if "render_mode" in overrides and "render_mode" in str(error):
         return InputError(f"--video: {name} takes no render_mode: {raised(error)}. {HOW_TO_RENDER}")
     return InputError(f"{name} cannot be made: {raised(error)}{_hint(error, overrides)}")
-
-
-def _has_agents(env) -> bool:
-    return hasattr(env, "possible_agents")  # of PettingZoo's interfaces
 
 
 def _several_agents(env) -> InputError:
@@ -135,7 +131,7 @@ def _check_kind(env, num_envs: int) -> None:
     """Raise InputError unless this is a vector env of so many environments."""
     if env is None:
         raise InputError(f"create_env() returned None: {HOW}")
-    if _has_agents(env):
+    if hasattr(env, AGENTS):
         raise _several_agents(env)
     if not isinstance(env, VectorEnv):
         raise InputError(f"create_env() returned {type(env).__name__}, which is no vector env: {HOW}")
@@ -146,20 +142,10 @@ def _check_kind(env, num_envs: int) -> None:
         raise InputError(f"create_env(flags, num_envs={num_envs}) returned {env.num_envs} environments: {HOW}")
 
 
-def _check_rows(env: VectorEnv, name: str) -> None:
-    """Raise InputError unless `reset` and `step` give what the observation space says."""
-    space, before = env.single_observation_space, (env.num_envs,)
+def _check_rows(env, name: str, space: Space, actions: Any, before: tuple[int, ...]) -> None:
+    """Raise InputError unless `reset` and `step` give observations of the space, with dimensions `before` its own."""
     _check_shapes(name, "reset", space, _call(name, "reset", 2, env.reset, seed=SEED)[0], before)
-    actions = _some_actions(env.single_action_space, env.num_envs)
     _check_shapes(name, "step", space, _call(name, "step", 5, env.step, actions)[0], before)
-
-
-def _check_single(env: gymnasium.Env, name: str) -> None:
-    """The same for one of a vector env's environments, which tells more where it is the one that is wrong."""
-    space = env.observation_space
-    _check_shapes(name, "reset", space, _call(name, "reset", 2, env.reset, seed=SEED)[0], ())
-    action = next(iter(iterate(batch_space(env.action_space, 1), _some_actions(env.action_space, 1))))
-    _check_shapes(name, "step", space, _call(name, "step", 5, env.step, action)[0], ())
 
 
 def _some_actions(space: Space, num_envs: int) -> Any:

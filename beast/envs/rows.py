@@ -1,7 +1,5 @@
 """What a row of a rollout holds: one table of its fields. docs/rollout.md says what each means."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 from beast.envs.spaces import EnvSpaces, action_shape_dtype, observation_field, policy_width
@@ -41,17 +39,12 @@ def written_by(writer: str) -> dict[str, str]:
 
 def shaped_fields(spaces: EnvSpaces) -> dict[str, tuple[tuple[int, ...], str]]:
     """Name -> (shape, dtype) of the fields whose shape depends on the action space."""
-    return {
-        "action": action_shape_dtype(spaces.action),
-        "policy_logits": ((policy_width(spaces.action),), "float32"),
-    }
+    return {"action": action_shape_dtype(spaces.action), "policy_logits": ((policy_width(spaces.action),), "float32")}
 
 
 def rollout_fields(spaces: EnvSpaces) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Name -> (shape, dtype) of all that one environment has in one row.
-
-    A part of an observation is called `obs/<name>`, of a final observation `final_obs/<name>`.
-    """
+    """Name -> (shape, dtype) of all that one environment has in one row. A part of an observation is called
+    `obs/<name>`, of a final observation `final_obs/<name>`."""
     kinds = ("obs", "final_obs") if spaces.final_observations else ("obs",)
     return {
         **{f"{kind}/{name}": observation_field(x) for kind in kinds for name, x in spaces.observations.items()},

@@ -1,7 +1,5 @@
 """How observations and actions of each space lie in a row."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal, NamedTuple
 

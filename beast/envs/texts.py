@@ -1,7 +1,5 @@
 """Texts among observations, which no encoder here reads."""
 
-from __future__ import annotations
-
 import gymnasium
 from gymnasium import spaces, wrappers
 
@@ -19,6 +17,4 @@ def leave_out_texts(env: gymnasium.Env) -> gymnasium.Env:
         return env
     texts = [key for key, part in space.items() if isinstance(part, spaces.Text)]
     texts += [key for key, part in space.items() if key == "mission" and not isinstance(part, (*READABLE, spaces.Text))]
-    if not texts:
-        return env
-    return wrappers.FilterObservation(env, [key for key in space if key not in texts])
+    return wrappers.FilterObservation(env, [key for key in space if key not in texts]) if texts else env

@@ -4,8 +4,6 @@ An actor holds no model and does not import torch. It talks to its parent over o
 numbers only. Either side learns of the other's death, whatever killed it, by the end of that socket.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,6 +1,4 @@
-"""What the actors of this machine are to a feed, and the parent that starts, watches and restarts their processes."""
-
-from __future__ import annotations
+"""The actors of this machine: processes that are started, watched and restarted here, or all of them in this one."""
 
 import collections
 import contextlib
@@ -59,7 +57,7 @@ class ActorProcess(Child):
 
 
 class Actors(Protocol):
-    """What steps the groups of environments of a feed. Used by one thread, but for `wake` and `close`."""
+    """What steps the groups of environments of a feed. One thread uses it, but for `wake` and `close`."""
 
     num_groups: int
     total_restarts: int  # of lost environments, so far
@@ -73,9 +71,8 @@ class Actors(Protocol):
         """Have the group write this row of this slot, by the actions in it; row 0 begins new episodes."""
 
     def wait(self, timeout: float) -> tuple[list[int], list[int]]:
-        """Groups that are ready and groups that were lost since the last call; waits up to `timeout` seconds.
-
-        A lost group is ready again with new environments, which were never reset."""
+        """Groups that are ready and groups that were lost since the last call; waits up to `timeout` seconds. A lost
+        group is ready again with new environments, which were never reset."""
 
     def wake(self) -> None:
         """Make `wait` return now."""
@@ -85,7 +82,8 @@ class Actors(Protocol):
 
 
 class ActorProcesses:
-    """Starts, watches, restarts and stops the actor processes (see `Actors`)."""
+    """Starts, watches, restarts and stops the actor processes, which step the groups of environments of a feed. Used by
+    one thread, but for `wake` and `close`."""
 
     def __init__(self, script: str, flags, memory: RolloutMemory, num_groups: int, seed: Callable, log: Callable):
         """`seed(group, life)` gives the seed of a group's environments in its nth life (0 at first).
@@ -96,8 +94,9 @@ class ActorProcesses:
         self.script, self.flags, self.memory, self.seed, self.log = script, flags, memory, seed, log
         # A thread that starts an actor again may have more niceness of its own, which the actor would inherit.
         self.niceness = os.getpriority(os.PRIO_PROCESS, 0) + flags.actor_niceness
-        self.timeout, self.num_groups, self.total_restarts = flags.env_timeout, num_groups, 0
+        self.timeout, self.num_groups = flags.env_timeout, num_groups
         self.groups_per_actor = num_groups // flags.num_actors
+        self.total_restarts = 0  # of lost environments, so far
         self._selector = selectors.DefaultSelector()
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_sender.setblocking(False)
@@ -114,7 +113,7 @@ class ActorProcesses:
             raise
 
     def go(self, group: int, slot: int, row: int) -> None:
-        """See `Actors`. Ignores an actor that has died: `wait` reports it."""
+        """Ignores an actor that has died: `wait` reports it."""
         process = self.processes[group // self.groups_per_actor]
         if process.popen is None:
             return
@@ -127,8 +126,7 @@ class ActorProcesses:
             process.connection.sendall(GO.pack(group, slot, row))
 
     def wait(self, timeout: float) -> tuple[list[int], list[int]]:
-        """See `Actors`. Raises WorkerFailure, with its traceback, for an actor that was restarted too often or never
-        worked."""
+        """Raises WorkerFailure, with its traceback, for an actor that was restarted too often or never worked."""
         ready, lost = [], []
         for key, _ in self._selector.select(timeout):
             process = key.data

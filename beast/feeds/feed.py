@@ -1,14 +1,13 @@
 """What a feed is: rows for the agent to act on, rollouts to train on, whatever carries them."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from beast.clock import Laps
+from beast.feeds.processes import Child
 
 
 class Rows(NamedTuple):
@@ -52,8 +51,12 @@ class Feed:
     cores: dict[str, Callable[[], float]]
     """Processes on this machine: a name, and a function that gives their CPU seconds so far."""
 
-    def __init__(self, consumer: Consumer):
+    def __init__(self, consumer: Consumer, processes: Sequence[Child] | None):
+        """`processes` step the environments, where they are of this machine."""
         self.consumer, self.device = consumer, consumer.device
+        self.cores = {}
+        if processes is not None:
+            self.cores = {"envs": lambda: sum(process.total_cpu_seconds() for process in processes)}
         self.laps = Laps()  # of the thread that acts
         self.dropped_rollouts = 0
         self.closed = threading.Event()

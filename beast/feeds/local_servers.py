@@ -1,7 +1,5 @@
 """Env servers that a learner starts on its own machine."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -18,10 +16,8 @@ START_SECONDS = 300.0  # until a server listens: imports, and one environment
 
 
 class LocalServers:
-    """`count` processes of an env server's `script`, each on a unix socket in one temporary directory.
-
-    `arguments` are the script's, but for `--address` and `--parent_pid`. Raises WorkerFailure when one does not start.
-    """
+    """`count` processes of an env server's `script`, each on a unix socket in one temporary directory. `arguments` are
+    the script's, but for `--address` and `--parent_pid`. Raises WorkerFailure when one does not start."""
 
     def __init__(self, script: str, arguments: list[str], count: int, max_restarts: int):
         self._command = [sys.executable, script, *arguments, "--parent_pid", str(os.getpid()), "--address"]
@@ -46,9 +42,7 @@ class LocalServers:
 
     def watch(self, stop: Callable[[], bool], log: Callable[[str], None]) -> None:
         """Until `stop()`: restart servers that end. Then end all: a stream whose server reads nothing ends no earlier.
-
-        Raises WorkerFailure when one has been restarted too often.
-        """
+        Raises WorkerFailure when one has been restarted too often."""
         while not stop():
             for server, address in zip(self.processes, self.addresses):
                 if (code := server.popen.poll()) is not None:

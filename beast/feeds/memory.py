@@ -4,8 +4,6 @@ A slot holds T+1 rows of K columns (one group's rollout). The memory is an anony
 collide with another run's or be left behind, and the kernel frees it with its last process, whatever kills that.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 import os

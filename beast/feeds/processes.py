@@ -1,7 +1,5 @@
 """Child processes out of the reach of Ctrl-C: their restarts, their CPU time, and the end of what they started."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl
@@ -12,7 +10,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from beast.errors import WorkerFailure
@@ -55,10 +52,8 @@ class Child:
         return sum(self._cpu_seconds.values())
 
     def end(self, patience: float, hangs: str = "") -> str:
-        """Wait `patience` seconds for its end, then kill it, and what its environments started and did not end.
-
-        Returns how it ended (or `hangs`) and the last that it printed.
-        """
+        """Wait `patience` seconds for its end, then kill it, and what its environments started and did not end. Returns
+        how it ended (or `hangs`) and the last that it printed."""
         popen, self.popen = self.popen, None
         try:
             code = popen.wait(patience)
@@ -81,18 +76,15 @@ class Child:
         if time.monotonic() - self.started_at > FORGIVEN_AFTER:
             self.restarts = 0
         if self.restarts >= self.max_restarts:
-            raise WorkerFailure(
-                f"{why}\nIt was restarted {self.restarts} times (--max_env_restarts {self.max_restarts})."
-            )
+            times = f"{self.restarts} times (--max_env_restarts {self.max_restarts})"
+            raise WorkerFailure(f"{why}\nIt was restarted {times}.")
         self.restarts += 1
         return f"{why}\nRestarting it ({self.restarts} of --max_env_restarts {self.max_restarts})."
 
 
 def end_with_parent() -> None:
-    """Have this process, which `Child.start` has started, end soon after its parent, with all that it has started.
-
-    An environment may hang meanwhile. On Linux this process ends even if the environment keeps the GIL.
-    """
+    """Have this process, which `Child.start` has started, end soon after its parent, with all that it has started. An
+    environment may hang meanwhile. On Linux this process ends even if the environment keeps the GIL."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -117,8 +109,3 @@ def cpu_seconds_of(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
-def cpu_seconds_of_children(children: Sequence[Child]) -> float:
-    """CPU time of all lives of these processes."""
-    return sum(child.total_cpu_seconds() for child in children)

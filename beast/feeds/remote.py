@@ -1,7 +1,5 @@
 """The feed of env servers: libbeast's batcher, queue and streams."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
@@ -19,11 +17,8 @@ from beast.envs.rows import nest_observations, written_by
 from beast.envs.spaces import action_shape_dtype
 from beast.feeds.actors import PROGRESS_SECONDS
 from beast.feeds.feed import Consumer, Feed, Rows
-from beast.feeds.processes import cpu_seconds_of_children
 from beast.hosts.throttle import RefusalLog, Throttled
 from beast.learn.nests import map_tensors
-
-LOST_PER_MINUTE = 20  # streams that dialed in, that are logged
 
 
 class RemoteFeed(Feed):
@@ -38,15 +33,14 @@ class RemoteFeed(Feed):
         `stream_options` are those of libbeast.ActorPool. `servers` are LocalServers, whose CPU time is told, or None.
         Groups wait while `queue_width` columns wait for the learner. Inference answers at most `inference_width` rows
         at once; 0 chooses. `log` gets a line when a stream is lost."""
-        super().__init__(consumer)
+        super().__init__(consumer, servers and servers.processes)
         self._env_outputs = ["obs", *written_by("env"), "group", "life", "env_number"]  # libbeast's order
         self._agent_outputs = [*written_by("agent"), "number"]
         self._log, self._is_lost, self._listener, self._min_streams = log, threading.Event(), listener, min_streams
         # A caller that is let in and lost again and again fills no log.
-        self._log_lost = Throttled(log, LOST_PER_MINUTE, 60.0) if listener else log
+        self._log_lost = Throttled(log) if listener else log
         self.workers = {"streams": self._stream_seconds}
-        self.cores = {"envs": partial(cpu_seconds_of_children, servers.processes)} if servers else {}
-        self.num_streams, self.closed = listener.max_streams if listener else len(addresses), threading.Event()
+        self.num_streams = listener.max_streams if listener else len(addresses)
         self._num_measured = 1 if listener else self.num_streams  # most at a time so far
         num_rows = group_width * self.num_streams
         self.queue = libbeast.BatchingQueue(
@@ -68,8 +62,7 @@ class RemoteFeed(Feed):
         self._seen = SeenObservations(2 * (num_rows + queue_width + batch_width) * unroll_length, self.device)
         self._to_device = partial(Tensor.to, device=self.device, non_blocking=True)
         self._group_width = group_width
-        at_most = "up to " if listener else ""
-        self.description = f"{at_most}{self.num_streams} groups of {group_width} environments"
+        self.description = f"{'up to ' if listener else ''}{self.num_streams} groups of {group_width} environments"
         self._waiting: list[int] = []  # columns in the queue, at each update since the last row of metrics
 
     def close(self) -> None:
@@ -152,28 +145,22 @@ class RemoteFeed(Feed):
 
     def rollouts(self, limit: float | None = None) -> Iterator[tuple[dict, tuple]]:
         laps = self.consumer.laps
-        while item := self._next_item(limit):
-            laps.lap("wait")
-            (env_outputs, agent_outputs), (core_state, _) = item
-            names = self._env_outputs + self._agent_outputs
-            rollout = dict(zip(names, (*env_outputs, *agent_outputs)))  # [T+1, B, …]
-            rollout |= split_observations(rollout["obs"])
-            obs, numbers = rollout.pop("obs"), rollout.pop("number")
-            lag = self.consumer.newest_update() - int(rollout["policy_version"][1:].min())
-            if not self._accept(map_tensors(Tensor.numpy, rollout), lag):
-                continue
-            batch, core_state = map_tensors(self._to_device, (rollout, core_state))
-            batch["obs"] = self._seen.find(obs, numbers)
-            laps.lap("gather")
-            yield batch, core_state
-            self._waiting.append(self.queue.size())
-
-    def _next_item(self, limit: float | None):
-        """The next batch of the queue; None when it is closed, or when none came for `limit` seconds."""
-        try:
-            return self.queue.get(limit)
-        except libbeast.ClosedBatchingQueue:
-            return None
+        with contextlib.suppress(libbeast.ClosedBatchingQueue):
+            while item := self.queue.get(limit):  # None: nothing came in time
+                laps.lap("wait")
+                (env_outputs, agent_outputs), (core_state, _) = item
+                names = self._env_outputs + self._agent_outputs
+                rollout = dict(zip(names, (*env_outputs, *agent_outputs)))  # [T+1, B, …]
+                rollout |= split_observations(rollout["obs"])
+                obs, numbers = rollout.pop("obs"), rollout.pop("number")
+                lag = self.consumer.newest_update() - int(rollout["policy_version"][1:].min())
+                if not self._accept(map_tensors(Tensor.numpy, rollout), lag):
+                    continue
+                batch, core_state = map_tensors(self._to_device, (rollout, core_state))
+                batch["obs"] = self._seen.find(obs, numbers)
+                laps.lap("gather")
+                yield batch, core_state
+                self._waiting.append(self.queue.size())
 
 
 def _tell_lost(log: Callable[[str], None], is_lost: threading.Event, message: str) -> None:

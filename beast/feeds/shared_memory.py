@@ -1,7 +1,5 @@
 """The feed of one machine: actors write rows into shared memory, where inference and the learner read them."""
 
-from __future__ import annotations
-
 import collections
 import time
 from collections.abc import Iterator
@@ -14,7 +12,6 @@ from beast.envs.rows import written_by
 from beast.feeds.actors import Actors
 from beast.feeds.feed import Consumer, Feed, Rows
 from beast.feeds.memory import RolloutMemory
-from beast.feeds.processes import cpu_seconds_of_children
 from beast.feeds.slots import NO_SLOT, Slots, SlotTensors, even_policy_lag
 from beast.learn.nests import columns, join
 
@@ -42,9 +39,8 @@ class SharedMemoryFeed(Feed):
     ):  # fmt: skip
         """`lock_step` is for `--deterministic`. `joins_groups` is for tests: answer all ready groups at once, as on a
         GPU."""
-        super().__init__(consumer)
-        self.workers, self.cores = actors.workers, {"envs": partial(cpu_seconds_of_children, actors.processes)}
-        self.memory, self.actors, self.batch_width = memory, actors, batch_width
+        super().__init__(consumer, actors.processes)
+        self.workers, self.memory, self.actors, self.batch_width = actors.workers, memory, actors, batch_width
         self.slots, self.tensors = Slots(memory.num_slots, lock_step), SlotTensors(memory, self.device)
         self.groups = [Group() for _ in range(actors.num_groups)]
         lag = even_policy_lag(memory.num_slots, memory.group_width, batch_width)

@@ -1,7 +1,5 @@
 """The slots of a rollout memory: who owns each, and their tensors on the device where the net computes."""
 
-from __future__ import annotations
-
 import collections
 import threading
 
@@ -146,11 +144,9 @@ class SlotTensors:
                     )
 
     def begin(self, slot: int, previous: int, group: int, life: int) -> None:
-        """Begin a rollout of this group and this life of its environments.
-
-        Row 0 repeats row T of slot `previous`, as consecutive rollouts of a group overlap by one row. Of new
-        environments there is NO_SLOT, and no action led to row 0.
-        """
+        """Begin a rollout of this group and this life of its environments. Row 0 repeats row T of slot `previous`, as
+        consecutive rollouts of a group overlap by one row. Of new environments there is NO_SLOT, and no action led to
+        row 0."""
         if previous == NO_SLOT:
             for name in written_by("agent"):
                 self._tensors[name][slot, 0] = 0

@@ -1,7 +1,5 @@
 """The env server that dials learners: a gRPC stream for each group of environments (csrc/rpcenv.proto). No torch."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import queue
@@ -23,15 +21,11 @@ END_SECONDS = 3.0  # for a step to be done, and a learner to end a stream that w
 CLOSE_SECONDS = 1.0  # more for environments to close when the server is told to stop
 ANSWER_SECONDS = 10.0  # for a call to end that was answered without a hello
 MAX_FAILURES, FAILURE_SECONDS = 5, 600.0  # of environments, before the server ends
-LINES_PER_MINUTE = 20  # that are logged of streams that are lost and connected again
 # With these a learner says what another call would not change.
 FINAL = {
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.UNIMPLEMENTED,
-}
+    grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED,
+}  # fmt: skip
 
 
 class Final(Exception):
@@ -73,15 +67,15 @@ class Dialer:
         """
         self.failure = ""  # why this server cannot go on
         self.make_group, self.addresses, self.env_id, self.log = make_group, addresses, env_id, log
-        self.log_connection = throttle.Throttled(log, LINES_PER_MINUTE, 60.0)
+        self.log_connection = throttle.Throttled(log)
         self.stuck_seconds, self.stopping = stuck_seconds, threading.Event()
         self._credentials = grpc.ssl_channel_credentials(root_certificates) if root_certificates else None
-        self._headers = [(wire.TOKEN_HEADER, f"Bearer {token}")] if token else []
+        self.headers = [(wire.TOKEN_HEADER, f"Bearer {token}")] if token else []
         self._on_first_stream: Callable | None = on_first_stream
         self._lock, self._failures = threading.Lock(), collections.deque[float](maxlen=MAX_FAILURES)
         first = random.randrange(len(addresses))  # so that servers spread over the learners, and streams of one too
         self._streams = [DialedStream(self, index, first + index) for index in range(max_streams)]
-        self._name = secrets.token_hex(16)
+        self.name = secrets.token_hex(16)
 
     def start(self) -> None:
         for stream in self._streams:
@@ -102,9 +96,6 @@ class Dialer:
         for stream in self._streams:
             if stream.is_alive():
                 stream.join(max(deadline - time.monotonic(), 0))
-
-    def headers(self, index: int) -> list[tuple[str, str]]:
-        return [*self._headers, (wire.STREAM_HEADER, f"{self._name}/{index}")]
 
     def connect(self, address: str, max_message_bytes: int) -> grpc.Channel:
         options = [
@@ -136,9 +127,8 @@ class Dialer:
         """Of an environment; five within ten minutes end this server."""
         with self._lock:
             self._failures.append(time.monotonic())
-            is_too_often = (
-                len(self._failures) == MAX_FAILURES and self._failures[-1] - self._failures[0] < FAILURE_SECONDS
-            )
+            seconds = self._failures[-1] - self._failures[0]
+            is_too_often = len(self._failures) == MAX_FAILURES and seconds < FAILURE_SECONDS
         if is_too_often:
             last = wire.readable(failure.splitlines()[-1])
             self.fail(f"environments failed {MAX_FAILURES} times within {FAILURE_SECONDS / 60:.0f} minutes: {last}")
@@ -224,16 +214,14 @@ class DialedStream(threading.Thread):
             served_group.close_group(group, f"stream {self._index}", self._log, self._dialer.stuck_seconds > 0)
 
     def _live(self, address: str) -> None:
-        """A life of the environments: from a call to its end.
-
-        Raises grpc.RpcError with the learner's reason, Final where it does not fit, Refusal where its actions do not,
-        EnvironmentFailure.
-        """
+        """A life of the environments, from a call to its end. Raises grpc.RpcError with the learner's reason, Final
+        where it does not fit, Refusal where its actions do not, EnvironmentFailure."""
         outgoing: queue.SimpleQueue = queue.SimpleQueue()
         with self._dialer.connect(address, served_group.max_action_bytes(self._group)) as channel:
             dial = channel.stream_stream(wire.DIAL, lambda message: message.SerializeToString(), wire.Array.FromString)
             outgoing.put(self._served.hello)
-            call = self._call = dial(iter(outgoing.get, None), metadata=self._dialer.headers(self._index))
+            name = wire.STREAM_HEADER, f"{self._dialer.name}/{self._index}"
+            call = self._call = dial(iter(outgoing.get, None), metadata=[*self._dialer.headers, name])
             ended = threading.Event()
             call.add_done_callback(lambda call: ended.set())
             stuck = threading.Timer(wire.MAKING_SECONDS, served_group.end_stuck, [address, self._log])
@@ -247,7 +235,10 @@ class DialedStream(threading.Thread):
                 self._served.reset(hello.seed)
                 stuck.interval = self._dialer.stuck_seconds
                 outgoing.put(self._served.row)
-                for actions in self._actions(call, lambda: outgoing.put(None)):
+                # Until the learner ends the call, or this server is told to stop, which closes this side.
+                while (actions := self._wait(lambda: next(call, None), lambda: outgoing.put(None))) is not None:
+                    if self._stopping.is_set():
+                        break
                     self._served.step(actions)
                     outgoing.put(self._served.row)
                     self._pauses = _pauses()  # a learner that acts is in good health
@@ -269,10 +260,8 @@ class DialedStream(threading.Thread):
                     ended.wait(END_SECONDS)  # what was sent arrives before the call ends
 
     def _learner_hello(self, address: str, call, ended: threading.Event):
-        """The learner's hello, which may take as long as it likes; None where it ended the call instead.
-
-        Raises grpc.RpcError with its reason, Final where the hello does not fit.
-        """
+        """The learner's hello, which may take as long as it likes; None where it ended the call instead. Raises
+        grpc.RpcError with its reason, Final where the hello does not fit."""
         headers = dict(self._wait(call.initial_metadata, call.cancel))
         if wire.HELLO_HEADER not in headers and ended.wait(ANSWER_SECONDS):
             return next(call, None)  # or raises the reason
@@ -287,13 +276,6 @@ class DialedStream(threading.Thread):
         self._told.clear()
         self._dialer.accepted(address)
         return hello
-
-    def _actions(self, call, close: Callable) -> Iterator:
-        """The learner's messages until it ends the call or this server is told to stop, which calls `close`."""
-        while (actions := self._wait(lambda: next(call, None), close)) is not None:
-            if self._stopping.is_set():
-                return
-            yield actions
 
     def _wait(self, wait: Callable, interrupt: Callable):
         """`wait()`, with `interrupt()` when this server is told to stop."""

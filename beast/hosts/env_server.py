@@ -1,7 +1,5 @@
 """The env server: a gRPC stream for each group of environments that a learner drives (csrc/rpcenv.proto). No torch."""
 
-from __future__ import annotations
-
 import hmac
 import os
 import socket
@@ -17,20 +15,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from beast.errors import InputError
-from beast.hosts import wire
-from beast.hosts.served_group import (
-    MAX_ACTION_BYTES,
-    Refusal,
-    ServedGroup,
-    VectorEnvGroup,
-    close_group,
-    describe,
-    end_stuck,
-    last_traceback,
-    max_action_bytes,
-)
-from beast.hosts.throttle import REFUSALS_PER_MINUTE, Throttled
-from beast.hosts.wire import MAKING_SECONDS
+from beast.hosts import served_group, wire
+from beast.hosts.served_group import Refusal
+from beast.hosts.throttle import Throttled
 
 PLACE_SECONDS = 5.0  # for a stream that has ended to close its environments, before another one is refused
 END_SECONDS = 0.7  # for environments to close when the server ends
@@ -42,10 +29,8 @@ NO_COMPRESSION = ("grpc.per_message_decompression", 0)
 # A learner that lost its power or its network says no goodbye. It is missed within 50 seconds; a link that is cut for
 # less than 20 costs nothing. Newer versions of gRPC go by ping_timeout, which is a minute by default.
 KEEPALIVE = [
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.ping_timeout_ms", 20_000),
-]
+    ("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 20_000), ("grpc.http2.ping_timeout_ms", 20_000),
+]  # fmt: skip
 
 
 class EnvServer(grpc.GenericRpcHandler):
@@ -55,7 +40,7 @@ class EnvServer(grpc.GenericRpcHandler):
 
     def __init__(
         self, make_group: Callable, address: str, *,
-        example: VectorEnvGroup | None = None, env_id: str = "", max_streams: int = 2, token: str = "",
+        example: served_group.VectorEnvGroup | None = None, env_id: str = "", max_streams: int = 2, token: str = "",
         tls: tuple[bytes, bytes] | None = None, log: Callable = lambda line: None, stuck_seconds: float = 0.0,
     ):  # fmt: skip
         """Bind the address; `start` serves. Raises InputError if the address is malformed, taken, or not one of this
@@ -74,17 +59,16 @@ class EnvServer(grpc.GenericRpcHandler):
             stuck_seconds: the process ends when a step goes on for so long after its learner has left, or environments
                 take 4 minutes to close, as nothing else ends a thread that hangs there; 0: never.
         """
-        self._make_group = make_group
-        self._env_id, self._max_streams = env_id, max_streams
+        self._make_group, self._env_id, self._max_streams = make_group, env_id, max_streams
         self._token, self._log, self._stuck_seconds = token.encode(), log, stuck_seconds
-        self._log_refusal = Throttled(log, REFUSALS_PER_MINUTE, 60.0)
+        self._log_refusal = Throttled(log)
         self._places = threading.BoundedSemaphore(max_streams)
         self._hello: wire.FromServer | None = None
         self._example_lock = threading.Lock()
-        message_bytes = MAX_ACTION_BYTES
+        message_bytes = served_group.MAX_ACTION_BYTES
         if example:
-            message_bytes = max_action_bytes(example)
-            self._hello = describe(example, env_id)
+            message_bytes = served_group.max_action_bytes(example)
+            self._hello = served_group.describe(example, env_id)
             example.close()
         threads = max_streams + 64  # the rest is for streams that wait for a place or are refused, which is quick
         self._server = grpc.server(
@@ -141,9 +125,7 @@ class EnvServer(grpc.GenericRpcHandler):
             answer: Callable = partial(self._stream, self._check_hello(dict(details.invocation_metadata)))
         except Refusal as refusal:
             answer = partial(self._refuse, refusal)
-        return grpc.stream_stream_rpc_method_handler(
-            answer, wire.Array.FromString, lambda reply: reply.SerializeToString()
-        )
+        return grpc.stream_stream_rpc_method_handler(answer, wire.Array.FromString, lambda x: x.SerializeToString())
 
     def _check_hello(self, headers: dict) -> wire.LearnerHello:
         """The hello of a learner that fits; Refusal of one that does not."""
@@ -164,7 +146,7 @@ class EnvServer(grpc.GenericRpcHandler):
 
     def _stream(self, hello, requests: Iterator, context: grpc.ServicerContext) -> Iterator:
         peer = _peer_of(context)
-        stuck = threading.Timer(MAKING_SECONDS, self._end_stuck, [peer])
+        stuck = threading.Timer(wire.MAKING_SECONDS, served_group.end_stuck, [peer, self._log])
         stuck.daemon = True
         if self._stuck_seconds:  # a thread that hangs in an environment keeps its place
             context.add_callback(stuck.start)
@@ -188,7 +170,7 @@ class EnvServer(grpc.GenericRpcHandler):
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             if isinstance(error, grpc.RpcError) and not context.is_active():
                 return  # the learner has left
-            failure = last_traceback()
+            failure = served_group.last_traceback()
             self._log(f"{peer}: its environment failed\n{failure}")
             yield wire.FromServer(error=failure)
             last = wire.readable(failure.splitlines()[-1])
@@ -196,14 +178,11 @@ class EnvServer(grpc.GenericRpcHandler):
         finally:
             stuck.cancel()
 
-    def _end_stuck(self, peer: str) -> None:
-        end_stuck(peer, self._log)
-
     def _serve(self, requests: Iterator, hello, peer: str, stuck: threading.Timer) -> Iterator:
         began = time.monotonic()
         group = self._make_group()
         try:
-            served, width = ServedGroup(group, self._env_id), group.num_envs
+            served, width = served_group.ServedGroup(group, self._env_id), group.num_envs
             # Before the hello: a learner gives making and the first reset more time together than it gives a step.
             self._log(f"made {width} environments for {peer} in {time.monotonic() - began:.1f} s, resetting them")
             try:
@@ -220,7 +199,7 @@ class EnvServer(grpc.GenericRpcHandler):
                 yield served.row
         finally:  # also when the learner has left: gRPC then closes this generator where it is
             stuck.cancel()
-            close_group(group, peer, self._log, self._stuck_seconds > 0)
+            served_group.close_group(group, peer, self._log, self._stuck_seconds > 0)
 
     def _example_hello(self):
         """The hello of every stream. Where no example was given, environments are made for the first who asks."""
@@ -228,7 +207,7 @@ class EnvServer(grpc.GenericRpcHandler):
             if not self._hello:
                 group = self._make_group()
                 try:
-                    self._hello = describe(group, self._env_id)
+                    self._hello = served_group.describe(group, self._env_id)
                 finally:
                     group.close()
         return self._hello

@@ -1,7 +1,5 @@
 """Who may connect: addresses, tokens, certificates."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import os
@@ -48,10 +46,8 @@ def of_env_server(flags, log: Callable[[str], None]) -> dict[str, Any]:
 
 
 def security(address: str, token_file="", tls_cert="", tls_key="", insecure=False) -> tuple[str, tuple | None]:
-    """The token and the TLS key and certificate for an address, as `EnvServer` takes them.
-
-    Raises InputError if other machines can reach the address and it is not protected, or if a file cannot be used.
-    """
+    """The token and the TLS key and certificate for an address, as `EnvServer` takes them. Raises InputError if other
+    machines can reach the address and it is not protected, or if a file cannot be used."""
     if bool(tls_cert) != bool(tls_key):
         raise InputError("--tls_cert and --tls_key go together: give both, or neither")
     if tls_cert and address.startswith("unix:"):
@@ -64,17 +60,13 @@ def security(address: str, token_file="", tls_cert="", tls_key="", insecure=Fals
     token = read_token(token_file) if token_file else ""
     if not tls_cert:
         return token, None
-    tls = _read(tls_key, "--tls_key"), read_certificates(tls_cert, "--tls_cert")
-    _check_private(tls_key, "--tls_key")
-    return token, tls
+    return token, (_read(tls_key, "--tls_key", is_secret=True), read_certificates(tls_cert, "--tls_cert"))
 
 
 def dial_security(addresses: list[str], token_file="", tls_ca="", insecure=False) -> tuple[str, bytes | None]:
     """The token for learners at these addresses, and the certificate (PEM) that theirs must be signed with, or None
-    for plain text.
-
-    Raises InputError if one is on another machine and is not dialed with both, or if a file cannot be used.
-    """
+    for plain text. Raises InputError if one is on another machine and is not dialed with both, or if a file cannot be
+    used."""
     for address in addresses:
         if not (is_local(address) or insecure or (token_file and tls_ca)):
             raise InputError(
@@ -102,27 +94,23 @@ def read_certificates(path: str, flag: str) -> bytes:
 def read_token(path: str) -> str:
     """The secret in a file, without white space around it. Raises InputError if the file cannot be read, holds no
     token, or is open to other users."""
-    token = _read(path, "--token_file").strip()
+    token = _read(path, "--token_file", is_secret=True).strip()
     remedy = f"write a secret into it (openssl rand -hex 32 > {path})"
     if not token:
         raise InputError(f"--token_file {path} is empty: {remedy}")
     if len(token) > 1000 or not all(0x20 < byte < 0x7F for byte in token):
         raise InputError(f"--token_file {path} must hold at most 1000 characters, ASCII and without spaces: {remedy}")
-    _check_private(path, "--token_file")
     return token.decode()
 
 
-def _check_private(path: str, flag: str) -> None:
-    mode = stat.S_IMODE(os.stat(path).st_mode)
-    if mode & 0o077:
-        raise InputError(f"{flag} {path} can be read by other users (mode {mode:o}): chmod 600 {path}")
-
-
-def _read(path: str, flag: str) -> bytes:
+def _read(path: str, flag: str, is_secret: bool = False) -> bytes:
     try:
-        return Path(path).read_bytes()
+        content, mode = Path(path).read_bytes(), stat.S_IMODE(os.stat(path).st_mode)
     except OSError as error:
         raise InputError(f"{flag} {path} cannot be read: {error.strerror}") from error
+    if is_secret and mode & 0o077:
+        raise InputError(f"{flag} {path} can be read by other users (mode {mode:o}): chmod 600 {path}")
+    return content
 
 
 def allow_many_connections() -> None:

@@ -1,7 +1,5 @@
 """A group of environments as an env server serves it: its hello, its rows as they lie on the wire, its end."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os
@@ -101,16 +99,13 @@ def describe(group, env_id: str):
     """The hello of a group's stream, a FromServer. Raises InputError where its spaces cannot be sent."""
     fields, (shape, dtype) = _fields(group), group.action or ((), "")
     hello = wire.ServerHello(
-        protocol=wire.PROTOCOL,
-        env=env_id,
-        num_envs=group.num_envs,
+        protocol=wire.PROTOCOL, env=env_id, num_envs=group.num_envs,
         fields=[wire.Field(name=name, shape=shape, dtype=dtype) for name, (shape, dtype) in fields.items()],
         observation=wire.structure_message(group.structure, {name: index for index, name in enumerate(fields)}),
-        action=wire.Field(name="action", shape=shape, dtype=dtype),
         observation_space=group.observation_space,
-        action_space=group.action_space,
+        action=wire.Field(name="action", shape=shape, dtype=dtype), action_space=group.action_space,
         frames_per_step=getattr(group, "frames_per_step", 1),
-    )
+    )  # fmt: skip
     if hello.ByteSize() > wire.MAX_HELLO_BYTES - 1000:
         raise InputError(
             f"the description of the spaces has {hello.ByteSize()} bytes, learners take {wire.MAX_HELLO_BYTES}: "

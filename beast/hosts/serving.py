@@ -1,7 +1,5 @@
 """The life of an env server's process: it serves until it is told to stop, and starts again where it shall."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -10,32 +8,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Protocol
 
 from beast.errors import InputError
 from beast.hosts.security import allow_many_connections
 from beast.hosts.throttle import log_to_stderr
 from beast.hosts.wire import MAKING_SECONDS
 
-KEEP_SECONDS = 10.0  # for a server that is told to end
 KEPT_GIL = "was ended by SIGALRM, as an environment kept Python's GIL for longer than --gil_timeout"
 
 
-class Served(Protocol):
-    """What `serve` runs: an EnvServer or a Dialer."""
-
-    failure: str  # why it cannot go on; empty while it can
-    socket_path: Path | None  # a file to remove at the end
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-def serve(server: Served, announcement: str, parent_pid: int = 0, gil_seconds: float = MAKING_SECONDS) -> None:
-    """Start, print `announcement` and serve until Ctrl-C, SIGTERM, the parent's end (exit code 0), or a failure of the
-    server (its message and exit code 1).
+def serve(server, announcement: str, parent_pid: int = 0, gil_seconds: float = MAKING_SECONDS) -> None:
+    """Start an EnvServer or a Dialer, print `announcement` and serve until Ctrl-C, SIGTERM, the parent's end (exit code
+    0), or a `failure` of the server (its message and exit code 1).
 
     The end of the parent, even by kill -9, is noticed within half a second. Where there is a parent and this process
     leads its process group, what environments started and did not end is killed too.
@@ -120,7 +104,7 @@ def keep(command: list[str], address: str, log: Callable[[str], None]) -> None:
         if server:
             server.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                server.wait(KEEP_SECONDS)
+                server.wait(10.0)
             server.kill()  # if an environment keeps the GIL, which the handler of SIGTERM needs
             server.wait()
         sys.exit(0)

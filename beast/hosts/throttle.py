@@ -1,7 +1,5 @@
 """Logs of an env host and of who is called by one: no caller fills a disk."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import sys
@@ -9,25 +7,24 @@ import threading
 import time
 from collections.abc import Callable
 
-REFUSALS_PER_MINUTE = 20  # that are logged
+LINES_PER_MINUTE = 20
 
 
 class Throttled:
-    """A log of at most `count` lines in `seconds`. The first line after them tells how many were left out."""
+    """A log of at most 20 lines in a minute. The first line after it tells how many were left out."""
 
-    def __init__(self, log: Callable[[str], None], count: int, seconds: float):
-        self._log, self._count, self._seconds = log, count, seconds
-        self._lock, self._began, self._lines = threading.Lock(), -math.inf, 0
+    def __init__(self, log: Callable[[str], None]):
+        self._log, self._lock, self._began, self._lines = log, threading.Lock(), -math.inf, 0
 
     def __call__(self, line: str) -> None:
         with self._lock:
             now = time.monotonic()
-            if now - self._began > self._seconds:
-                if self._lines > self._count:
-                    self._log(f"{self._lines - self._count} lines like the next one were left out")
+            if now - self._began > 60.0:
+                if self._lines > LINES_PER_MINUTE:
+                    self._log(f"{self._lines - LINES_PER_MINUTE} lines like the next one were left out")
                 self._began, self._lines = now, 0
             self._lines += 1
-            if self._lines <= self._count:
+            if self._lines <= LINES_PER_MINUTE:
                 self._log(line)
 
 
@@ -38,10 +35,10 @@ def log_to_stderr(line: str) -> None:
 
 
 class RefusalLog:
-    """Logs why a libbeast.EnvListener refused callers, when it is called; a number of lines in a minute at most."""
+    """Logs why a libbeast.EnvListener refused callers, when it is called; 20 lines in a minute at most."""
 
     def __init__(self, listener, log: Callable[[str], None]):
-        self._listener, self._log = listener, Throttled(log, REFUSALS_PER_MINUTE, 60.0)
+        self._listener, self._log = listener, Throttled(log)
 
     def __call__(self) -> None:
         refusals, num_more = self._listener.refusals()

@@ -132,13 +132,10 @@ class Learner:
         """All that a later start needs to go on as if there had been no stop; on a GPU call `settle` first."""
         counts = ("steps", "updates", "bad_updates", "seconds", "episodes", "best", "best_eval")
         return {
-            "net": self.net.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "net": self.net.state_dict(), "optimizer": self.optimizer.state_dict(),
             "counts": {name: getattr(self, name) for name in counts},
-            "returns": list(self.returns),
-            "lengths": list(self.lengths),
-            "rng": torch.get_rng_state(),
-        }
+            "returns": list(self.returns), "lengths": list(self.lengths), "rng": torch.get_rng_state(),
+        }  # fmt: skip
 
     def load_state_dict(self, state: dict) -> None:
         """Take over what `state_dict` returned. Bad updates in a row are counted anew: flags may have changed."""

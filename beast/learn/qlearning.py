@@ -6,6 +6,8 @@ discounts are those of `vtrace.transition_masks`, one rule for both autoreset co
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -32,6 +34,11 @@ def rescale_inverse(x: Tensor) -> Tensor:
     return x.sign() * u * (u + 2)
 
 
+def value_scaling(is_rescaled: bool) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """h and its inverse: networks put out h(return). Without rescaling both return a copy."""
+    return (rescale, rescale_inverse) if is_rescaled else (torch.clone, torch.clone)
+
+
 def n_step_targets(rewards: Tensor, discounts: Tensor, mask: Tensor, values: Tensor, n: int) -> Tensor:
     """The discounted sum of up to `n` rewards and the value that follows them, [T, B].
 
@@ -50,3 +57,15 @@ def sequence_priorities(errors: Tensor, mask: Tensor, eta: float) -> Tensor:
     """η max |δ| + (1 - η) mean |δ| over the transitions that count, [B] of [T, B]; 0 for a sequence without any."""
     sizes = errors.abs().where(mask, 0)
     return eta * sizes.amax(0) + (1 - eta) * sizes.sum(0) / mask.sum(0).clamp(min=1)
+
+
+def epsilon_ladder(num_groups: int, group_width: int, eval_columns: int, eval_epsilon: float) -> Tensor:
+    """ε of each environment [groups, K]: 0.4^(1 + 7 i / (M - 1)), from 0.4 to 0.00066, for number i of M that train
+    (Horgan et al. 2018); `eval_epsilon` in the last `eval_columns`.
+
+    The numbers are dealt like cards: every group gets ε from the whole range, so a lost group takes no part of it away.
+    """
+    width = group_width - eval_columns
+    number = torch.arange(num_groups * width).view(width, num_groups).t()
+    share = number / (number.numel() - 1) if number.numel() > 1 else torch.full((1, 1), 0.5)  # alone: the middle
+    return torch.cat([0.4 ** (1 + 7 * share), torch.full((num_groups, eval_columns), eval_epsilon)], dim=1)

@@ -13,7 +13,7 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -53,8 +53,7 @@ class SumTree:
             self.nodes[nodes] = self.nodes[2 * nodes] + self.nodes[2 * nodes + 1]
 
     def find(self, targets: np.ndarray) -> np.ndarray:
-        """The leaf at which the sum over all leaves passes each of the targets in [0, total); never an empty one,
-        unless all are."""
+        """The leaf where the sum over leaves passes each target in [0, total); never an empty one, unless all are."""
         nodes, targets = np.ones(len(targets), np.int64), np.array(targets)
         while nodes[0] < self.capacity:
             left = self.nodes[2 * nodes]
@@ -70,7 +69,7 @@ class Sample(NamedTuple):
     ids: np.ndarray
     generations: np.ndarray
     weights: torch.Tensor  # [N] on the device: importance weights, the largest is 1
-    batch: dict  # [B+T+1, N, …] on the device
+    rows: dict  # [B+T+1, N, …] on the device
     core_state: tuple  # tensors [1, N, size] on the device, before row 0
 
 
@@ -116,18 +115,15 @@ class SequenceReplay:
             wanted = -(-max_sequences // (num_groups * width)) * self.stride + self.blocks_of_sequence + 1
             self.num_blocks = min(self.num_blocks, max(wanted, needed))
         if self.num_blocks < needed:
+            least = math.ceil(needed * bytes_of_block / 1e6) / 1e3
             raise InputError(
-                f"--replay_gb {capacity_gb:g}: one sequence of each environment needs "
-                f"{math.ceil(needed * bytes_of_block / 1e6) / 1e3:g} GB; give that, or use fewer "
-                "environments (--num_actors, --group_width)"
+                f"--replay_gb {capacity_gb:g}: one sequence of each environment needs {least:g} GB; give that, or use "
+                "fewer environments (--num_actors, --group_width)"
             )
         self.num_bytes = self.num_blocks * bytes_of_block
-        available = available_memory()
-        if self.num_bytes > available:
-            raise OutOfMemory(
-                f"the replay needs {self.num_bytes / 1e9:.1f} GB and {available / 1e9:.1f} GB are free: lower "
-                "--replay_gb"
-            )
+        if self.num_bytes > (free := available_memory()):
+            needs = f"the replay needs {self.num_bytes / 1e9:.1f} GB and {free / 1e9:.1f} GB are free"
+            raise OutOfMemory(f"{needs}: lower --replay_gb")
         ring = num_groups, self.num_blocks * unroll_length, width
         self.arrays = {name: np.empty((*ring, *shape), dtype) for name, (shape, dtype) in kept.items()}
         self.states = [np.empty((num_groups, self.num_blocks, width, size), np.float32) for size in state_sizes]
@@ -163,8 +159,7 @@ class SequenceReplay:
 
         Returns the ids of the sequences that it completes, which have no priority yet: `update` them.
         """
-        U, group = self.unroll_length, int(rollout["group"][0, 0])
-        life = int(rollout["life"][0, 0])
+        U, group, life = self.unroll_length, int(rollout["group"][0, 0]), int(rollout["life"][0, 0])
         if life != self._life[group]:
             # The next block holds the last row of the old life, which its last sequences need.
             self._next_block[group] += self._next_block[group] > 0
@@ -226,7 +221,7 @@ class SequenceReplay:
             weights = self.tree.leaves[ids] ** -self.importance_exponent
         else:
             groups, blocks = np.nonzero(self.is_complete)
-            among = (self._ids(groups[:, None], blocks[:, None])).flatten()
+            among = self._ids(groups[:, None], blocks[:, None]).flatten()
             ids, weights = among[(draws * len(among)).astype(np.int64)], np.ones(count)
         weights = torch.from_numpy((weights / weights.max()).astype(np.float32)).to(device)
         generations = self.generation_of(ids)
@@ -247,14 +242,13 @@ class SequenceReplay:
             return torch.from_numpy(array.reshape(-1, *array.shape[3:])[places]).to(device, non_blocking=True)
 
         names = [name for name in self.arrays if observations or "/" not in name]
-        is_stacked = {name: name == "obs/obs" and self.stack > 0 for name in names}
-        found: dict[str, Any] = {name: take(self.arrays[name]) for name in names if not is_stacked[name]}
+        before = {"obs/obs": max(self.stack - 1, 0)}  # rows whose images a stack needs
+        found: dict[str, Any] = {name: take(self.arrays[name], before.get(name, 0)) for name in names}
         found["action"] = found["action"].long()
         for name, number in (("group", groups), ("env_number", columns)):  # for messages
             found[name] = torch.from_numpy(number).to(device).expand(self.length + 1, -1)
-        if any(is_stacked.values()):
-            images = take(self.arrays["obs/obs"], self.stack - 1)
-            found["obs/obs"] = stack_images(images, found["episode_step"], self.stack)
+        if self.stack and observations:
+            found["obs/obs"] = stack_images(found["obs/obs"], found["episode_step"], self.stack)
         states = (torch.from_numpy(kept[groups, blocks, columns]).to(device).unsqueeze(0) for kept in self.states)
         return nest_observations(found), tuple(states)
 
@@ -262,20 +256,15 @@ class SequenceReplay:
         """Metrics: rows that are stored, their share of the capacity, and priorities that were dropped so far."""
         rows = sum(min(blocks, self.num_blocks) for blocks in self._next_block) * self.unroll_length * self.width
         return {
-            "stats/replay_rows": rows,
-            "stats/replay_fill": rows / self.capacity,
-            "stats/late_priorities": self.late_priorities,
-            "stats/bad_priorities": self.bad_priorities,
-        }
+            "stats/replay_rows": rows, "stats/replay_fill": rows / self.capacity,
+            "stats/late_priorities": self.late_priorities, "stats/bad_priorities": self.bad_priorities,
+        }  # fmt: skip
 
     def save(self, path: Path, version: int) -> None:
-        """Write all of it to an .npz file, whose checksums `load` checks; `version` tells one state of a run from
-        others."""
+        """Write all to an .npz file, whose checksums `load` checks; `version` tells a state of a run from others."""
         counts = {"next_block": self._next_block, "life_began": self._life_began, "version": version}
         counts |= {"last_generation": self._last_generation, "rows": self.rows}
-        arrays: dict[str, Any] = {**self.arrays, **{f"state/{index}": x for index, x in enumerate(self.states)}}
-        arrays |= self._bookkeeping()
-        arrays |= {name: np.array(x) for name, x in counts.items()}
+        arrays: dict[str, Any] = {**self._stored(), **counts}
         replace_file(path, lambda file: np.savez(file, **arrays))
 
     def load(self, path: Path, version: int) -> bool:
@@ -283,26 +272,27 @@ class SequenceReplay:
 
         All environments begin a new life. Raises InputError for a damaged file.
         """
-        own = {**self.arrays, **{f"state/{index}": x for index, x in enumerate(self.states)}}
-        own |= self._bookkeeping()
+        own = self._stored()
         kinds = {name: (array.shape, array.dtype) for name, array in own.items()}
         try:
             with np.load(path, allow_pickle=False) as file:
                 counts = ("version", "next_block", "life_began", "last_generation", "rows")
                 saved, *found = (file[name].tolist() for name in counts)
-                if saved != version or kinds != {name: kind_of(file.zip, name) for name in own if name in file.files}:
+                if saved != version or kinds != {name: read_array(file.zip, name) for name in own.keys() & file.files}:
                     return False
                 for name, array in own.items():
-                    read_into(array, file.zip, name)  # a second copy of all might not fit
+                    read_array(file.zip, name, array)  # a second copy of all might not fit
         except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
             raise InputError(f"{path}: no replay can be read from it ({error}); delete it to fill a new one") from error
         self._next_block, self._life_began, self._last_generation, self.rows = found
         self._life = [-1] * self.num_groups
         return True
 
-    def _bookkeeping(self) -> dict[str, np.ndarray]:
-        names = ("generations", "is_complete", "written_at")
-        return {"tree": self.tree.nodes, **{name: getattr(self, name) for name in names}}
+    def _stored(self) -> dict[str, np.ndarray]:
+        """All arrays that a file holds, by their names there."""
+        arrays = {**self.arrays, **{f"state/{index}": x for index, x in enumerate(self.states)}}
+        arrays |= {name: getattr(self, name) for name in ("generations", "is_complete", "written_at")}
+        return {**arrays, "tree": self.tree.nodes}
 
     def _forget(self, group: int, place: int) -> None:
         """The sequences that begin with this block can be drawn no more."""
@@ -315,28 +305,19 @@ class SequenceReplay:
         return (group * self.num_blocks + place) * self.width + np.arange(self.width)
 
 
-def read_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and type of the array that follows in an .npy file."""
-    np.lib.format.read_magic(member)
-    shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+def read_array(file: zipfile.ZipFile, name: str, array: np.ndarray | None = None) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and type of an array in an .npz file. An `array` of both is filled with it, a piece at a time."""
+    with file.open(f"{name}.npy") as member:
+        np.lib.format.read_magic(member)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+        if array is not None:
+            place = array.reshape(-1).view(np.uint8)
+            for begin in range(0, len(place), 1 << 24):
+                piece = place[begin : begin + (1 << 24)]
+                piece[:] = np.frombuffer(member.read(len(piece)), np.uint8, len(piece))  # a ValueError if there is less
+            if member.read(1):  # the end, where the checksum is compared
+                raise ValueError(f"{name} is longer than its shape")
     return shape, dtype
-
-
-def kind_of(file: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype]:
-    with file.open(f"{name}.npy") as member:
-        return read_header(member)
-
-
-def read_into(array: np.ndarray, file: zipfile.ZipFile, name: str) -> None:
-    """Read an array of this shape and type from an .npz file, a piece at a time."""
-    with file.open(f"{name}.npy") as member:
-        read_header(member)
-        place = array.reshape(-1).view(np.uint8)
-        for begin in range(0, len(place), 1 << 24):
-            piece = place[begin : begin + (1 << 24)]
-            piece[:] = np.frombuffer(member.read(len(piece)), np.uint8, len(piece))  # a ValueError if there is less
-        if member.read(1):  # the end, where the checksum is compared
-            raise ValueError(f"{name} is longer than its shape")
 
 
 def make_replay(

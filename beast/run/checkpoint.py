@@ -35,7 +35,7 @@ def load(path: str | os.PathLike, taker: str = "", variants: Collection[str] = (
     `taker` is the flag or function that was given the path; without one it is that of the run itself. Where `variants`
     are given, other agents' checkpoints are refused.
     """
-    which = f"give {taker} a checkpoint.pt or best.pt of a run" if taker else "give a checkpoint.pt or best.pt of a run"
+    which = f"give {taker + ' ' if taker else ''}a checkpoint.pt or best.pt of a run"
     missing = which if taker else "check --root and --name, or train first"
     try:
         with zipfile.ZipFile(path) as archive:
@@ -67,12 +67,15 @@ def load(path: str | os.PathLike, taker: str = "", variants: Collection[str] = (
     return state
 
 
-def differences(net: torch.nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, list[str]]:
-    """What keeps a net from taking these weights: descriptions of weights by what is wrong with them, empty if nothing
-    is."""
+def fitting_weights(net: torch.nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those of the weights that have a name and shape of the net's."""
     own = net.state_dict()
-    shared = own.keys() & weights.keys()
-    fitting = {name: weights[name] for name in shared if weights[name].shape == own[name].shape}
+    return {name: x for name, x in weights.items() if name in own and x.shape == own[name].shape}
+
+
+def differences(net: torch.nn.Module, weights: dict[str, torch.Tensor]) -> str:
+    """What keeps a net from taking these weights, in one line with a few names of each kind; empty if nothing does."""
+    own, fitting = net.state_dict(), fitting_weights(net, weights)
     missing = copy.deepcopy(net).load_state_dict(fitting, strict=False).missing_keys  # modules may fill in their own
     found = {
         "missing in the checkpoint": [name for name in missing if name not in weights],
@@ -80,17 +83,13 @@ def differences(net: torch.nn.Module, weights: dict[str, torch.Tensor]) -> dict[
         "of other shapes": [
             f"{name} {list(weights[name].shape)} (this net has {list(x.shape)})"
             for name, x in own.items()
-            if name in shared and x.shape != weights[name].shape
+            if name in weights and name not in fitting
         ],
     }
-    return {problem: names for problem, names in found.items() if names}
-
-
-def describe_differences(found: dict[str, list[str]]) -> str:
-    """The same in one line, with a few weights of each kind."""
     return "; ".join(
         f"{problem}: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         for problem, names in found.items()
+        if names
     )
 
 
@@ -98,22 +97,21 @@ def load_weights(net: torch.nn.Module, weights: dict[str, torch.Tensor], path: s
     """Give the net the weights of the checkpoint at `path`. Raises InputError that names what differs."""
     if found := differences(net, weights):
         raise InputError(
-            f"{path}: these are the weights of another net; {describe_differences(found)}. Undo the change of the net "
+            f"{path}: these are the weights of another net; {found}. Undo the change of the net "
             f"(or of its flags), or begin a run of another --name with --init_from {path}, which takes over what fits"
         )
     net.load_state_dict(weights)
 
 
 def load_fitting_weights(net: torch.nn.Module, path: str | os.PathLike) -> str:
-    """Give the net those weights of the checkpoint at `path` that fit, and say which did not. Raises InputError if none
-    does."""
-    weights, own = load(path, "--init_from")["net"], net.state_dict()
-    fitting = {name: x for name, x in weights.items() if name in own and own[name].shape == x.shape}
-    found = describe_differences(differences(net, weights))
+    """Give the net the weights of this checkpoint that fit, and say which did not. Raises InputError if none does."""
+    weights = load(path, "--init_from")["net"]
+    fitting, found = fitting_weights(net, weights), differences(net, weights)
     if not fitting:
         raise InputError(f"--init_from {path}: none of its weights fits this net; {found}")
     net.load_state_dict(fitting, strict=False)
-    return f"{len(fitting)} of {len(own)} weights are those of {path}" + (f"; not taken over: {found}" if found else "")
+    taken = f"{len(fitting)} of {len(net.state_dict())} weights are those of {path}"
+    return taken + (f"; not taken over: {found}" if found else "")
 
 
 def refuse_unloadable(value: Any, where: str) -> None:

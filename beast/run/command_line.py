@@ -1,4 +1,4 @@
-"""A program's flags from its command line, and its `--help` in the sections of the file that declares them."""
+"""A program's flags from its command line and presets, and its `--help` in the sections of the declaring file."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, make_dataclass
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from dataclasses import field, fields, make_dataclass
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from beast.errors import InputError, exit_with_message
-from beast.run import presets
 
 F = TypeVar("F")
 
 
-@dataclass
-class Flag:
+class Flag(NamedTuple):
     """What a class's source says of a flag: its docstring, and the comment that heads its section."""
 
     section: str
@@ -60,15 +58,30 @@ def read_source(flags_class: type) -> dict[str, Flag]:
     return found
 
 
-def parse(
-    flags_class: type[F], description: str | None, known: Mapping[str, dict[str, Any]], about: Mapping[str, str]
-) -> F:
+def take_preset(arguments: list[str], known: Mapping[str, dict[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+    """The flags of `--preset NAME`, and the arguments without it. Raises InputError for a name that is not `known`."""
+    flags: dict[str, Any] = {}
+    rest: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        option, equals, name = word.partition("=")
+        if option != "--preset":
+            rest.append(word)
+            continue
+        name = name if equals else next(words, "")
+        if name not in known:
+            raise InputError(f"--preset {name}: an unknown name; there are {', '.join(known)}")
+        flags |= known[name]
+    return flags, rest
+
+
+def parse(flags_class: type[F], description: str | None, known: Mapping[str, dict], about: Mapping[str, str]) -> F:
     """Flags from the command line, or of its `--preset`, one of those that are `known`; `about` is what --help says of
     each. `--help`, and an error in the line, end the program."""
     import tyro
 
     with exit_with_message():
-        preset, arguments = presets.take(sys.argv[1:], known)
+        preset, arguments = take_preset(sys.argv[1:], known)
         if unknown := preset.keys() - {each.name for each in fields(flags_class)}:  # type: ignore[arg-type]
             raise InputError(f"--preset: this program has no flag --{', --'.join(sorted(unknown))}")
     declared, hints = read_source(flags_class), get_type_hints(flags_class, include_extras=True)
@@ -86,11 +99,11 @@ def parse(
         part = make_dataclass("Section", own)
         kind = annotated[part, tyro.conf.arg(name=title.lower() or "general"), tyro.conf.OmitArgPrefixes]
         parts.append((f"section_{len(parts)}", kind, field(default_factory=part)))
-    description = f"{description or ''}\n{presets.describe(about)}"
+    described = [f"    {name:<10}  {what}" for name, what in about.items()]
+    described = [description or "", "--preset NAME takes other defaults, for tasks of a kind:", *described]
     with _reader_may_leave():
-        parsed: Any = tyro.cli(
-            make_dataclass("Sections", parts), args=arguments, description=description, use_underscores=True
-        )
+        whole = make_dataclass("Sections", parts)
+        parsed: Any = tyro.cli(whole, args=arguments, description="\n".join(described), use_underscores=True)
     return flags_class(**{name: value for part in vars(parsed).values() for name, value in vars(part).items()})
 
 

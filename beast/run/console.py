@@ -27,9 +27,7 @@ class Console:
     limit). Speed and time left are those of the last minute of this start, its warm-up left out.
     """
 
-    def __init__(
-        self, total_steps: int, total_minutes: float, frames_per_step: int, start_step=0, start_minutes: float = 0.0
-    ):
+    def __init__(self, total_steps: int, total_minutes: float, frames_per_step: int, start_step=0, start_minutes=0.0):
         self._total_steps, self._total_seconds = total_steps, 60 * total_minutes or math.inf
         self._frames_per_step, self._start_step = frames_per_step, start_step
         self._began = time.monotonic() - 60 * start_minutes
@@ -76,10 +74,8 @@ class Console:
     def _fields(self, step: int, values: Mapping[str, float], speed: float) -> dict[str, str]:
         """The parts of the line. Their widths are constant, except for values of unusual size."""
         width = len(f"{self._total_steps:,}")
-        fields = {
-            "steps": f"{step:{width},} steps {100 * step / self._total_steps:3.0f} %",
-            "speed": f"{speed:6,.0f} steps/s",
-        }
+        fields = {"steps": f"{step:{width},} steps {100 * step / self._total_steps:3.0f} %"}
+        fields["speed"] = f"{speed:6,.0f} steps/s"
         if self._frames_per_step > 1:
             fields["frames"] = f"{speed * self._frames_per_step:7,.0f} frames/s"
         episodic_return = values.get("charts/episodic_return")

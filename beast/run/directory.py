@@ -39,10 +39,10 @@ class Run:
         if not name or name in (".", "..") or "/" in name or "\0" in name:
             raise InputError(f"--name {name!r}: a run's name is that of a single directory; put others into --root")
         path = self.path = Path(root) / name
-        self.checkpoint_path, self.best_path = self.path / "checkpoint.pt", self.path / "best.pt"
+        self.checkpoint_path, self.best_path = path / "checkpoint.pt", path / "best.pt"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / "lock", "a+b", buffering=0)
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(path / "lock", "a+b", buffering=0)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._lock.truncate(0)
             self._lock.write(f"{os.getpid()} on {socket.gethostname()}".encode())
@@ -54,15 +54,14 @@ class Run:
                 f"{path}: process {holder} is training in this run's directory; stop it first, or choose another --name"
             ) from None
         except OSError as error:
-            message = f"{self.path}: cannot be used as a run's directory ({error}); choose another --root"
-            raise InputError(message) from error
+            raise InputError(f"{path}: cannot be used as a run's directory ({error}); choose another --root") from error
         try:
             config = json.loads(json.dumps(dict(config)))  # as it will be read again: tuples are lists
             self.resumed = self.checkpoint_path.exists()
             starts = []
             if self.resumed:
-                refuse_contradictions(self.path, config, resume_free)
-                starts = read_json(self.path / "meta.json", missing={"starts": []})["starts"]
+                refuse_contradictions(path, config, resume_free)
+                starts = read_json(path / "meta.json", missing={"starts": []})["starts"]
             starts.append({"time": time.strftime("%Y-%m-%d %H:%M:%S %z"), "argv": sys.argv, **describe_machine()})
             self.num_starts = len(starts)  # this one included
             self._files = {"config.json": config, "meta.json": {"starts": starts}}
@@ -71,13 +70,9 @@ class Run:
             raise
 
     def record_start(self) -> None:
-        """Write `config.json` and `meta.json`. Raises InputError, and closes this, if they cannot be written."""
-        try:
-            for name, content in self._files.items():
-                write_json(self.path / name, content)
-        except BaseException:
-            self.close()
-            raise
+        """Write `config.json` and `meta.json`. Raises InputError if they cannot be written."""
+        for name, content in self._files.items():
+            write_json(self.path / name, content)
 
     def log(self, message: str) -> None:
         """Append `message` to out.log with the time, and print it on stderr. A full disk does not keep it from that."""
@@ -115,8 +110,7 @@ def refuse_contradictions(path: Path, config: Mapping, resume_free: Collection[s
 
 
 def program_of(variant: str) -> str:
-    """The file beside Beast's package that trains runs of a variant: `<variant>.py` or `<variant>beast.py`. Where there
-    is none, it is the variant."""
+    """The file beside Beast's package that trains a variant, `<variant>.py` or `<variant>beast.py`, or the variant."""
     names = (f"{variant}.py", f"{variant}beast.py")
     return next((name for name in names if (Path(__file__).parents[2] / name).is_file()), variant)
 
@@ -141,15 +135,11 @@ def describe_machine() -> dict[str, Any]:
     return {
         "commit": git(code, "rev-parse", "HEAD"),
         "diff": git(code, "diff", "--no-ext-diff", "--no-textconv", "HEAD"),
-        "untracked": untracked_files(code),
-        "versions": versions,
-        "platform": platform.platform(),
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "usable_cores": usable_cores(),
+        "untracked": untracked_files(code), "versions": versions, "platform": platform.platform(),
+        "cpu": cpu_model(), "cores": os.cpu_count(), "usable_cores": usable_cores(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-    }
+    }  # fmt: skip
 
 
 def untracked_files(directory: Path) -> dict[str, str | None]:
@@ -162,12 +152,10 @@ def untracked_files(directory: Path) -> dict[str, str | None]:
     names = (git(directory, "ls-files", "--others", "--exclude-standard", "-z") or "").split("\0")
     for name in list(filter(None, names))[:MAX_UNTRACKED_FILES]:
         found[name] = None
+        path = directory / name
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            path = directory / name
-            if path.is_symlink():
-                continue
             size = path.stat().st_size
-            if path.suffix == ".py" and size <= min(left, MAX_UNTRACKED_FILE_BYTES):
+            if path.suffix == ".py" and not path.is_symlink() and size <= min(left, MAX_UNTRACKED_FILE_BYTES):
                 found[name] = path.read_text(encoding="utf-8")
                 left -= size
     return found

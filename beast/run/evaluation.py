@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.vector import VectorEnv
 
 from beast.envs.films import Film
 from beast.envs.groups import EnvGroup, finished_episodes
@@ -44,13 +43,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def play(
-    create_env: Callable[[int], VectorEnv], net, episodes: int, seed: int, greedy: bool, video: str = ""
-) -> list[tuple[float, int]]:
+def play(create_env: Callable, net, episodes: int, seed: int, greedy: bool, video: str = "") -> list[tuple[float, int]]:
     """Play `episodes` whole games with a net in eval mode on the CPU; the return and the length in steps of each.
 
-    Each environment plays a fixed share of the games, as the first games to end would be the short ones. `video` is a
-    file to film the first game into, with environments whose render mode is rgb_array.
+    Each of the environments of `create_env(number)` plays a fixed share of the games, as the first games to end would
+    be the short ones. `video` is a file to film the first game into, where their render mode is rgb_array.
     """
     generator = torch.Generator().manual_seed(seed)
     width = min(episodes, 1 if video else 10)
@@ -111,16 +108,10 @@ def report(played: list[tuple[float, int]], flags, path: str, steps: int) -> dic
     returns, lengths = (np.array(column) for column in zip(*played))
     standard_error = float(returns.std(ddof=1) / math.sqrt(len(returns))) if len(returns) > 1 else math.nan
     result = {
-        "env": flags.env,
-        "checkpoint": path,
-        "steps": steps,
-        "greedy": flags.greedy,
-        "seed": flags.seed,
-        "mean": float(returns.mean()),
-        "standard_error": standard_error if math.isfinite(standard_error) else None,
-        "returns": returns.tolist(),
-        "lengths_in_steps": lengths.tolist(),
-    }
+        "env": flags.env, "checkpoint": path, "steps": steps, "greedy": flags.greedy, "seed": flags.seed,
+        "mean": float(returns.mean()), "standard_error": standard_error if math.isfinite(standard_error) else None,
+        "returns": returns.tolist(), "lengths_in_steps": lengths.tolist(),
+    }  # fmt: skip
     spread = f" ± {standard_error:.2f} (standard error)" if len(returns) > 1 else ""
     how = f"{'greedy' if flags.greedy else 'sampled'}, seed {flags.seed}, after {steps:,} steps"
     games = f"{len(returns)} whole games" if len(returns) > 1 else "one whole game"
@@ -167,25 +158,24 @@ class Evaluations:
         popen = self._process.popen
         if popen is None:
             return {}
-        limit = max(self._seconds, LEAST_PATIENCE)
         if popen.poll() is None:
             self._process.bound_output()
-            if time.monotonic() < self._process.started_at + limit:
-                return {}
-            self._log(self._process.end(0, f"took more than {limit / 60:g} minutes: fewer --eval_episodes take less"))
+            limit = max(self._seconds, LEAST_PATIENCE)
+            if time.monotonic() >= self._process.started_at + limit:
+                why = f"took more than {limit / 60:g} minutes: fewer --eval_episodes take less"
+                self._log(self._process.end(0, why))
             return {}
         how = self._process.end(0)
         found = read_json(self._result_path, missing=None)
         if popen.returncode or found is None:
             self._log(how)
             return {}
+        error = math.nan if found["standard_error"] is None else found["standard_error"]
         return {
-            "eval/episodic_return": found["mean"],
-            "eval/standard_error": math.nan if found["standard_error"] is None else found["standard_error"],
+            "eval/episodic_return": found["mean"], "eval/standard_error": error,
             "eval/episodic_length": float(np.mean(found["lengths_in_steps"])),
-            "eval/episodes": len(found["returns"]),
-            "eval/step": found["steps"],
-        }
+            "eval/episodes": len(found["returns"]), "eval/step": found["steps"],
+        }  # fmt: skip
 
     def close(self) -> None:
         """Give up the one that runs."""

@@ -214,9 +214,12 @@ RUN_LIMITS = {  # flag: lowest and highest value
     "grad_clip": (0, math.inf),
     "discount": (0, 1),
 }
-
-
 ACTOR_LIMITS = {"num_actors": (1, 1024), "actor_niceness": (0, 19)}
+SERVER_LIMITS = {
+    **{name: (0, 10**9) for name in ("queue_width", "inference_width")},
+    **{"num_servers": (1, 1024), "min_envs": (0.0, 1.0), "max_streams": (0, 4096), "server_niceness": (0, 19)},
+    "env_timeout": (1e-6, 900_000.0),  # libbeast takes a million seconds, of which some are for the start
+}
 ENV_LIMITS = {"frame_stack": (0, 64), "frame_skip": (0, 1000), "resize": (0, 4096)}  # 0: what the id implies
 ENV_LIMITS_UNLESS_AUTO = {"sticky_actions": (0, 1), "noops": (0, 10**6)}
 
@@ -224,8 +227,7 @@ ENV_LIMITS_UNLESS_AUTO = {"sticky_actions": (0, 1), "noops": (0, 10**6)}
 def env_arguments(flags: EnvFlags) -> list[str]:
     """The command line that stands for the flags of `EnvFlags` among these."""
     values = {field.name: getattr(flags, field.name) for field in fields(EnvFlags)}
-    changed = {name: value for name, value in values.items() if value != getattr(EnvFlags, name)}
-    return [f"--{name}={value}" for name, value in changed.items()]
+    return [f"--{name}={value}" for name, value in values.items() if value != getattr(EnvFlags, name)]
 
 
 def check_env_flags(flags) -> str:
@@ -240,15 +242,7 @@ def check_server_flags(flags: F, batch_width: int, widths_known: bool = True) ->
     """The flags with automatic values filled in, if they have ServerFlags. Raises InputError with value, limit, remedy.
 
     What depends on the group width is left alone while only the servers know that."""
-    limits = {  # name: lowest, highest
-        **{name: (0, 10**9) for name in ("queue_width", "inference_width")},
-        "num_servers": (1, 1024),
-        "min_envs": (0.0, 1.0),
-        "max_streams": (0, 4096),
-        "server_niceness": (0, 19),
-        "env_timeout": (1e-6, 900_000.0),  # libbeast takes a million seconds, of which some are for the start
-    }
-    check_limits(flags, limits)
+    check_limits(flags, SERVER_LIMITS)
     if flags.listen and flags.addresses:
         raise InputError("--listen and --addresses exclude each other: env servers dial in, or are dialed")
     if flags.listen and flags.tls_ca:
@@ -279,16 +273,14 @@ def check_server_flags(flags: F, batch_width: int, widths_known: bool = True) ->
 
 
 def check_flags(flags: F, limits: Mapping[str, tuple]) -> F:
-    """An agent's flags, with `env_kwargs` as JSON writes it. Raises InputError for the first one that is malformed or
-    outside the limits of all runs, or the agent's own `limits`."""
+    """An agent's flags, with `env_kwargs` as JSON writes it. Raises InputError for one outside its limits."""
     flags = replace(flags, env_kwargs=check_env_flags(flags))
     check_limits(flags, {**RUN_LIMITS, **(ACTOR_LIMITS if isinstance(flags, ActorFlags) else {}), **limits})
     return flags
 
 
 def check_limits(flags, limits: Mapping[str, tuple]) -> None:
-    """Raise InputError for the first flag outside its limits (lowest, highest), or (lowest, highest, remedy); NaN is
-    outside of any."""
+    """Raise InputError for a flag outside its limits, (lowest, highest) or (lowest, highest, remedy); NaN always is."""
     for name, (lowest, highest, *remedy) in limits.items():
         value = getattr(flags, name)
         if not lowest <= value <= highest:
@@ -329,8 +321,7 @@ def check_slots(flags, groups: int) -> int:
 
 
 def run_name(variant: str, flags: RunFlags) -> str:
-    """The run's name as given, or one made of variant, environment, time and seed. Raises InputError where
-    --mode test has none."""
+    """The run's name, given or made of variant, environment, time and seed; InputError where --mode test has none."""
     if flags.mode == "test" and not (flags.name or flags.checkpoint):
         names = [path.parent.name for path in sorted(Path(flags.root).glob("*/checkpoint.pt"), key=os.path.getmtime)]
         there = f"{flags.root} has {', '.join(names[:-11:-1])}" if names else f"{flags.root} has none yet"

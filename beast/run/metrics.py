@@ -31,9 +31,7 @@ class Metrics:
     wandb.
     """
 
-    def __init__(
-        self, path: Path, resume_step: int | None, tensorboard: bool = True, track: bool = False, project: str = "beast"
-    ):
+    def __init__(self, path: Path, resume_step: int | None, tensorboard=True, track=False, project="beast"):
         self._wandb = start_wandb(path, project, new=resume_step is None) if track else None
         self._path = path / "metrics.csv"
         purge_step = 0 if resume_step is None else resume_step + 1
@@ -51,29 +49,25 @@ class Metrics:
         Raises InputError if the disk is full.
         """
         try:
-            self._write(step, values)
+            if new := [name for name in values if name not in self._writer.fieldnames]:
+                self._file.close()
+                columns, rows = read_rows(self._path)
+                self._rewrite(columns + new, rows)
+            # Nine digits are exact for any float32; integers keep all their digits.
+            row = {name: int(x) if isinstance(x, Integral) else f"{float(x):.9g}" for name, x in values.items()}
+            self._writer.writerow({"step": step, **row})
+            self._file.flush()
+            if self._tensorboard:
+                for name, value in values.items():
+                    self._tensorboard.add_scalar(name, value, step)
+                self._tensorboard.flush()
+            if self._wandb:
+                self._wandb.log({"step": step, **values})
         except OSError as error:
             raise InputError(
                 f"{self._path}: metrics cannot be written ({first_line(error)}); the checkpoints are untouched. "
                 "Free some space, and give the same command again to go on from the newest"
             ) from error
-
-    def _write(self, step: int, values: Mapping[str, float]) -> None:
-        new = [name for name in values if name not in self._writer.fieldnames]
-        if new:
-            self._file.close()
-            columns, rows = read_rows(self._path)
-            self._rewrite(columns + new, rows)
-        # Nine digits are exact for any float32; integers keep all their digits.
-        row = {name: int(x) if isinstance(x, Integral) else f"{float(x):.9g}" for name, x in values.items()}
-        self._writer.writerow({"step": step, **row})
-        self._file.flush()
-        if self._tensorboard:
-            for name, value in values.items():
-                self._tensorboard.add_scalar(name, value, step)
-            self._tensorboard.flush()
-        if self._wandb:
-            self._wandb.log({"step": step, **values})
 
     def close(self) -> None:
         """Close the files and end the Weights & Biases run."""

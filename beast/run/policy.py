@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -48,25 +47,17 @@ class Policy:
 
     def inputs(self, observations, state: State | None = None, reward=0.0, done=False) -> tuple[dict, tuple]:
         """What the net's `forward` takes to choose the actions of these N observations: see `act`."""
-        parts = parts_by_name(self.observation_space, observations)
         spaces = spaces_by_name(self.observation_space)
-        obs = {
-            name: torch.from_numpy(np.array(part, observation_field(spaces[name])[1]))[None]
-            for name, part in parts.items()
-        }
+        parts = parts_by_name(self.observation_space, observations).items()
+        obs = {name: torch.from_numpy(np.array(x, observation_field(spaces[name])[1]))[None] for name, x in parts}
         num_envs = next(iter(obs.values())).shape[1]
         if state is None:
             shape, dtype = action_shape_dtype(self.action_space)
             action = torch.from_numpy(np.zeros((1, num_envs, *shape), dtype))
             state, done = State(self.net.initial_state(num_envs), action), True
-        rows = {name: np.broadcast_to(x, (1, num_envs)) for name, x in (("reward", reward), ("done", done))}
-        inputs = {
-            "obs": obs,
-            "reward": torch.from_numpy(rows["reward"].astype(np.float32)),
-            "done": torch.from_numpy(rows["done"].astype(bool)),
-            "action": state.action,
-        }
-        return inputs, state.core
+        rows = {"reward": np.full((1, num_envs), reward, np.float32), "done": np.full((1, num_envs), done, bool)}
+        rows = {name: torch.from_numpy(x) for name, x in rows.items()}
+        return {"obs": obs, **rows, "action": state.action}, state.core
 
     def act(self, observations, state: State | None = None, reward=0.0, done=False, greedy: bool = False):
         """Actions for N environments, in the form that a vector environment takes, and the state to come back with.
@@ -91,9 +82,8 @@ def load(path: str, agent: str = "") -> Policy:
         trained_by = "polybeast"  # older checkpoints name the module of the net, not the agent's
     module = import_agent(agent or trained_by, path)
     if missing := [name for name in ("Flags", "Net", "create_env") if not hasattr(module, name)]:
-        raise InputError(
-            f"{path}: {module.__name__} is no agent, as it has no {', '.join(missing)}; give the agent's file"
-        )
+        lacks = ", ".join(missing)
+        raise InputError(f"{path}: {module.__name__} is no agent, as it has no {lacks}; give the agent's file")
     known = {field.name for field in fields(module.Flags)}
     config = {key: value for key, value in state["config"].items() if key in known}
     here = {"mode": "test", "atari_backend": "auto"}  # what it was trained on may be missing
@@ -107,8 +97,7 @@ def load(path: str, agent: str = "") -> Policy:
 
 
 def agent_of(flags: Any, net: nn.Module, variant: str) -> str:
-    """The name of the module with both the flags' class and the net's, else that of the net's: the agent's file without
-    its `.py`."""
+    """The agent's file without its `.py`: the module with both the flags' class and the net's, else the net's."""
     name = type(flags).__module__
     if getattr(sys.modules[name], "Net", None) is not type(net):
         name = type(net).__module__

@@ -73,12 +73,21 @@ def connect(flags, validate: Validate, program, to_close: contextlib.ExitStack) 
     validate(flags, runs_servers)
     choose_device(flags.device, flags.amp)  # report a missing device before servers start
     addresses, servers, listener = list(flags.addresses), None, None
-    protection = read_protection(flags)
+    protection = {
+        "token": security.read_token(flags.token_file) if flags.token_file else "",
+        "root_certificates": security.read_certificates(flags.tls_ca, "--tls_ca") if flags.tls_ca else b"",
+        "insecure": flags.insecure,
+    }
     if runs_servers:
         # An environment that cannot be used is reported here.
         probed = probe_env(program.create_env, program.parse_flags(command_line(flags)))
         flags = replace(flags, env=probed.env_id)
-        servers = start_servers(flags, program)
+        arguments = [
+            # A step that hangs has taken --env_timeout already, and the learner waits for its server.
+            *("--stuck_timeout", "5", "--gil_timeout", str(max(flags.env_timeout, wire.MAKING_SECONDS))),
+            *(*command_line(flags), "--niceness", str(flags.server_niceness)),
+        ]
+        servers = LocalServers(os.path.abspath(program.__file__), arguments, flags.num_servers, flags.max_env_restarts)
         to_close.callback(servers.close)
         addresses = servers.addresses
     if flags.listen:
@@ -103,10 +112,9 @@ def make_feed(
         min_streams = max(min_streams, 1) if flags.max_streams else 1
     feed = RemoteFeed(
         consumer_of(training.learner, max_policy_lag), connection.spaces.action, streams, servers, listener,
-        unroll_length=flags.unroll_length,
-        group_width=flags.group_width, batch_width=batch_width, queue_width=flags.queue_width,
-        inference_width=flags.inference_width, min_streams=min_streams, log=training.run.log,
-        seed=training.env_seed(0, 0), expected=connection.hello, env_timeout=flags.env_timeout,
+        unroll_length=flags.unroll_length, group_width=flags.group_width, batch_width=batch_width,
+        queue_width=flags.queue_width, inference_width=flags.inference_width, min_streams=min_streams,
+        log=training.run.log, seed=training.env_seed(0, 0), expected=connection.hello, env_timeout=flags.env_timeout,
         connect_timeout=max(flags.env_timeout, CONNECT_SECONDS) + wire.MAKING_SECONDS,
         max_env_restarts=flags.max_env_restarts, **connection.protection,
     )  # fmt: skip
@@ -119,24 +127,6 @@ def make_feed(
 def command_line(flags) -> list[str]:
     """The arguments of polybeast_env.py for these flags."""
     return [*env_arguments(flags), "--group_width", str(flags.group_width), *shlex.split(flags.server_arguments)]
-
-
-def start_servers(flags, program) -> LocalServers:
-    arguments = [
-        # A step that hangs has taken --env_timeout already, and the learner waits for its server.
-        *("--stuck_timeout", "5", "--gil_timeout", str(max(flags.env_timeout, wire.MAKING_SECONDS))),
-        *(*command_line(flags), "--niceness", str(flags.server_niceness)),
-    ]
-    return LocalServers(os.path.abspath(program.__file__), arguments, flags.num_servers, flags.max_env_restarts)
-
-
-def read_protection(flags) -> dict:
-    """Token and certificate for libbeast. Raises InputError naming the flag."""
-    return {
-        "token": security.read_token(flags.token_file) if flags.token_file else "",
-        "root_certificates": security.read_certificates(flags.tls_ca, "--tls_ca") if flags.tls_ca else b"",
-        "insecure": flags.insecure,
-    }
 
 
 def listen(flags):
@@ -154,44 +144,34 @@ def listen(flags):
 
 
 def common_hello(flags, addresses: list[str], protection: dict) -> dict:
-    """The hello of the env servers at these addresses. Raises InputError if they do not have the same environments,
-    Unreachable if one cannot be reached."""
+    """The hello that these env servers share. InputError where they differ, Unreachable for one without an answer."""
     timeout = max(flags.env_timeout, CONNECT_SECONDS)
 
-    def ask(address: str) -> dict:
+    def ask(address: str, answer: Future) -> None:
         waiting = f"waiting for the env server at {address}, for {timeout:g} s at most (--env_timeout)"
         timer = threading.Timer(QUIET_SECONDS, tell, [waiting])
         timer.start()
         try:
-            return dict(libbeast.handshake(address, timeout=timeout, **protection))
+            answer.set_result(dict(libbeast.handshake(address, timeout=timeout, **protection)))
         except ConnectionError as error:
-            raise Unreachable(str(error)) from error
+            answer.set_exception(Unreachable(str(error)))
         except ValueError as error:
-            raise InputError(str(error)) from error
+            answer.set_exception(InputError(str(error)))
+        except BaseException as error:
+            answer.set_exception(error)
         finally:
             timer.cancel()
 
     answers: dict[str, Future] = {address: Future() for address in addresses}
-
-    def answer(address: str, future: Future) -> None:
-        try:
-            future.set_result(ask(address))
-        except BaseException as error:
-            future.set_exception(error)
-
     for item in answers.items():  # at once; Ctrl-C waits for none of them
-        threading.Thread(target=answer, args=item, daemon=True).start()
-    hellos = {address: future.result() for address, future in answers.items()}
+        threading.Thread(target=ask, args=item, daemon=True).start()
+    hellos = {address: answer.result() for address, answer in answers.items()}
     first = hellos[addresses[0]]
     for address, hello in hellos.items():
         for name in first:
             if hello[name] != first[name]:
-                raise InputError(
-                    wire.readable(
-                        f"{address} has {name} {hello[name]}, {addresses[0]} has {first[name]}: "
-                        "start all env servers with the same flags"
-                    )
-                )
+                both = f"{address} has {name} {hello[name]}, {addresses[0]} has {first[name]}"
+                raise InputError(wire.readable(f"{both}: start all env servers with the same flags"))
     return first
 
 

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from beast.clock import Laps
-from beast.device import pin_memory, stream, wait_for
+from beast.clock import Laps, Profile
+from beast.device import keep_freed_memory, num_learner_threads, pin_memory, stream, use_threads, wait_for
 from beast.envs import family_of
 from beast.envs.probe import probe_env
 from beast.envs.rows import rollout_fields
@@ -31,16 +31,14 @@ from beast.feeds.actors import ActorProcesses, Actors, LocalActors
 from beast.feeds.feed import Consumer, Feed
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.shared_memory import SharedMemoryFeed
-from beast.files import copy_file
+from beast.files import replace_file
 from beast.learn.learner import Counted, Learner
 from beast.run import checkpoint
 from beast.run.console import Console
 from beast.run.directory import Run
 from beast.run.evaluation import Evaluations
-from beast.run.hardware import keep_freed_memory, num_learner_threads, use_threads
 from beast.run.metrics import Metrics
 from beast.run.policy import agent_of
-from beast.run.profile import Profile
 
 
 class Result(NamedTuple):
@@ -79,11 +77,11 @@ class Training:
         self._began, self._seconds_before = time.monotonic(), learner.seconds
         self._signal = 0  # that asked for an end
         self._has_told_bad_inputs = False
+        self._save_beside: Callable[[], None] | None = None
         self._evaluations: Evaluations | None = None
         self._evaluated: dict[str, float] = {}  # metrics for the next row
         self.latest: dict[str, float] = {}  # the last row of metrics
         self._gathered: list[Counted] = []  # updates since then
-        self._save_beside: Callable[[], None] | None = None
         self.profile = Profile()
         self.profile.workers["learner"] = lambda: learner.laps.seconds
         self.profile.cores |= {"process": time.process_time, "learner": lambda: learner.laps.cpu_seconds}
@@ -137,8 +135,7 @@ class Training:
         return self.learner.steps >= self.flags.total_steps or 0 < 60 * self.flags.total_minutes <= self.seconds()
 
     def record(self, counted: Counted | None, more: dict[str, float] | None = None) -> None:
-        """Take in the numbers of an update, and `more` metrics of the agent's own, and write a row of metrics if one is
-        due. Call it while `updating`."""
+        """Take in the numbers of an update and `more` of the agent; write a row if due. Call it while `updating`."""
         if counted and more:
             counted.metrics.update(more)
         self._gather(counted)
@@ -237,9 +234,8 @@ class Training:
                     fail(error)
         console.update(learner.steps, self.latest, final=True)
         mean_return = float(np.mean(learner.returns)) if learner.returns else math.nan
-        mean = "no episode has ended yet"
-        if learner.returns:
-            mean = f"mean return of the last {len(learner.returns)} episodes {mean_return:.2f}"
+        mean = f"mean return of the last {len(learner.returns)} episodes {mean_return:.2f}"
+        mean = mean if learner.returns else "no episode has ended yet"
         run.log(f"stopped at step {learner.steps:,}: {mean}, {learner.seconds / 60:.1f} minutes, {run.checkpoint_path}")
         run.log(times)
         if failure:
@@ -257,8 +253,6 @@ class Training:
         """Write checkpoint.pt, and best.pt where the last 100 games are the best yet and no evaluations choose it."""
         learner, failure = self.learner, None
         with learner.updating:
-            self._gather(learner.settle())
-            learner.seconds = self.seconds()
             mean = float(np.mean(learner.returns)) if len(learner.returns) == learner.returns.maxlen else -math.inf
             is_best = math.isfinite(mean) and mean > learner.best
             if is_best:
@@ -276,7 +270,9 @@ class Training:
             raise failure
 
     def _state(self) -> dict:
-        """What a checkpoint holds. Call it while `updating`."""
+        """What a checkpoint holds, with the updates counted that a GPU has queued. Call it while `updating`."""
+        self._gather(self.learner.settle())
+        self.learner.seconds = self.seconds()
         wait_for(self.device)  # the learner's thread has a stream of its own
         state = copy.deepcopy({"config": self._config, **self.learner.state_dict()})
         state["agent"] = agent_of(self.flags, self.learner.net, self._config["variant"])
@@ -295,12 +291,11 @@ class Training:
                 self._write_metrics()
             mean = found["eval/episodic_return"]
             if math.isfinite(mean) and mean > learner.best_eval:
-                copy_file(evaluations.checkpoint_path, self.run.best_path)
+                weights = evaluations.checkpoint_path.read_bytes()
+                replace_file(self.run.best_path, lambda file: file.write(weights))
                 learner.best_eval = mean
         if evaluations.is_due():
             with learner.updating:
-                self._gather(learner.settle())
-                learner.seconds = self.seconds()
                 state = self._state()
             evaluations.start(state)
 
@@ -315,30 +310,24 @@ class Training:
         learner, now = self.learner, time.monotonic()
         seconds = now - self._row_began
         shares = self.profile.shares(seconds)
-        good = [each.metrics for each in self._gathered if not each.is_bad]
-        good = good or [each.metrics for each in self._gathered]
+        good = [each.metrics for each in self._gathered if not each.is_bad] or [each.metrics for each in self._gathered]
         names = dict.fromkeys(name for metrics in good for name in metrics)
         row = {name: float(np.mean([metrics[name] for metrics in good if name in metrics])) for name in names}
         row["stats/policy_lag_max"] = max(each.lag_max for each in self._gathered)
         row |= {
-            "frames": learner.steps * self.frames_per_step,
-            "hours": self.seconds() / 3600,
+            "frames": learner.steps * self.frames_per_step, "hours": self.seconds() / 3600,
             "charts/SPS": (learner.steps - self._row_steps) / seconds,
             "charts/learning_rate": learner.optimizer.param_groups[0]["lr"],
-            "stats/bad_updates": learner.bad_updates,
-            "stats/updates": learner.updates,
-            "stats/episodes": learner.episodes,
-            "stats/learner_wait": shares.get("time/learner_wait", 0.0),
-            **shares,
-            **self._feed.measure(seconds, shares),
-        }
+            "stats/bad_updates": learner.bad_updates, "stats/updates": learner.updates,
+            "stats/episodes": learner.episodes, "stats/learner_wait": shares.get("time/learner_wait", 0.0),
+            **shares, **self._feed.measure(seconds, shares),
+        }  # fmt: skip
         if learner.returns:
             row["charts/episodic_return"] = float(np.mean(learner.returns))
             row["charts/episodic_length"] = float(np.mean(learner.lengths))
         row |= self._evaluated
-        self._evaluated = {}
         self._metrics.write(learner.steps, row)
-        self.latest = row
+        self.latest, self._evaluated = row, {}
         self._gathered.clear()
         self._row_began, self._row_steps = now, learner.steps
 
@@ -357,16 +346,13 @@ def prepare(flags, create_env: Callable, validate: Callable) -> tuple[Any, EnvSp
 def consumer_of(learner: Learner, max_policy_lag: int) -> Consumer:
     """What a feed is told of this learner."""
     return Consumer(
-        device=next(learner.net.parameters()).device,
-        core_state=learner.net.initial_state(1),
-        newest_update=lambda: learner.updates,
-        record_games=learner.record_games,
-        laps=learner.laps,
+        device=next(learner.net.parameters()).device, core_state=learner.net.initial_state(1),
+        newest_update=lambda: learner.updates, record_games=learner.record_games, laps=learner.laps,
         max_policy_lag=max_policy_lag,
-    )
+    )  # fmt: skip
 
 
-def shared_memory_feed(
+def open_feed(
     training: Training, create_env: Callable, spaces: EnvSpaces, num_groups: int, script: str, *,
     batch_width: int, max_policy_lag: int = 0,
 ) -> SharedMemoryFeed:  # fmt: skip

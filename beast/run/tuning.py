@@ -26,6 +26,7 @@ from beast.learn.learner import Learner
 from beast.learn.nests import columns, join, map_tensors
 from beast.learn.published import acting_copy
 from beast.machine import usable_cores
+from beast.run.directory import as_argument
 
 TUNED = ("num_actors", "group_width", "num_slots", "amp", "learner_threads", "compile")  # the flags that are chosen
 WIDTHS = (8, 16, 32, 64)  # group widths to measure
@@ -66,8 +67,7 @@ class Stages:
         uniform = torch.from_numpy(memory.arrays["policy_logits"])
         memory.arrays["action"][...] = distribution(spaces.action, uniform).sample()
         for slot in range(num_slots):
-            self._actor.write_row(0, slot, 0)
-            self._simulate(slot)
+            self._simulate(slot, first_row=0)
 
     def env(self) -> Cost:
         """Stepping one group with random actions."""
@@ -111,8 +111,8 @@ class Stages:
     def close(self) -> None:
         self._actor.close()
 
-    def _simulate(self, slot: int) -> None:
-        for row in range(1, self.flags.unroll_length + 1):
+    def _simulate(self, slot: int, first_row: int = 1) -> None:
+        for row in range(first_row, self.flags.unroll_length + 1):
             self._actor.write_row(0, slot, row)
 
     def _measure(self, stage: Callable, num_rollouts: int = 1, num_threads: int = 1) -> Cost:
@@ -230,5 +230,4 @@ def report(chosen, best: Setting, settings: list[Setting]) -> str:
 
 def as_arguments(flags) -> str:
     """The flags of TUNED as they are given on a command line."""
-    values = [f"--{name} {getattr(flags, name)}" for name in TUNED if name != "compile"]
-    return " ".join([*values, "--compile" if flags.compile else "--no_compile"])
+    return " ".join(as_argument(name, getattr(flags, name)) for name in TUNED)

@@ -2,13 +2,19 @@
 //
 // ALE counts the cycles of a whole instruction before its operand is read or written, and makes no accesses that the
 // instruction does not need. All accesses of an instruction therefore happen at its last cycle.
+//
+// Each opcode is a function that ends with a call of the next opcode's, and the compiler makes a jump of that call.
+// Clang does so because `musttail` asks for it, GCC under -foptimize-sibling-calls, which belongs to -O2 and -O3 but
+// not to -O1. Without it a frame would nest up to 25,000 calls. No macro tells, so check_build() (build_check.h)
+// measures the stack when the module is loaded. At -O0, under GCC's sanitizers and on GPUs nothing nests: there a loop
+// calls the opcodes.
 #pragma once
 
 #include <stdint.h>
 
 #include "device.h"
 
-// Whether calls at the end of a function become jumps: only then each instruction can call the next.
+// TAIL is there where each instruction calls the next.
 #if defined(__CUDACC__) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #elif defined(__clang__)
 #define TAIL [[clang::musttail]]
@@ -33,9 +39,13 @@ constexpr int kBne = 0xD0, kBpl = 0x10, kDex = 0xCA, kDey = 0x88;
 struct Code {
   const uint8_t* end;     // instructions that begin before it lie in this memory with all their bytes; null: look anew
   const uint8_t* begin;
-  const uint8_t* origin;  // where address 0 would lie
+  intptr_t origin;        // where address 0 would lie: a number, because no memory of ours need be there
   uint8_t fetched[3];     // the bytes of an instruction elsewhere
 };
+
+HD inline intptr_t place_of(const uint8_t* code) { return reinterpret_cast<intptr_t>(code); }
+// A jump may lead out of the memory that `Code` describes. The next instruction is then looked up anew.
+HD inline const uint8_t* code_at(intptr_t place) { return reinterpret_cast<const uint8_t*>(place); }
 
 // The part of the CPU's state that stays in memory while it runs.
 struct Flags {
@@ -126,8 +136,10 @@ HD inline Sum rotate_decimal(int t, int rotated) {
   return {static_cast<uint8_t>(result), carry, ((t ^ rotated) & 0x40) != 0};
 }
 
+HD inline bool is_negative(const Flags& flags) { return flags.result & 0x180; }
+HD inline bool is_zero(const Flags& flags) { return !(flags.result & 0xFF); }
 HD inline int status(const Flags& flags) {
-  return kAlwaysSet | (flags.result & 0x180 ? kNegative : 0) | (flags.result & 0xFF ? 0 : kZero) | flags.carry |
+  return kAlwaysSet | (is_negative(flags) ? kNegative : 0) | (is_zero(flags) ? kZero : 0) | flags.carry |
          flags.overflow | flags.decimal | flags.interrupt;
 }
 HD inline void set_status(Flags& flags, int status) {
@@ -140,6 +152,7 @@ HD inline void set_status(Flags& flags, int status) {
 
 // A bus has, for the CPU:
 // - code, flags, write, and saved: the registers while the CPU does not run;
+// - stack_bytes: how much of the stack the instructions took, see check_build();
 // - zero_page, 256 bytes of which the upper half is the RAM;
 // - has_code(address), read_code(address): reads of the cartridge that switch no bank and reach none of its RAM;
 // - read_cart(address), write_cart(address, value), read_riot(address, cycle), write_riot(address, value, cycle),
@@ -169,8 +182,40 @@ HD NOINLINE void write_now(Bus& bus, int64_t& time) {
   time = bus.saved.time;
 }
 
+// Programs wait in loops of two instructions until a register or the timer is 0 (BNE), or less than 0 (BPL). At the
+// branch that ends a round, which takes `branch_cycles`, this passes the rounds that are certain to follow. `target` is
+// what the branch leads to, `offset` bytes away. kLeast is the smallest value with which it is taken: 1 for BNE, 0 for
+// BPL.
+template <int kLeast, class Bus>
+HD ALWAYS_INLINE void pass_rounds(Bus& bus, Registers& registers, const uint8_t* target, int64_t offset,
+                                  int branch_cycles) {
+  constexpr int kMost = kLeast ? 256 : 128;
+  const int left = kLastInstruction - static_cast<int>(registers.time & (kCycle - 1));
+  int rounds = 0, cycles = 2 + branch_cycles;
+  if ((offset != -3 && offset != -5) || target < bus.code.begin) return;
+  if (offset == -3 && (*target == kDex || *target == kDey)) {
+    Word& counter = *target == kDex ? registers.x : registers.y;
+    const int count = static_cast<int>(counter);
+    if (count <= kLeast || count > kMost || 2 * count + 1 >= left) return;
+    rounds = count - kLeast;
+    counter = kLeast;
+  } else if (offset == -5 && (*target == 0xAD || *target == 0xAE || *target == 0xAC) && target[1] == 0x84 &&
+             target[2] == 0x02) {  // a load of INTIM
+    cycles += 2;
+    const int cycle = static_cast<int>(registers.time >> kCycleBits);
+    rounds = bus.until_timer_is(kLeast - 1, kMost - 1, cycle + 4) / cycles;
+    if (2 * rounds + 1 >= left) return;
+  }
+  if (rounds > 0) registers.time += rounds * (cycles * kCycle + 2);
+}
+
 // One instruction. With kUsual it has no function calls, so that the compiler can use all registers of the processor,
 // and returns kUnusual where it would need one.
+//
+// Why macros: REQUIRE returns from this function, so whatever may give up has to be one, and so has what is written in
+// such terms: the accesses to memory, the indirect addressing modes, and the table in opcodes.inc, whose lines become
+// `if constexpr` blocks of this function. All else is a function or a lambda. INLINE_LAMBDA: a lambda that is called
+// holds the addresses of variables, and then the call at the end of the function could not become a jump.
 template <int kOpcode, bool kUsual, class Bus>
 HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
   const uint8_t*& code = registers.code;
@@ -180,8 +225,117 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
   Flags& flags = bus.flags;
   uint8_t &carry = flags.carry, &overflow = flags.overflow, &decimal = flags.decimal, &interrupt = flags.interrupt;
   uint8_t &sp = flags.sp, &seen = flags.seen;
-  [[maybe_unused]] Word address, high;  // of the operand
+  [[maybe_unused]] int length = 1;      // bytes that are fetched
+  [[maybe_unused]] Word address, high;  // of the operand; `high`: the address's high byte before it is indexed
   [[maybe_unused]] Word m;              // the operand
+
+  [[maybe_unused]] const auto cycle = [&]() INLINE_LAMBDA { return static_cast<int>(time >> kCycleBits); };
+  [[maybe_unused]] const auto fetch = [&]() INLINE_LAMBDA -> Word { return code[length++]; };
+  [[maybe_unused]] const auto last_fetched = [&]() INLINE_LAMBDA -> Word { return code[length - 1]; };
+  [[maybe_unused]] const auto pc = [&]() INLINE_LAMBDA {
+    return static_cast<int>(place_of(code) + length - bus.code.origin) & 0xFFFF;
+  };
+
+  // Addressing modes. Indexed reads take a cycle more where they cross a page.
+  [[maybe_unused]] const auto page_0 = [&](Word index) INLINE_LAMBDA { address = (fetch() + index) & 0xFF; };
+  [[maybe_unused]] const auto absolute = [&](Word index) INLINE_LAMBDA {
+    address = fetch();
+    high = fetch();
+    address = ((address | high << 8) + index) & 0xFFFF;
+  };
+  [[maybe_unused]] const auto cross_page = [&]() INLINE_LAMBDA { time += (address >> 8) != high ? kCycle : 0; };
+  [[maybe_unused]] const auto absolute_read = [&](Word index) INLINE_LAMBDA {
+    absolute(index);
+    cross_page();
+  };
+
+  // N and Z are those of the value.
+  [[maybe_unused]] const auto test = [&](Word value) INLINE_LAMBDA { flags.result = static_cast<int32_t>(value); };
+  [[maybe_unused]] const auto test_bits = [&]() INLINE_LAMBDA {
+    test((a & m) | (m & kNegative) << 1);
+    overflow = m & kOverflow;
+  };
+  [[maybe_unused]] const auto compare = [&](Word with) INLINE_LAMBDA {
+    carry = with >= m;
+    test((with - m) & 0xFF);
+  };
+  [[maybe_unused]] const auto asl = [&]() INLINE_LAMBDA {
+    carry = static_cast<uint8_t>(m >> 7);
+    m = (m << 1) & 0xFF;
+  };
+  [[maybe_unused]] const auto lsr = [&]() INLINE_LAMBDA {
+    carry = m & 1;
+    m >>= 1;
+  };
+  [[maybe_unused]] const auto rol = [&]() INLINE_LAMBDA {
+    m = m << 1 | carry;
+    carry = static_cast<uint8_t>(m >> 8);
+    m &= 0xFF;
+  };
+  [[maybe_unused]] const auto ror = [&]() INLINE_LAMBDA {
+    m |= carry << 8;
+    carry = m & 1;
+    m >>= 1;
+  };
+  [[maybe_unused]] const auto dec = [&]() INLINE_LAMBDA { m = (m - 1) & 0xFF; };
+  [[maybe_unused]] const auto inc = [&]() INLINE_LAMBDA { m = (m + 1) & 0xFF; };
+  [[maybe_unused]] const auto set_sum = [&](const Sum& sum) INLINE_LAMBDA {
+    a = sum.result;
+    carry = sum.carry;
+    overflow = sum.overflow ? kOverflow : 0;
+  };
+
+  // `undriven`: the byte that the CPU read before. It shows where a read drives too few bits.
+  [[maybe_unused]] const auto read_page_0 = [&](Word where, Word undriven) INLINE_LAMBDA -> Word {
+    if (kUsual || (where & 0x80)) return zero_page[where];
+    return bus.read_tia(static_cast<int>(where), cycle(), static_cast<uint8_t>(undriven));
+  };
+
+  // The stack: $100-$17F is the TIA, $180-$1FF is RAM.
+  [[maybe_unused]] const auto push = [&](int value) INLINE_LAMBDA {
+    if (kUsual || (sp & 0x80)) {
+      zero_page[sp] = static_cast<uint8_t>(value);
+    } else {
+      bus.write = {sp, static_cast<uint8_t>(value)};
+      write_now(bus, time);
+    }
+    --sp;
+  };
+  // A push right behind another: ALE then ignores a write of WSYNC.
+  [[maybe_unused]] const auto push_again = [&](int value) INLINE_LAMBDA {
+    if ((sp & 0xBF) != 0x02) {
+      push(value);
+    } else {
+      --sp;
+    }
+  };
+  [[maybe_unused]] const auto pull = [&](Word undriven) INLINE_LAMBDA -> Word {
+    ++sp;
+    const Word value = read_page_0(sp, undriven);
+    seen = static_cast<uint8_t>(value);
+    return value;
+  };
+
+  // `last`: the last byte that the CPU read before it goes on.
+  [[maybe_unused]] const auto go_to = [&](intptr_t place, Word last) INLINE_LAMBDA {
+    code = code_at(place);
+    length = 0;
+    seen = static_cast<uint8_t>(last);
+    if (!IS_LIKELY(code >= bus.code.begin) || !IS_LIKELY(!(time & 0x8000))) bus.code.end = nullptr;
+  };
+  [[maybe_unused]] const auto jump = [&](int64_t to, Word last) INLINE_LAMBDA { go_to(bus.code.origin + to, last); };
+  // A branch that is taken. It may end a round of a loop that waits.
+  constexpr bool kMayWait = kOpcode == kBne || kOpcode == kBpl;
+  [[maybe_unused]] const auto branch = [&](int64_t offset) INLINE_LAMBDA {
+    const intptr_t target = place_of(code) + length + offset;
+    const int64_t from = kUsual ? place_of(code) + length : pc();
+    const int64_t took = kCycle + (((from + offset) ^ from) & 0x100) * (kCycle / 0x100);
+    time += took;
+    if constexpr (kMayWait && !kUsual) {
+      pass_rounds<kOpcode == kBne>(bus, registers, code_at(target), offset, static_cast<int>(2 + took / kCycle));
+    }
+    go_to(target, static_cast<Word>(offset));
+  };
 
 // With kUsual: gives up unless the condition holds. It comes before any change but those of `registers`.
 #define REQUIRE(condition)                                \
@@ -189,44 +343,38 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
     if (kUsual && !IS_LIKELY(condition)) return kUnusual; \
   } while (0)
 #define NOT_USUAL REQUIRE(false)
-#define CYCLE static_cast<int>(time >> kCycleBits)
-#define FETCH() code[length++]
-#define PC() (static_cast<int>(code + length - bus.code.origin) & 0xFFFF)
-// `undriven`: the byte that the CPU read before. It shows where a read drives too few bits.
-#define READ_ZERO_PAGE(value, where, undriven)                              \
-  do {                                                                      \
-    REQUIRE((where) & 0x80);                                                \
-    if (kUsual || ((where) & 0x80)) {                                       \
-      value = zero_page[where];                                             \
-    } else {                                                                \
-      value = bus.read_tia((where), CYCLE, static_cast<uint8_t>(undriven)); \
-    }                                                                       \
-  } while (0)
-#define READ(value, where, undriven)                                                           \
-  do {                                                                                         \
-    if (IS_LIKELY(bus.has_code(where))) {                                                      \
-      value = bus.read_code(where);                                                            \
-    } else if (IS_LIKELY(((where) & 0x1280) == 0x80)) {                                        \
-      value = zero_page[((where) & 0x7F) | 0x80];                                              \
-    } else {                                                                                   \
-      NOT_USUAL;                                                                               \
-      value = (where) & 0x1000 ? bus.read_cart(where)                                          \
-              : (where) & 0x80 ? bus.read_riot((where), CYCLE)                                 \
-                               : bus.read_tia((where), CYCLE, static_cast<uint8_t>(undriven)); \
-    }                                                                                          \
-  } while (0)
 #define DONE(outcome)         \
   do {                        \
     code += length;           \
     if (kUsual) time += cost; \
     return outcome;           \
   } while (0)
+#define READ_PAGE_0(value, where, undriven) \
+  do {                                      \
+    REQUIRE((where) & 0x80);                \
+    value = read_page_0(where, undriven);   \
+  } while (0)
+#define READ(value, where, undriven)                                                         \
+  do {                                                                                       \
+    const Word from = (where);                                                               \
+    if (IS_LIKELY(bus.has_code(from))) {                                                     \
+      value = bus.read_code(from);                                                           \
+    } else if (IS_LIKELY((from & 0x1280) == 0x80)) {                                         \
+      value = zero_page[(from & 0x7F) | 0x80];                                               \
+    } else {                                                                                 \
+      NOT_USUAL;                                                                             \
+      const int other = static_cast<int>(from);                                              \
+      value = other & 0x1000 ? bus.read_cart(other)                                          \
+              : other & 0x80 ? bus.read_riot(other, cycle())                                 \
+                             : bus.read_tia(other, cycle(), static_cast<uint8_t>(undriven)); \
+    }                                                                                        \
+  } while (0)
 #define WRITE_TIA(where, value)                                             \
   do {                                                                      \
     bus.write = {static_cast<uint8_t>(where), static_cast<uint8_t>(value)}; \
     DONE(kWrites);                                                          \
   } while (0)
-#define WRITE_ZERO_PAGE(where, value)               \
+#define WRITE_PAGE_0(where, value)                  \
   do {                                              \
     if (!((where) & 0x80)) WRITE_TIA(where, value); \
     zero_page[where] = static_cast<uint8_t>(value); \
@@ -240,377 +388,29 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
       bus.write_cart((where), static_cast<uint8_t>(value));             \
     } else if ((where) & 0x80) {                                        \
       NOT_USUAL;                                                        \
-      bus.write_riot((where), static_cast<uint8_t>(value), CYCLE);      \
+      bus.write_riot((where), static_cast<uint8_t>(value), cycle());    \
     } else {                                                            \
       WRITE_TIA(where, value);                                          \
     }                                                                   \
   } while (0)
-// The stack: $100-$17F is the TIA, $180-$1FF is RAM. Requires RAM from SP + first to SP + last.
+// Requires RAM from SP + first to SP + last.
 #define REQUIRE_STACK(first, last) REQUIRE((sp + (first)) & (sp + (last)) & 0x80)
-#define PUSH(value)                                  \
-  do {                                               \
-    if (kUsual || (sp & 0x80)) {                     \
-      zero_page[sp] = static_cast<uint8_t>(value);   \
-    } else {                                         \
-      bus.write = {sp, static_cast<uint8_t>(value)}; \
-      write_now(bus, time);                          \
-    }                                                \
-    --sp;                                            \
-  } while (0)
-// A push right behind another: ALE then ignores a write of WSYNC.
-#define PUSH_AGAIN(value)      \
-  do {                         \
-    if ((sp & 0xBF) != 0x02) { \
-      PUSH(value);             \
-    } else {                   \
-      --sp;                    \
-    }                          \
-  } while (0)
-#define PULL(value, undriven)              \
-  do {                                     \
-    ++sp;                                  \
-    if (kUsual) {                          \
-      value = zero_page[sp];               \
-    } else {                               \
-      READ_ZERO_PAGE(value, sp, undriven); \
-    }                                      \
-    seen = static_cast<uint8_t>(value);    \
-  } while (0)
-// PLA and PLP read at SP before they increment it. That byte shows where they then read the TIA, which is from SP = FF.
-#define PULL_ONE(value)                          \
-  do {                                           \
-    REQUIRE_STACK(0, 1);                         \
-    READ_ZERO_PAGE(value, sp, code[length - 1]); \
-    PULL(value, value);                          \
+// Sets `address` to what lies at a place in page 0, and `high` to its high byte.
+#define POINTER(where)                                   \
+  do {                                                   \
+    const Word pointer = (where);                        \
+    REQUIRE(pointer - 0x80 < 0x7F);                      \
+    address = read_page_0(pointer, last_fetched());      \
+    if (kUsual) {                                        \
+      high = zero_page[pointer + 1];                     \
+    } else {                                             \
+      high = read_page_0((pointer + 1) & 0xFF, address); \
+      seen = static_cast<uint8_t>(high);                 \
+    }                                                    \
+    address |= high << 8;                                \
   } while (0)
 
-// Addressing modes set `address`, and `high` to its high byte before indexing. Indexed reads take a cycle more where
-// they cross a page.
-#define ZP address = FETCH()
-#define ZPX address = (FETCH() + x) & 0xFF
-#define ZPY address = (FETCH() + y) & 0xFF
-#define ABS               \
-  do {                    \
-    address = FETCH();    \
-    high = FETCH();       \
-    address |= high << 8; \
-  } while (0)
-#define INDEXED(index) \
-  ABS;                 \
-  address = (address + (index)) & 0xFFFF
-#define CROSSED time += (address >> 8) != high ? kCycle : 0
-#define ABX INDEXED(x)
-#define ABY INDEXED(y)
-#define ABX_READ \
-  ABX;           \
-  CROSSED
-#define ABY_READ \
-  ABY;           \
-  CROSSED
-#define POINTER(where)                                    \
-  do {                                                    \
-    const Word pointer = (where);                         \
-    REQUIRE(pointer - 0x80 < 0x7F);                       \
-    if (kUsual) {                                         \
-      address = zero_page[pointer];                       \
-      high = zero_page[pointer + 1];                      \
-    } else {                                              \
-      READ_ZERO_PAGE(address, pointer, code[length - 1]); \
-      const Word next = (pointer + 1) & 0xFF;             \
-      READ_ZERO_PAGE(high, next, address);                \
-      seen = static_cast<uint8_t>(high);                  \
-    }                                                     \
-    address |= high << 8;                                 \
-  } while (0)
-#define IZX POINTER((FETCH() + x) & 0xFF)
-#define IZY         \
-  POINTER(FETCH()); \
-  address = (address + y) & 0xFFFF
-#define IZY_READ \
-  IZY;           \
-  CROSSED
-
-#define FLAGS(value) (flags.result = (value))
-#define NEGATIVE (flags.result & 0x180)
-#define NOT_ZERO (flags.result & 0xFF)
-#define STATUS status(flags)
-#define TEST_BITS (FLAGS((a & m) | (m & kNegative) << 1), overflow = m & kOverflow)
-
-// `last`: the last byte that the CPU read before it goes on.
-#define GO_TO(where, last)                                                                          \
-  do {                                                                                              \
-    code = (where);                                                                                 \
-    length = 0;                                                                                     \
-    seen = static_cast<uint8_t>(last);                                                              \
-    if (!IS_LIKELY(code >= bus.code.begin) || !IS_LIKELY(!(time & 0x8000))) bus.code.end = nullptr; \
-  } while (0)
-#define JUMP(address, last) GO_TO(bus.code.origin + (address), last)
-
-// One opcode: its cycles, its addressing mode, what it does with the operand `m`.
-#define OPCODE(opcode, cycles, ...)                 \
-  if constexpr (kOpcode == (opcode)) {              \
-    constexpr int64_t cost = (cycles) * kCycle + 1; \
-    int length = 1;                                 \
-    if (!kUsual) time += cost;                      \
-    __VA_ARGS__;                                    \
-    DONE(kDone);                                    \
-  }
-#define READ_IMM(opcode, cycles, OPERATION) OPCODE(opcode, cycles, m = FETCH(); OPERATION)
-#define READ_ZP(opcode, cycles, MODE, OPERATION) \
-  OPCODE(opcode, cycles, MODE; READ_ZERO_PAGE(m, address, code[length - 1]); OPERATION)
-#define READ_ANY(opcode, cycles, MODE, OPERATION) OPCODE(opcode, cycles, MODE; READ(m, address, high); OPERATION)
-#define READ_8(base, OPERATION)                 \
-  READ_ANY(base + 0x01, 6, IZX, OPERATION)      \
-  READ_ZP(base + 0x05, 3, ZP, OPERATION)        \
-  READ_IMM(base + 0x09, 2, OPERATION)           \
-  READ_ANY(base + 0x0D, 4, ABS, OPERATION)      \
-  READ_ANY(base + 0x11, 5, IZY_READ, OPERATION) \
-  READ_ZP(base + 0x15, 4, ZPX, OPERATION)       \
-  READ_ANY(base + 0x19, 4, ABY_READ, OPERATION) \
-  READ_ANY(base + 0x1D, 4, ABX_READ, OPERATION)
-#define STORE_ZP(opcode, cycles, MODE, value) OPCODE(opcode, cycles, MODE; WRITE_ZERO_PAGE(address, value))
-#define STORE_ANY(opcode, cycles, MODE, value) OPCODE(opcode, cycles, MODE; WRITE(address, value))
-// Read, modify, write: OPERATION changes m.
-#define MODIFY_ZP(opcode, cycles, MODE, OPERATION) \
-  OPCODE(opcode, cycles, MODE; READ_ZERO_PAGE(m, address, code[length - 1]); OPERATION; WRITE_ZERO_PAGE(address, m))
-#define MODIFY_ANY(opcode, cycles, MODE, OPERATION) \
-  OPCODE(opcode, cycles, MODE; REQUIRE((address & 0x1280) == 0x80); READ(m, address, high); OPERATION; WRITE(address, m))
-#define MODIFY_4(base, OPERATION)            \
-  MODIFY_ZP(base + 0x06, 5, ZP, OPERATION)   \
-  MODIFY_ANY(base + 0x0E, 6, ABS, OPERATION) \
-  MODIFY_ZP(base + 0x16, 6, ZPX, OPERATION)  \
-  MODIFY_ANY(base + 0x1E, 7, ABX, OPERATION)
-#define MODIFY_7(base, OPERATION)            \
-  MODIFY_ANY(base + 0x03, 8, IZX, OPERATION) \
-  MODIFY_ZP(base + 0x07, 5, ZP, OPERATION)   \
-  MODIFY_ANY(base + 0x0F, 6, ABS, OPERATION) \
-  MODIFY_ANY(base + 0x13, 8, IZY, OPERATION) \
-  MODIFY_ZP(base + 0x17, 6, ZPX, OPERATION)  \
-  MODIFY_ANY(base + 0x1B, 7, ABY, OPERATION) \
-  MODIFY_ANY(base + 0x1F, 7, ABX, OPERATION)
-// A branch may end a round of a loop that waits.
-#define BRANCH(opcode, condition)                                                            \
-  OPCODE(                                                                                    \
-      opcode, 2, const int64_t offset = static_cast<int8_t>(FETCH());                        \
-      if (condition) {                                                                       \
-        constexpr bool kMayWait = (opcode) == kBne || (opcode) == kBpl;                      \
-        if (kMayWait) REQUIRE(offset != -3 && offset != -5);                                 \
-        const int64_t from = kUsual ? reinterpret_cast<intptr_t>(code + length) : PC();      \
-        const int64_t took = kCycle + (((from + offset) ^ from) & 0x100) * (kCycle / 0x100); \
-        time += took;                                                                        \
-        if (kMayWait && !kUsual) WAIT((opcode) == kBne, offset, 2 + took / kCycle);          \
-        GO_TO(code + length + offset, offset);                                               \
-      })
-
-#define SUM(in_decimal, in_binary)                               \
-  do {                                                           \
-    REQUIRE(!decimal);                                           \
-    const Sum sum = !kUsual && decimal ? in_decimal : in_binary; \
-    a = sum.result;                                              \
-    carry = sum.carry;                                           \
-    overflow = sum.overflow ? kOverflow : 0;                     \
-    FLAGS(a);                                                    \
-  } while (0)
-#define ADC SUM(add_decimal(a, m, carry), add(a, m, carry))
-#define SBC SUM(subtract_decimal(a, m, carry), add(a, m ^ 0xFF, carry))
-#define COMPARE(with) (carry = (with) >= m, FLAGS(((with) - m) & 0xFF))
-#define ASL (carry = static_cast<uint8_t>(m >> 7), m = (m << 1) & 0xFF)
-#define LSR (carry = m & 1, m >>= 1)
-#define ROL (m = m << 1 | carry, carry = static_cast<uint8_t>(m >> 8), m &= 0xFF)
-#define ROR (m |= carry << 8, carry = m & 1, m >>= 1)
-
-// Programs wait in loops of two instructions until a register or the timer is 0 (BNE), or less than 0 (BPL). At the
-// branch that ends a round, which takes `took` cycles, this passes the rounds that are certain to follow. `least` is the
-// smallest value with which the branch is taken: 1 for BNE, 0 for BPL.
-#define WAIT(least, offset, took)                                                                        \
-  do {                                                                                                   \
-    constexpr int most = (least) ? 256 : 128;                                                            \
-    const int left = kLastInstruction - static_cast<int>(time & (kCycle - 1));                           \
-    const uint8_t* const body = code + length + (offset);                                                \
-    int rounds = 0, cycles = 2 + static_cast<int>(took);                                                 \
-    if (((offset) != -3 && (offset) != -5) || body < bus.code.begin) break;                              \
-    if ((offset) == -3 && (*body == kDex || *body == kDey)) {                                            \
-      Word& counter = *body == kDex ? x : y;                                                             \
-      const int count = static_cast<int>(counter);                                                       \
-      if (count <= (least) || count > most || 2 * count + 1 >= left) break;                              \
-      rounds = count - (least), counter = (least);                                                       \
-    } else if ((offset) == -5 && (*body == 0xAD || *body == 0xAE || *body == 0xAC) && body[1] == 0x84 && \
-               body[2] == 0x02) { /* a load of INTIM */                                                  \
-      cycles += 2;                                                                                       \
-      rounds = bus.until_timer_is((least) - 1, most - 1, CYCLE + 4) / cycles;                            \
-      if (2 * rounds + 1 >= left) break;                                                                 \
-    }                                                                                                    \
-    if (rounds > 0) time += rounds * (cycles * kCycle + 2);                                              \
-  } while (0)
-
-  READ_8(0x00, a |= m; FLAGS(a))
-  READ_8(0x20, a &= m; FLAGS(a))
-  READ_8(0x40, a ^= m; FLAGS(a))
-  READ_8(0x60, ADC)
-  READ_8(0xA0, a = m; FLAGS(a))
-  READ_8(0xC0, COMPARE(a))
-  READ_8(0xE0, SBC)
-  READ_IMM(0xEB, 2, SBC)
-
-  READ_IMM(0xA2, 2, x = m; FLAGS(x))
-  READ_ZP(0xA6, 3, ZP, x = m; FLAGS(x))
-  READ_ZP(0xB6, 4, ZPY, x = m; FLAGS(x))
-  READ_ANY(0xAE, 4, ABS, x = m; FLAGS(x))
-  READ_ANY(0xBE, 4, ABY_READ, x = m; FLAGS(x))
-  READ_IMM(0xA0, 2, y = m; FLAGS(y))
-  READ_ZP(0xA4, 3, ZP, y = m; FLAGS(y))
-  READ_ZP(0xB4, 4, ZPX, y = m; FLAGS(y))
-  READ_ANY(0xAC, 4, ABS, y = m; FLAGS(y))
-  READ_ANY(0xBC, 4, ABX_READ, y = m; FLAGS(y))
-  READ_IMM(0xE0, 2, COMPARE(x))
-  READ_ZP(0xE4, 3, ZP, COMPARE(x))
-  READ_ANY(0xEC, 4, ABS, COMPARE(x))
-  READ_IMM(0xC0, 2, COMPARE(y))
-  READ_ZP(0xC4, 3, ZP, COMPARE(y))
-  READ_ANY(0xCC, 4, ABS, COMPARE(y))
-  READ_ZP(0x24, 3, ZP, TEST_BITS)
-  READ_ANY(0x2C, 4, ABS, TEST_BITS)
-
-  STORE_ANY(0x81, 6, IZX, a)
-  STORE_ZP(0x85, 3, ZP, a)
-  STORE_ANY(0x8D, 4, ABS, a)
-  STORE_ANY(0x91, 6, IZY, a)
-  STORE_ZP(0x95, 4, ZPX, a)
-  STORE_ANY(0x99, 5, ABY, a)
-  STORE_ANY(0x9D, 5, ABX, a)
-  STORE_ZP(0x86, 3, ZP, x)
-  STORE_ZP(0x96, 4, ZPY, x)
-  STORE_ANY(0x8E, 4, ABS, x)
-  STORE_ZP(0x84, 3, ZP, y)
-  STORE_ZP(0x94, 4, ZPX, y)
-  STORE_ANY(0x8C, 4, ABS, y)
-
-  MODIFY_4(0x00, ASL; FLAGS(m))
-  MODIFY_4(0x20, ROL; FLAGS(m))
-  MODIFY_4(0x40, LSR; FLAGS(m))
-  MODIFY_4(0x60, ROR; FLAGS(m))
-  MODIFY_4(0xC0, m = (m - 1) & 0xFF; FLAGS(m))
-  MODIFY_4(0xE0, m = (m + 1) & 0xFF; FLAGS(m))
-  OPCODE(0x0A, 2, m = a; ASL; FLAGS(a = m))
-  OPCODE(0x2A, 2, m = a; ROL; FLAGS(a = m))
-  OPCODE(0x4A, 2, m = a; LSR; FLAGS(a = m))
-  OPCODE(0x6A, 2, m = a; ROR; FLAGS(a = m))
-
-  OPCODE(0x88, 2, FLAGS(y = (y - 1) & 0xFF))
-  OPCODE(0xC8, 2, FLAGS(y = (y + 1) & 0xFF))
-  OPCODE(0xCA, 2, FLAGS(x = (x - 1) & 0xFF))
-  OPCODE(0xE8, 2, FLAGS(x = (x + 1) & 0xFF))
-  OPCODE(0xAA, 2, FLAGS(x = a))
-  OPCODE(0xA8, 2, FLAGS(y = a))
-  OPCODE(0x8A, 2, FLAGS(a = x))
-  OPCODE(0x98, 2, FLAGS(a = y))
-  OPCODE(0xBA, 2, FLAGS(x = sp))
-  OPCODE(0x9A, 2, sp = static_cast<uint8_t>(x))
-  OPCODE(0x18, 2, carry = 0)
-  OPCODE(0x38, 2, carry = kCarry)
-  OPCODE(0x58, 2, interrupt = 0)
-  OPCODE(0x78, 2, interrupt = kInterrupt)
-  OPCODE(0xB8, 2, overflow = 0)
-  OPCODE(0xD8, 2, decimal = 0)
-  OPCODE(0xF8, 2, decimal = kDecimal)
-
-  BRANCH(0x10, !NEGATIVE)
-  BRANCH(0x30, NEGATIVE)
-  BRANCH(0x50, !overflow)
-  BRANCH(0x70, overflow)
-  BRANCH(0x90, !carry)
-  BRANCH(0xB0, carry)
-  BRANCH(0xD0, NOT_ZERO)
-  BRANCH(0xF0, !NOT_ZERO)
-
-  OPCODE(0x4C, 3, ABS; JUMP(address, high))
-  OPCODE(
-      0x6C, 5, ABS; READ(m, address, high); address = (address & 0xFF00) | ((address + 1) & 0xFF);
-      READ(high, address, m); JUMP(m | high << 8, high))
-  OPCODE(
-      0x20, 6, REQUIRE_STACK(0, -1); m = FETCH(); const int pc = PC(); PUSH(pc >> 8);
-      PUSH_AGAIN(pc); high = kUsual ? code[2] : bus.fetch(pc, m, CYCLE); JUMP(m | high << 8, high))
-  OPCODE(0x60, 6, REQUIRE_STACK(1, 2); PULL(m, code[length - 1]); PULL(high, m); JUMP(((m | high << 8) + 1) & 0xFFFF, high))
-  OPCODE(
-      0x00, 7, NOT_USUAL; const int pc = PC() + 1; PUSH(pc >> 8); PUSH_AGAIN(pc); PUSH_AGAIN(STATUS);
-      interrupt = kInterrupt; READ(m, 0xFFFE, 0); READ(high, 0xFFFF, 0); JUMP(m | high << 8, 0))
-  OPCODE(
-      0x40, 6, NOT_USUAL; PULL(m, code[length - 1]); set_status(flags, m); PULL(m, seen); PULL(high, m);
-      JUMP(m | high << 8, high))
-  OPCODE(0x48, 3, const int where = sp--; WRITE_ZERO_PAGE(where, a))
-  OPCODE(0x08, 3, const int where = sp--; WRITE_ZERO_PAGE(where, STATUS))
-  OPCODE(0x68, 4, PULL_ONE(a); FLAGS(a))
-  OPCODE(0x28, 4, PULL_ONE(m); set_status(flags, m))
-
-  // Undocumented opcodes.
-  MODIFY_7(0x00, ASL; FLAGS(a |= m))
-  MODIFY_7(0x20, ROL; FLAGS(a &= m))
-  MODIFY_7(0x40, LSR; FLAGS(a ^= m))
-  MODIFY_7(0x60, REQUIRE(!decimal); ROR; ADC)
-  MODIFY_7(0xC0, m = (m - 1) & 0xFF; COMPARE(a))
-  MODIFY_7(0xE0, m = (m + 1) & 0xFF; SBC)
-  READ_ANY(0xA3, 6, IZX, FLAGS(a = x = m))
-  READ_ZP(0xA7, 4, ZP, FLAGS(a = x = m))  // 3 cycles on hardware
-  READ_ANY(0xAF, 4, ABS, FLAGS(a = x = m))
-  READ_ANY(0xB3, 5, IZY_READ, FLAGS(a = x = m))
-  READ_ZP(0xB7, 4, ZPY, FLAGS(a = x = m))
-  READ_ANY(0xBF, 4, ABY_READ, FLAGS(a = x = m))
-  STORE_ANY(0x83, 6, IZX, a & x)
-  STORE_ZP(0x87, 3, ZP, a & x)
-  STORE_ANY(0x8F, 4, ABS, a & x)
-  STORE_ZP(0x97, 4, ZPY, a & x)
-  READ_IMM(0x0B, 2, FLAGS(a &= m); carry = a >> 7)
-  READ_IMM(0x2B, 2, FLAGS(a &= m); carry = a >> 7)
-  READ_IMM(0x4B, 2, m &= a; LSR; FLAGS(a = m))
-  READ_IMM(0x8B, 2, FLAGS(a = (a | 0xEE) & x & m))
-  READ_IMM(0xAB, 2, FLAGS(a = x = (a | 0xEE) & m))
-  READ_IMM(0xCB, 2, const Word both = a & x; carry = both >= m; FLAGS(x = (both - m) & 0xFF))
-  READ_ANY(0xBB, 4, ABY_READ, FLAGS(a = x = sp = static_cast<uint8_t>(m & sp)))
-  OPCODE(0x93, 6, IZY; WRITE(address, a& x&((address >> 8) + 1)))
-  OPCODE(0x9F, 5, ABY; WRITE(address, a& x&((address >> 8) + 1)))
-  OPCODE(0x9E, 5, ABY; WRITE(address, x&((address >> 8) + 1)))
-  OPCODE(0x9C, 5, ABX; WRITE(address, y&((address >> 8) + 1)))
-  OPCODE(0x9B, 5, NOT_USUAL; ABY; sp = static_cast<uint8_t>(a & x); WRITE(address, sp&((address >> 8) + 1)))
-  OPCODE(
-      0x6B, 2, m = a & FETCH(); high = m >> 1 | carry << 7; FLAGS(high);  // ARR
-      if (decimal) {
-        const Sum sum = rotate_decimal(m, high);
-        carry = sum.carry;
-        overflow = sum.overflow ? kOverflow : 0;
-        a = sum.result;
-      } else {
-        a = high;
-        carry = high >> 6 & 1;
-        overflow = ((high >> 6) ^ (high >> 5)) & 1 ? kOverflow : 0;
-      })
-  OPCODE(0xEA, 2, )
-  OPCODE(0x1A, 2, )
-  OPCODE(0x3A, 2, )
-  OPCODE(0x5A, 2, )
-  OPCODE(0x7A, 2, )
-  OPCODE(0xDA, 2, )
-  OPCODE(0xFA, 2, )
-  READ_IMM(0x80, 2, )
-  READ_IMM(0x82, 2, )
-  READ_IMM(0x89, 2, )
-  READ_IMM(0xC2, 2, )
-  READ_IMM(0xE2, 2, )
-  READ_ZP(0x04, 3, ZP, )
-  READ_ZP(0x44, 3, ZP, )
-  READ_ZP(0x64, 3, ZP, )
-  READ_ZP(0x14, 4, ZPX, )
-  READ_ZP(0x34, 4, ZPX, )
-  READ_ZP(0x54, 4, ZPX, )
-  READ_ZP(0x74, 4, ZPX, )
-  READ_ZP(0xD4, 4, ZPX, )
-  READ_ZP(0xF4, 4, ZPX, )
-  READ_ANY(0x0C, 4, ABS, )
-  READ_ANY(0x1C, 4, ABX_READ, )
-  READ_ANY(0x3C, 4, ABX_READ, )
-  READ_ANY(0x5C, 4, ABX_READ, )
-  READ_ANY(0x7C, 4, ABX_READ, )
-  READ_ANY(0xDC, 4, ABX_READ, )
-  READ_ANY(0xFC, 4, ABX_READ, )
+#include "opcodes.inc"
 
   // x2: JAM
   flags.stopped = flags.jammed = 1;
@@ -619,69 +419,21 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
 
 #undef REQUIRE
 #undef NOT_USUAL
-#undef CYCLE
-#undef FETCH
-#undef PC
-#undef READ_ZERO_PAGE
-#undef READ
 #undef DONE
+#undef READ_PAGE_0
+#undef READ
 #undef WRITE_TIA
-#undef WRITE_ZERO_PAGE
+#undef WRITE_PAGE_0
 #undef WRITE
 #undef REQUIRE_STACK
-#undef PUSH
-#undef PUSH_AGAIN
-#undef PULL
-#undef PULL_ONE
-#undef ZP
-#undef ZPX
-#undef ZPY
-#undef ABS
-#undef INDEXED
-#undef CROSSED
-#undef ABX
-#undef ABY
-#undef ABX_READ
-#undef ABY_READ
 #undef POINTER
-#undef IZX
-#undef IZY
-#undef IZY_READ
-#undef FLAGS
-#undef NEGATIVE
-#undef NOT_ZERO
-#undef STATUS
-#undef TEST_BITS
-#undef GO_TO
-#undef JUMP
-#undef OPCODE
-#undef READ_IMM
-#undef READ_ZP
-#undef READ_ANY
-#undef READ_8
-#undef STORE_ZP
-#undef STORE_ANY
-#undef MODIFY_ZP
-#undef MODIFY_ANY
-#undef MODIFY_4
-#undef MODIFY_7
-#undef BRANCH
-#undef SUM
-#undef ADC
-#undef SBC
-#undef COMPARE
-#undef ASL
-#undef LSR
-#undef ROL
-#undef ROR
-#undef WAIT
 }
 
 // Finds the next instruction where it does not lie in bus.code. Returns false if the CPU stops.
 template <class Bus>
 HD NOINLINE bool find_instruction(Bus& bus, Registers& registers) {
   if (bus.flags.stopped || (registers.time & (kCycle - 1)) >= kLastInstruction) return false;
-  const int pc = static_cast<int>(registers.code - bus.code.origin) & 0xFFFF;
+  const int pc = static_cast<int>(place_of(registers.code) - bus.code.origin) & 0xFFFF;
   registers.code = bus.find_code(pc);
   if (registers.code >= bus.code.end) {
     uint8_t* const fetched = bus.code.fetched;
@@ -691,7 +443,9 @@ HD NOINLINE bool find_instruction(Bus& bus, Registers& registers) {
     for (int i = 1; i < length; ++i) fetched[i] = bus.fetch(pc + i, fetched[i - 1], cycle + i);
     bus.flags.seen = fetched[length - 1];
     registers.code = fetched;
-    bus.code.begin = fetched + 3, bus.code.end = nullptr, bus.code.origin = fetched - pc;
+    bus.code.begin = fetched + 3;
+    bus.code.end = nullptr;
+    bus.code.origin = place_of(fetched) - pc;
   }
   if (registers.time & 0x8000) bus.code.end = nullptr;
   return true;
@@ -751,16 +505,19 @@ struct Interpreter {
   // Without bus.code (its end is null) instructions run with kUsual = false.
   NO_IPA static void find(ARGUMENTS) {
     Registers registers = {code, time, a, x, y};
-    if (!find_instruction(bus, registers)) {
-      bus.saved = registers;
-      return;
-    }
+    if (!find_instruction(bus, registers)) TAIL return stop(REGISTERS);
     TAIL return (bus.code.end ? kSteps : kUnusualSteps)[*registers.code](REGISTERS);
+  }
+  // The last function of a run: where its frame lies on the stack tells whether those before it were jumped to.
+  NO_IPA static void stop(ARGUMENTS) {
+    bus.saved = {code, time, a, x, y};
+    bus.stack_bytes = reinterpret_cast<intptr_t>(__builtin_frame_address(0));
   }
 
   static void run(Bus& bus, Registers& registers) {
     find(REGISTERS);
     registers = bus.saved;
+    bus.stack_bytes = reinterpret_cast<intptr_t>(__builtin_frame_address(0)) - bus.stack_bytes;
   }
 };
 #define STEP(opcode) step<opcode>,
@@ -812,7 +569,7 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int count) {
   set_status(flags, cpu.status);
   Registers registers = {bus.find_code(cpu.pc), cpu.cycle * kCycle + kLastInstruction - count, cpu.a, cpu.x, cpu.y};
   Interpreter<Bus>::run(bus, registers);
-  cpu.pc = static_cast<uint16_t>(registers.code - bus.code.origin);
+  cpu.pc = static_cast<uint16_t>(place_of(registers.code) - bus.code.origin);
   cpu.a = static_cast<uint8_t>(registers.a);
   cpu.x = static_cast<uint8_t>(registers.x);
   cpu.y = static_cast<uint8_t>(registers.y);

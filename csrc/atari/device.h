@@ -16,7 +16,9 @@
 #ifdef __CUDACC__
 #define NOINLINE __noinline__
 #define ALWAYS_INLINE __forceinline__
+#define INLINE_LAMBDA
 #else
 #define NOINLINE __attribute__((noinline))
 #define ALWAYS_INLINE inline __attribute__((always_inline))
+#define INLINE_LAMBDA __attribute__((always_inline))
 #endif

@@ -1,5 +1,16 @@
 // One environment: frame skip, no-ops and FIRE at the start, the maximum of two frames, scaling, stack, ends of
 // episodes. What ale_py.vector_env.AtariVectorEnv does, as measured; tests/test_atari_env.py compares the two.
+//
+// Which frames are drawn: as few as can be, because drawing costs time and images cost memory.
+// - An image shows the last two frames of a step at most. `play_step` emulates the others without drawing them.
+// - A frame that ends early leaves rows undrawn, where ALE shows the rows of the frame two before. `play` says so, and
+//   `play_step` then takes the environment back to `scratch.before` and plays the step again, drawing all frames.
+//   `start_game` does the same with the frames of a reset.
+// - An episode's last frame is never shown. Where it is the last frame of its step, the image is the maximum of the
+//   frame before it and the newest image. Nothing else needs that image at its full size (34 KB and more), so no
+//   environment keeps it. It keeps `before`, its state before the step or the start that made the newest image, and
+//   that step's action or that start's number of frames. `draw_again` plays the step or the start again, which draws
+//   the same image: the state contains all generators.
 #pragma once
 
 #include <algorithm>
@@ -99,6 +110,7 @@ class Protocol {
   };
 
   // Loads the ROM once: only Double Dunk's load with sticky actions depends on the seed. All others begin with a copy.
+  // The protocol refers to the ROM, which has to outlive it.
   Protocol(const Rom& rom, EnvSettings settings, const Palette& palette)
       : rom_(rom),
         settings_(std::move(settings)),
@@ -114,7 +126,10 @@ class Protocol {
       Mt19937 generator;
       generator.seed(0);
       int draws = 0;
-      while (std::memcmp(&generator, &generators.user, sizeof(generator)) && draws < 100'000) generator.draw(), ++draws;
+      while (std::memcmp(&generator, &generators.user, sizeof(generator)) && draws < 100'000) {
+        generator.draw();
+        ++draws;
+      }
       return draws;
     };
     loaded_ = EnvState{};
@@ -172,17 +187,17 @@ class Protocol {
     if (state.has_ended) return reset(env, scratch);  // NEXT_STEP: the action is void
     scratch.before = state;
     const int meaning = settings_.actions[action];
-    bool has_frame[2];
-    StepResult result = play_step(state, meaning, scratch, has_frame);
+    SeenFrames seen;
+    StepResult result = play_step(state, meaning, scratch, seen);
     const bool has_ended = result.terminated || result.truncated;
     if (settings_.life_loss_info && state.lives < scratch.before.lives) result.terminated = true;
     if (settings_.clip_rewards) result.reward = (result.reward > 0) - (result.reward < 0);
     // The frame that ends an episode is never shown. If it was the step's last, the image is the maximum of the last but
     // one and the image before; if it came earlier, that image stays.
-    if (has_frame[1]) {
-      show_frames(has_frame, env.rgb, scratch);
+    if (seen.last) {
+      show_frames(seen, env.rgb, scratch);
       push(env, scratch);
-    } else if (has_frame[0]) {
+    } else if (seen.last_but_one) {
       draw_again(env, scratch);
       show(scratch.frames[0], true, env.rgb, scratch.image);
       push(env, scratch);
@@ -190,7 +205,8 @@ class Protocol {
       push_newest(env);
     }
     *env.before = scratch.before;
-    state.action = meaning, state.start_frames = -1;
+    state.action = meaning;
+    state.start_frames = -1;
     add_info(state, result);
     if (final_observation && (has_ended || result.terminated)) observe(env, final_observation);
     if (has_ended) {
@@ -234,6 +250,11 @@ class Protocol {
   }
 
  private:
+  // Which frames of the newest step its image is made from: they lie in Scratch::frames.
+  struct SeenFrames {
+    bool last_but_one = false, last = false;
+  };
+
   // Whether sticky actions change how long the game's menu takes.
   bool load_depends_on_seed() const { return rom_.game.rules == kDoubleDunk && sticky() > 0; }
   bool fires() const { return settings_.fire_reset && has_fire_; }
@@ -283,6 +304,8 @@ class Protocol {
     show(scratch.frames[current], false, rgb, scratch.image);
   }
 
+  static int lives_of(const EnvState& state) { return lives(state.vcs); }
+
   int start_action(int start_frame) const { return start_frame == 0 && fires() ? kFire : kNoop; }
 
   // The number of frames between the game's reset and the first observation.
@@ -311,7 +334,7 @@ class Protocol {
     state.has_ended = false;
     std::memset(env.stack, 0, stack_bytes());
     push(env, scratch);
-    state.lives = beast::atari::lives(state.vcs);
+    state.lives = lives_of(state);
     return info(state);
   }
 
@@ -321,13 +344,12 @@ class Protocol {
     return act(rom_, state.vcs, state.generators.user, action, sticky(), output);
   }
 
-  // Plays a step of an environment that was as `scratch.before`; `has_frame` tells which of the scratch's frames are
-  // seen.
-  StepResult play_step(EnvState& state, int action, Scratch& scratch, bool (&has_frame)[2]) const {
+  // Plays a step of an environment that was as `scratch.before`.
+  StepResult play_step(EnvState& state, int action, Scratch& scratch, SeenFrames& seen) const {
     StepResult result;
-    if (!play(state, action, false, scratch, result, has_frame) && settings_.frame_skip > 2) {
+    if (!play(state, action, false, scratch, result, seen) && settings_.frame_skip > 2) {
       state = scratch.before;
-      play(state, action, true, scratch, result, has_frame);
+      play(state, action, true, scratch, result, seen);
     }
     return result;
   }
@@ -340,25 +362,25 @@ class Protocol {
     if (env.state->start_frames >= 0) {
       start_game_seeing_all(state, env.state->start_frames, nullptr, scratch);
     } else {
-      bool has_frame[2];
-      play_step(state, env.state->action, scratch, has_frame);
-      show_frames(has_frame, nullptr, scratch);
+      SeenFrames seen;
+      play_step(state, env.state->action, scratch, seen);
+      show_frames(seen, nullptr, scratch);
     }
     scratch.set_aside.swap(scratch.frames[0]);
     scratch.before = before;
   }
 
-  // Plays the frames of a step and draws those that are seen; `has_frame` tells which of the scratch's are. Returns
-  // false if one of them ended early. Its other rows then show the frame two before: `sees_all` draws all frames to have
-  // them. Rows that an earlier step has drawn are black.
-  bool play(EnvState& state, int action, bool sees_all, Scratch& scratch, StepResult& result,
-            bool (&has_frame)[2]) const {
+  // Plays the frames of a step and draws those that are seen. Returns false if one of them ended early. Its other rows
+  // then show the frame two before: `sees_all` draws all frames to have them. Rows that an earlier step has drawn are
+  // black.
+  bool play(EnvState& state, int action, bool sees_all, Scratch& scratch, StepResult& result, SeenFrames& seen) const {
     bool is_whole = true;
-    result = StepResult{}, has_frame[0] = has_frame[1] = false;
+    result = StepResult{};
+    seen = SeenFrames{};
     for (int k = 0; k < settings_.frame_skip; ++k) {
-      const int from_end = settings_.frame_skip - 1 - k, place = from_end % 2 == 0;
+      const int from_end = settings_.frame_skip - 1 - k;
       const bool is_seen = from_end == 0 || (from_end == 1 && settings_.max_pool);
-      uint8_t* const pixels = scratch.frames[place].data();
+      uint8_t* const pixels = scratch.frames[from_end % 2 == 0].data();
       if (!sees_all && !is_seen) {
         result.reward += frame(state, action, NoOutput{});
       } else if (sees_all && k >= 2) {
@@ -369,12 +391,12 @@ class Protocol {
         result.reward += reward;
       }
       ++state.frames;
-      const int lives_now = beast::atari::lives(state.vcs);
+      const int lives_now = lives_of(state);
       result.terminated = game_over(state.vcs) || (settings_.episodic_life && lives_now < state.lives);
       result.truncated = !result.terminated && state.frames >= settings_.max_frames;
       state.lives = lives_now;
       if (result.terminated || result.truncated || state.vcs.error) break;
-      if (is_seen) has_frame[place] = true;
+      if (is_seen) (from_end == 0 ? seen.last : seen.last_but_one) = true;
     }
     return is_whole;
   }
@@ -405,7 +427,11 @@ class Protocol {
   // the core renders gray levels the two may be swapped: `frame` then holds what was the image.
   void show(std::vector<uint8_t>& frame, bool is_maximum, uint8_t* rgb, std::vector<uint8_t>& shown) const {
     if (!draws_indices_) {
-      is_maximum ? take_maximum(shown.data(), frame.data(), num_pixels_) : shown.swap(frame);
+      if (is_maximum) {
+        take_maximum(shown.data(), frame.data(), num_pixels_);
+      } else {
+        shown.swap(frame);
+      }
       return;
     }
     uint8_t* const image = shown.data();
@@ -424,9 +450,9 @@ class Protocol {
   }
 
   // What a step shows whose last frame is seen.
-  void show_frames(const bool (&has_frame)[2], uint8_t* rgb, Scratch& scratch) const {
+  void show_frames(const SeenFrames& seen, uint8_t* rgb, Scratch& scratch) const {
     show(scratch.frames[1], false, rgb, scratch.image);
-    if (has_frame[0]) show(scratch.frames[0], true, rgb, scratch.image);
+    if (seen.last_but_one) show(scratch.frames[0], true, rgb, scratch.image);
   }
 
   static void take_maximum(uint8_t* __restrict image, const uint8_t* __restrict other, int size) {
@@ -455,7 +481,7 @@ class Protocol {
 
   uint64_t sticky() const { return sticky_draws(settings_.sticky); }
 
-  const Rom& rom_;
+  const Rom& rom_;  // its owner outlives the protocol
   const EnvSettings settings_;
   const Palette palette_;
   const int channels_;

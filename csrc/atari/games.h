@@ -19,6 +19,9 @@ enum GameFlags : uint8_t {
   kNoHmoveBlank = 8,
   kPal = 16,
   kNoFire = 32,  // ALE takes actions with FIRE for NOOP, but for those of a reset
+  // A frame may end in a later call of the emulator. An image of a vector env then lacks the rows that an earlier step
+  // drew, and differs from that of ale-py.
+  kHasLongFrames = 64,
 };
 
 // Which rules give reward, lives and game over. kNoRules: emulated, but always reward 0 and never over.
@@ -71,10 +74,15 @@ struct Game {
   uint8_t lives;  // right after a reset
 
   HD bool has(GameFlags flag) const { return flags & flag; }
+  // Whether environments equal those of ale-py. All but the three with long frames did over 500 random steps in each
+  // protocol, which an on-demand test of tests/test_atari_env.py plays.
+  bool is_exact() const { return rules != kNoRules && !has(kHasLongFrames); }
 };
 
 // clang-format off
 constexpr Game kGames[] = {
+    // name, md5, rules, cart, first_line, height, flags, actions, reset_frames,
+    //     script {frames, address, value, once, other_address, other_value}, start {action, frames, wait, rest}, lives
     {"adventure", "4b27f5397c442d25f0c418ccdacf1926", kAdventure, kCart4K, 34, 250, kPal, 0x3FFFF, 12, {}, {0, 0}, 1},
     {"air_raid", "35be55426c1fec32dfb503b4f0651572", kAirRaid, kCart4K, 34, 250, kPal, 0x0181B, 12, {10, 0xAA, 0x01, 20}, {1, 1}, 1},
     {"alien", "f1a0a23e6464d954e3a9579c4ccd01c8", kAlien, kCart4K, 34, 210, 0, 0x3FFFF, 12, {2, 0x81, 0x00, 0}, {0, 0}, 3},
@@ -166,15 +174,15 @@ constexpr Game kGames[] = {
     {"surround", "4d7517ae69f95cfbc053be01312b7dba", kSurround, kCart2K, 34, 210, kSwappedPorts, 0x0003D, 12, {2, 0xF9, 0x01, 0}, {0, 0}, 1},
     {"tennis", "42cdd6a9e42a3639e190722b8ea3fc51", kTennis, kCart2K, 34, 210, 0, 0x3FFFF, 12, {}, {0, 0}, 0},
     {"tetris", "b0e1ee07fbc73493eac5651a52f90f00", kTetris, kCart2K, 34, 210, 0, 0x0003B, 8, {}, {0, 0}, 0},
-    {"tic_tac_toe_3d", "0db4f4150fecf77e4ce72ca4d04c052f", kTicTacToe3d, kCart2K, 34, 210, 0, 0x003FF, 12, {}, {0, 0}, 1},
+    {"tic_tac_toe_3d", "0db4f4150fecf77e4ce72ca4d04c052f", kTicTacToe3d, kCart2K, 34, 210, kHasLongFrames, 0x003FF, 12, {}, {0, 0}, 1},
     {"time_pilot", "fc2104dd2dadf9a6176c1c1c8f87ced9", kTimePilot, kCartF8, 34, 210, 0, 0x03C3F, 8, {}, {0, 0}, 5},
     {"trondead", "fb27afe896e7c928089307b32e5642ee", kTrondead, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 5},
     {"turmoil", "7a5463545dfb2dcfdafa6074b2f2c15e", kTurmoil, kCart4K, 34, 210, 0, 0x01BFF, 12, {}, {1, 1}, 4},
     {"tutankham", "085322bae40d904f53bdcc56df0593fc", kTutankham, kCartE0, 34, 210, 0, 0x01C3D, 12, {2, 0xAB, 0x00, 0}, {0, 0}, 3},
     {"up_n_down", "a499d720e7ee35c62424de882a3351b6", kUpNDown, kCartF8, 30, 210, 0, 0x02427, 8, {}, {1, 1}, 5},
     {"venture", "3e899eba0ca8cd2972da1ae5479b4f0d", kVenture, kCart4K, 34, 210, 0, 0x3FFFF, 8, {}, {0, 0}, 4},
-    {"video_checkers", "539d26b6e9df0da8e7465f0f5ad863b7", kVideoCheckers, kCart4K, 34, 210, 0, 0x003C2, 12, {}, {0, 0}, 1},
-    {"video_chess", "f0b7db930ca0e548c41a97160b9f6275", kVideoChess, kCart4K, 34, 210, 0, 0x003FF, 12, {}, {0, 0}, 1},
+    {"video_checkers", "539d26b6e9df0da8e7465f0f5ad863b7", kVideoCheckers, kCart4K, 34, 210, kHasLongFrames, 0x003C2, 12, {}, {0, 0}, 1},
+    {"video_chess", "f0b7db930ca0e548c41a97160b9f6275", kVideoChess, kCart4K, 34, 210, kHasLongFrames, 0x003FF, 12, {}, {0, 0}, 1},
     {"video_cube", "3f540a30fdee0b20aed7288e4a5ea528", kVideoCube, kCart4K, 34, 210, 0, 0x3FFFF, 12, {}, {1, 1, 61, 2}, 1},
     {"video_pinball", "107cc025334211e6d29da0b6be46aec7", kVideoPinball, kCart4K, 34, 210, 0, 0x01C3F, 12, {2, 0xC1, 0x00, 0}, {0, 0}, 3},
     {"warlords", "cbe5a166550a8129a5e6d374901dffad", kNoRules, kCart4K, 34, 210, kPaddles, 0x3FFFF, 8, {}, {0, 0}, 0},
@@ -226,20 +234,27 @@ HD inline int riverraid_digit(uint8_t byte) { return byte % 8 == 0 && byte <= 0x
 
 // One frame of a game's rules: reads RAM ($80 is ram[0]), or the cartridge's, and updates score, reward, lives and over.
 HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const uint8_t* cart_ram, Tally& tally) {
-  const uint8_t* const ram = rules == kKlax ? cart_ram : console_ram;
-  const auto at = [ram](int address) -> uint8_t { return ram[address & 0x7F]; };
+  const uint8_t* ram = console_ram;
+  const auto at = [&ram](int address) -> uint8_t { return ram[address & 0x7F]; };
   const auto bcd3 = [at](int high, int middle, int low) {
     return bcd(at(high)) * 10000 + bcd(at(middle)) * 100 + bcd(at(low));
   };
   const auto bcd2 = [at](int high, int low) { return bcd(at(high)) * 100 + bcd(at(low)); };
   int score = 0;
   int lives = tally.lives;
-  bool over = false;
+  bool over = false, keeps_lives = false;  // keeps_lives: also once the game is over
+  // The reward is the score's rise, unless the game gives another.
+  constexpr int kRise = INT32_MIN;
+  int reward = kRise;
+  const auto rise = [&] { return score - tally.score; };
+  const auto rise_of_wrapped = [&](int modulus) { return rise() < 0 ? rise() + modulus : rise(); };
+  const auto rise_or_0 = [&] { return rise() < 0 ? 0 : rise(); };
   switch (rules) {
     case kNoRules: return;
     case kAdventure:
       score = at(0xB9) == 0x12;  // the chalice is home
       over = at(0xE0) == 2 || score;
+      keeps_lives = true;
       break;
     case kAirRaid:
       score = bcd3(0xA8, 0xA9, 0xAA);
@@ -270,16 +285,19 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       score = bcd(at(0xBD)) * 1000 + bcd(at(0xBE)) * 10;
       lives = at(0xBC) >> 4;
       over = lives == 0;
+      reward = rise_of_wrapped(100000);
       break;
     case kAtlantis:
       score = bcd(at(0xA1)) * 1000000 + bcd(at(0xA3)) * 10000 + bcd(at(0xA2)) * 100;
       lives = at(0xF1);
       over = lives == 0xFF;
+      if (over) reward = 0;
       break;
     case kAtlantis2:
       score = bcd3(0xA3, 0xA2, 0xA1);
       lives = at(0xF1);
       over = lives == 0xFF;
+      if (over) reward = 0;
       break;
     case kBackgammon: {
       // Points, bars and homes; one side's checkers count up, the other's down, in 8 bits as in ALE.
@@ -351,11 +369,13 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       } else {
         over = score == 0 || (at(0x9E) != 0 && at(0xD3) & 0x80);
       }
+      if (at(0xD4) != 3 && at(0xD3) & 0x80) reward = tally.reward;  // ALE repeats the last frame's
       break;
     case kCentipede:
       score = bcd3(0xF4, 0xF5, 0xF6);
       lives = (at(0xED) >> 4 & 7) + 1;
       over = at(0xA6) & 0x40;
+      reward = rise_or_0();
       break;
     case kChopperCommand:
       score = bcd(at(0xEC)) * 10000 + bcd(at(0xEE)) * 100;
@@ -366,6 +386,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       score = at(0x85) * 100000 + at(0x84) * 10000 + at(0x83) * 1000 + at(0x82) * 100;
       lives = at(0xAA);
       over = lives == 0;
+      reward = rise_or_0();
       break;
     case kCrossbow:
       score = bcd3(0x8B, 0x8C, 0x8D);
@@ -374,7 +395,10 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
     case kDarkchambers:
       score = bcd2(0xCF, 0xCC) * 10;
       over = (at(0xCA) & 0x1F) == 0;
-      if (at(0xD5) < tally.previous || score < tally.score) over = true, score = tally.score;
+      if (at(0xD5) < tally.previous || score < tally.score) {
+        over = true;
+        score = tally.score;
+      }
       tally.previous = at(0xD5);
       break;
     case kDefender:
@@ -430,6 +454,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
     case kFreeway:
       score = bcd(at(0xE7));
       over = at(0x96) == 1;
+      reward = rise() > 1 ? 1 : rise_or_0();
       break;
     case kFrogger:
       score = bcd2(0xCC, 0xCE);
@@ -445,6 +470,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       score = bcd3(0xAC, 0xAD, 0xAE);
       lives = at(0xB9) + 1;
       over = at(0xBF) & 0x80;
+      reward = rise_of_wrapped(1000000);
       break;
     case kGopher:
       score = bcd3(0xB0, 0xB1, 0xB2);
@@ -465,6 +491,8 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       score = at(0x99) == 0x44 ? 100 : 0;  // it has been won
       lives = at(0x96);
       over = lives == 0 || score != 0;
+      reward = rise() - (bcd(at(0x82)) != bcd(tally.previous));
+      tally.previous = at(0x82);
       break;
     case kHero:
       score = bcd3(0xB7, 0xB8, 0xB9);
@@ -478,6 +506,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
     case kIceHockey:
       score = bcd(at(0x8A)) - bcd(at(0x8B));
       over = at(0x86) == 0 && at(0x87) == 0;
+      if (rise() > 1) reward = 1;
       break;
     case kJamesbond:
       score = bcd3(0xDE, 0xDD, 0xDC);
@@ -487,6 +516,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
     case kJourneyEscape:
       score = bcd3(0x90, 0x91, 0x92);
       over = at(0x95) == 0 && at(0x96) == 0;
+      if (rise() == 50000) reward = 0;
       break;
     case kKaboom:
       score = bcd3(0xA3, 0xA4, 0xA5);
@@ -509,6 +539,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       over = lives == 0;
       break;
     case kKlax: {
+      ram = cart_ram;
       score = bcd3(0xB6, 0xB5, 0xB4);
       bool is_full = at(0xA8) == 4;
       for (int cell = 0xB3; cell <= 0xCB; ++cell) {
@@ -622,6 +653,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       if (static_cast<int8_t>(at(0x88)) == static_cast<int8_t>(tally.previous) - 1) --lives;
       over = at(0x88) == 0xFE || (at(0x88) == 2 && tally.previous == 0xFF);
       tally.previous = at(0x88);
+      if (over) reward = 0;
       break;
     case kRiverraid:
       for (int i = 0xCD; i <= 0xD7; i += 2) score = score * 10 + riverraid_digit(at(i));
@@ -663,6 +695,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       score = bcd2(0xE6, 0xE8);
       lives = at(0xC9);
       over = lives == 0 || at(0x98) & 0x80;
+      reward = rise_of_wrapped(10000);
       break;
     case kSpaceWar:
       score = bcd(at(0xA7));
@@ -688,11 +721,15 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       const int own = at(0xC7), other = at(0xC8);
       score = own - other;
       over = own == 7 || other == 7 || (own >= 6 && score >= 2) || (other >= 6 && score <= -2);
+      const int points = at(0xC5) - at(0xC6);
+      if (rise() == 0) reward = points - tally.points;
+      tally.points = points;
       break;
     }
     case kTetris:
       score = bcd2(0xF2, 0xF1);
       over = at(0xF3) & 0x80;
+      reward = rise_or_0();
       break;
     case kTicTacToe3d: {
       const bool is_decided = at(0xFE) == 0x10 && at(0xFF) == 0xF3;  // a return address on the stack
@@ -754,6 +791,11 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
         score += is_uniform;
       }
       over = score == 6;
+      if (at(0xDB) == 0 && tally.previous == 0xFF) {  // the time is over
+        reward = -1;
+        over = true;
+      }
+      tally.previous = at(0xDB);
       break;
     case kVideoPinball:
       score = bcd3(0xB4, 0xB2, 0xB0);
@@ -769,6 +811,7 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
     case kWordZapper:
       score = at(0xCF) == 0 ? tally.score : -static_cast<int8_t>(at(0xDC));
       over = at(0xCF) != 0 && (at(0xDC) == 0xFF || at(0xDE) == 0);
+      if (at(0xCF) == 0) reward = tally.reward;  // ALE repeats the last frame's
       break;
     case kYarsRevenge:
       score = bcd3(0xE0, 0xE1, 0xE2);
@@ -781,36 +824,10 @@ HD inline void apply_rules(GameRules rules, const uint8_t* console_ram, const ui
       over = lives == 0;
       break;
   }
-  int reward = score - tally.score;
-  if (rules == kAsteroids && reward < 0) reward += 100000;      // the score has wrapped
-  if (rules == kSpaceInvaders && reward < 0) reward += 10000;   // likewise
-  if (rules == kGalaxian && reward < 0) reward += 1000000;
-  if ((rules == kCentipede || rules == kCrazyClimber || rules == kTetris) && reward < 0) reward = 0;
-  if (rules == kJourneyEscape && reward == 50000) reward = 0;
-  if (rules == kFreeway) reward = reward < 0 ? 0 : reward > 1 ? 1 : reward;
-  if (rules == kIceHockey && reward > 1) reward = 1;
-  if ((rules == kAtlantis || rules == kAtlantis2 || rules == kQbert) && over) reward = 0;
-  // ALE repeats the last frame's reward here.
-  const bool repeats_reward =
-      (rules == kCasino && at(0xD4) != 3 && at(0xD3) & 0x80) || (rules == kWordZapper && at(0xCF) == 0);
-  if (repeats_reward) reward = tally.reward;
-  if (rules == kVideoCube) {
-    if (at(0xDB) == 0 && tally.previous == 0xFF) reward = -1, over = true;  // the time is over
-    tally.previous = at(0xDB);
-  }
-  if (rules == kHauntedHouse) {
-    reward -= bcd(at(0x82)) != bcd(tally.previous);
-    tally.previous = at(0x82);
-  }
-  if (rules == kTennis) {
-    const int points = at(0xC5) - at(0xC6);
-    if (reward == 0) reward = points - tally.points;
-    tally.points = points;
-  }
+  tally.reward = reward == kRise ? rise() : reward;
   tally.score = score;
-  tally.reward = reward;
   tally.lives = static_cast<int16_t>(lives);
-  tally.shown_lives = over && rules != kAdventure ? 0 : tally.lives;
+  tally.shown_lives = over && !keeps_lives ? 0 : tally.lives;
   tally.over = over;
 }
 

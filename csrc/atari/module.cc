@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "build_check.h"
 #include "env.h"
 
 namespace py = pybind11;
@@ -118,6 +119,7 @@ py::list games() {
     row["height"] = static_cast<int>(game.height);
     row["is_pal"] = game.has(kPal);
     row["has_rules"] = game.rules != kNoRules;
+    row["is_exact"] = game.is_exact();
     row["cart"] = static_cast<int>(game.cart);
     py::list actions;
     for (int i = 0; i < kNumActions; ++i) {
@@ -139,6 +141,7 @@ py::list games() {
 
 PYBIND11_MODULE(libatari, module) {
   using namespace beast::atari;
+  check_build();
   py::class_<Console>(module, "Console")
       .def(py::init([](const py::bytes& rom, const std::string& game, uint32_t seed, double sticky) {
              return new Console(rom, game, seed, sticky);

@@ -13,32 +13,41 @@
 
 namespace beast::atari {
 
-// What a pool is to do with environments `ids`, and where the results go: element k of every array is of environment
-// ids[k].
+// What a pool is to do with n = ids.size() environments, and where the results go: element k of every array is of
+// environment ids[k]. The caller owns the arrays that the pointers lead to, of the lengths in brackets.
 struct Job {
   enum class Kind { kReset, kSeededReset, kStep };
   Kind kind = Kind::kStep;
-  std::vector<int32_t> ids, actions;
-  std::vector<uint32_t> seeds;
-  uint8_t* observations = nullptr;
-  size_t observation_stride = 0;          // bytes from one environment's to the next
-  uint8_t* final_observations = nullptr;  // SAME_STEP: written for episodes that end
-  int32_t *rewards = nullptr, *lives = nullptr, *errors = nullptr;
-  int32_t *frame_numbers = nullptr, *episode_frame_numbers = nullptr;
-  bool *terminated = nullptr, *truncated = nullptr;
+  std::vector<int32_t> ids;               // no two are equal
+  std::vector<int32_t> actions;           // [n], indices; read by kStep
+  std::vector<uint32_t> seeds;            // [n]; read by kSeededReset
+  uint8_t* observations = nullptr;        // [n] times Protocol::stack_bytes(), which begin at multiples of the stride
+  size_t observation_stride = 0;          // bytes, at least Protocol::stack_bytes()
+  uint8_t* final_observations = nullptr;  // [n, Protocol::stack_bytes()] or null; SAME_STEP: of episodes that end
+  int32_t* rewards = nullptr;             // [n]
+  int32_t* lives = nullptr;               // [n]
+  int32_t* frame_numbers = nullptr;       // [n]
+  int32_t* episode_frame_numbers = nullptr;  // [n]
+  int32_t* errors = nullptr;                 // [n], of Error
+  bool* terminated = nullptr;                // [n]
+  bool* truncated = nullptr;                 // [n]
 };
 
 constexpr uint64_t kStateMagic = 0x3430'6574'6174'7341;  // "Astate04": count it up when the meaning of EnvState changes
 
 class Pool {
  public:
+  // Copies the ROM.
   Pool(const Rom& rom, const EnvSettings& settings, const Palette& palette, int num_envs, int num_threads)
       : rom_(rom), protocol_(rom_, settings, palette), team_(num_threads) {
-    states_.resize(num_envs), before_.resize(num_envs);
+    states_.resize(num_envs);
+    before_.resize(num_envs);
     rgb_.resize(num_envs * protocol_.rgb_bytes());
     stacks_.resize(num_envs * protocol_.stack_bytes());
     for (int member = 0; member < num_threads; ++member) scratch_.push_back(protocol_.make_scratch());
   }
+  Pool(const Pool&) = delete;  // protocol_ refers to rom_
+  Pool& operator=(const Pool&) = delete;
 
   const Protocol& protocol() const { return protocol_; }
   int num_envs() const { return static_cast<int>(states_.size()); }
@@ -136,10 +145,18 @@ class Pool {
       const Env target = env(job_.ids[k]);
       uint8_t* final_observation =
           job_.final_observations ? job_.final_observations + k * protocol_.stack_bytes() : nullptr;
-      const StepResult result = job_.kind == Job::Kind::kStep
-                                    ? protocol_.step(target, job_.actions[k], final_observation, scratch)
-                                : job_.kind == Job::Kind::kReset ? protocol_.reset(target, scratch)
-                                                                 : protocol_.reset(target, job_.seeds[k], scratch);
+      StepResult result;
+      switch (job_.kind) {
+        case Job::Kind::kReset:
+          result = protocol_.reset(target, scratch);
+          break;
+        case Job::Kind::kSeededReset:
+          result = protocol_.reset(target, job_.seeds[k], scratch);
+          break;
+        case Job::Kind::kStep:
+          result = protocol_.step(target, job_.actions[k], final_observation, scratch);
+          break;
+      }
       protocol_.observe(target, job_.observations + k * job_.observation_stride);
       job_.rewards[k] = static_cast<int32_t>(result.reward);
       job_.errors[k] = result.error;
@@ -165,7 +182,7 @@ class Pool {
   }
 
   const Rom rom_;
-  const Protocol protocol_;
+  const Protocol protocol_;  // refers to rom_, which is made before it and destroyed after it
   std::vector<EnvState> states_, before_;
   std::vector<uint8_t> rgb_, stacks_;
   std::vector<Protocol::Scratch> scratch_;

@@ -52,7 +52,8 @@ class PythonPool {
  public:
   PythonPool(const std::string& rom, const std::string& game, int num_envs, int num_threads,
              const Array<uint8_t>& palette, const EnvSettings& settings) {
-    check(num_envs, 1, 1 << 20, "num_envs"), check(num_threads, 1, 1024, "num_threads");
+    check(num_envs, 1, 1 << 20, "num_envs");
+    check(num_threads, 1, 1024, "num_threads");
     const Rom made = rom_of(rom, game);
     const Palette colors = palette_of(palette);
     py::gil_scoped_release release;
@@ -86,7 +87,8 @@ class PythonPool {
     if (numbers.size() != 5 * n || flags.size() != 2 * n) throw std::invalid_argument("arrays of another width");
     job.kind = kind;
     job.ids.assign(ids.data(), ids.data() + n);
-    job.actions.resize(n), job.seeds.resize(n);
+    job.actions.resize(n);
+    job.seeds.resize(n);
     std::vector<bool> seen(pool_->num_envs());
     const int64_t num_actions = static_cast<int64_t>(pool_->protocol().settings().actions.size());
     for (py::ssize_t k = 0; k < n; ++k) {
@@ -99,7 +101,9 @@ class PythonPool {
       if (kind == Job::Kind::kStep) {
         if (actions_or_seeds.at(k) < 0 || actions_or_seeds.at(k) >= num_actions) {
           throw std::invalid_argument("action " + std::to_string(actions_or_seeds.at(k)) + " of environment " +
-                                      std::to_string(id) + " is not in [0, " + std::to_string(num_actions) + ")");
+                                      std::to_string(id) + " is none of " + std::to_string(num_actions) +
+                                      ": give an index from 0 to " + std::to_string(num_actions - 1) +
+                                      " into get_action_set()");
         }
         job.actions[k] = static_cast<int32_t>(actions_or_seeds.at(k));
       } else if (has_each) {
@@ -119,9 +123,13 @@ class PythonPool {
       throw std::invalid_argument("under SAME_STEP there must be an array for final observations");
     }
     int32_t* rows = numbers.mutable_data();
-    job.rewards = rows, job.lives = rows + n, job.frame_numbers = rows + 2 * n;
-    job.episode_frame_numbers = rows + 3 * n, job.errors = rows + 4 * n;
-    job.terminated = flags.mutable_data(), job.truncated = job.terminated + n;
+    job.rewards = rows;
+    job.lives = rows + n;
+    job.frame_numbers = rows + 2 * n;
+    job.episode_frame_numbers = rows + 3 * n;
+    job.errors = rows + 4 * n;
+    job.terminated = flags.mutable_data();
+    job.truncated = job.terminated + n;
     kept_ = py::make_tuple(observations, final_observations, numbers, flags);
   }
 
@@ -254,15 +262,26 @@ EnvSettings settings_of(const py::dict& given) {
   const auto take = [&](const char* name, auto& value) {
     value = given[name].template cast<std::decay_t<decltype(value)>>();
   };
-  take("frame_skip", settings.frame_skip), take("max_pool", settings.max_pool), take("stack", settings.stack);
-  take("height", settings.height), take("width", settings.width), take("grayscale", settings.grayscale);
-  take("keeps_rgb", settings.keeps_rgb), take("noop_max", settings.noop_max);
-  take("fire_reset", settings.fire_reset), take("episodic_life", settings.episodic_life);
-  take("life_loss_info", settings.life_loss_info), take("clip_rewards", settings.clip_rewards);
-  take("same_step", settings.same_step), take("max_frames", settings.max_frames);
-  take("sticky", settings.sticky), take("actions", settings.actions);
-  check(settings.frame_skip, 1, 1e6, "frame_skip"), check(settings.stack, 1, 1024, "stack");
-  check(settings.noop_max, 0, 1e6, "noop_max"), check(settings.max_frames, 1, kMostFrames, "max_frames");
+  take("frame_skip", settings.frame_skip);
+  take("max_pool", settings.max_pool);
+  take("stack", settings.stack);
+  take("height", settings.height);
+  take("width", settings.width);
+  take("grayscale", settings.grayscale);
+  take("keeps_rgb", settings.keeps_rgb);
+  take("noop_max", settings.noop_max);
+  take("fire_reset", settings.fire_reset);
+  take("episodic_life", settings.episodic_life);
+  take("life_loss_info", settings.life_loss_info);
+  take("clip_rewards", settings.clip_rewards);
+  take("same_step", settings.same_step);
+  take("max_frames", settings.max_frames);
+  take("sticky", settings.sticky);
+  take("actions", settings.actions);
+  check(settings.frame_skip, 1, 1e6, "frame_skip");
+  check(settings.stack, 1, 1024, "stack");
+  check(settings.noop_max, 0, 1e6, "noop_max");
+  check(settings.max_frames, 1, kMostFrames, "max_frames");
   check(settings.sticky, 0, 1, "sticky");
   for (const int action : settings.actions) check(action, 0, kNumActions - 1, "an action");
   return settings;
@@ -283,7 +302,11 @@ void bind_pool(py::module_& module) {
                                  const py::array& observations, const py::object& final_observations,
                                  Array<int32_t> numbers, Array<bool> flags) {
       self.prepare(kind, ids, actions_or_seeds, observations, final_observations, numbers, flags);
-      is_waited_for ? self.run() : self.start();
+      if (is_waited_for) {
+        self.run();
+      } else {
+        self.start();
+      }
     };
   };
   const auto def = [&](const char* name, auto function) {

@@ -48,7 +48,8 @@ struct Axis {
     const double scale = 1.0 / (static_cast<double>(out) / in);
     for (int j = 0; j < out; ++j) {
       Taps t{};
-      t.begin = j * total / whole, t.offset = static_cast<int>(weights.size());
+      t.begin = j * total / whole;
+      t.offset = static_cast<int>(weights.size());
       for (int i = t.begin; i * whole < (j + 1) * total; ++i, ++t.count) {
         weights.push_back(std::min((i + 1) * whole, (j + 1) * total) - std::max(i * whole, j * total));
       }
@@ -56,7 +57,8 @@ struct Axis {
       const double begin = j * scale, end = begin + scale, cell = std::min(scale, in - begin);
       const int last = std::min(static_cast<int>(std::floor(end)), in - 1);
       const int first = std::min(static_cast<int>(std::ceil(begin)), last);
-      t.float_begin = first, t.float_offset = static_cast<int>(float_weights.size());
+      t.float_begin = first;
+      t.float_offset = static_cast<int>(float_weights.size());
       if (first - begin > 1e-3) {
         --t.float_begin;
         float_weights.push_back(static_cast<float>((first - begin) / cell));
@@ -215,7 +217,8 @@ class Resizer {
     for (int block = 0; block < 12; ++block) {
       Shuffle& s = shuffles_[block];
       s.begin = std::min(columns_.taps[7 * block].begin, 160 - 16);
-      std::memset(s.first_two, -1, 16), std::memset(s.third, -1, 16);  // -1: 0
+      std::memset(s.first_two, -1, 16);  // -1: 0
+      std::memset(s.third, -1, 16);
       for (int k = 0; k < 7; ++k) {
         const Axis::Taps& t = columns_.taps[7 * block + k];
         for (int l = 0; l < t.count; ++l) {

@@ -68,7 +68,9 @@ class Team {
   void begin(Task task, void* context, bool with_first) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      task_ = task, context_ = context, with_first_ = with_first;
+      task_ = task;
+      context_ = context;
+      with_first_ = with_first;
       running_ = with_first ? size_ : size_ - 1;
       ++task_number_;
     }

@@ -19,9 +19,24 @@ constexpr int kWidth = 160;
 constexpr int kLineCycles = 76;
 constexpr int kLineClocks = 228;
 constexpr int kBlankClocks = 68;
-constexpr int kWsync = 0x02;
-constexpr int kNumRegisters = 0x2A;  // write registers that may use the value; those behind them are strobes
 constexpr int kLongAgo = -100000;  // cycles
+
+// Registers that a program writes, in the order of their addresses. A strobe acts whatever value is written.
+// clang-format off
+enum Register : uint8_t {
+  kVsync, kVblank, kWsync, kRsync, kNusiz0, kNusiz1, kColup0, kColup1, kColupf, kColubk, kCtrlpf, kRefp0, kRefp1,
+  kPf0, kPf1, kPf2, kResp0, kResp1, kResm0, kResm1, kResbl, kAudc0, kAudc1, kAudf0, kAudf1, kAudv0, kAudv1,
+  kGrp0, kGrp1, kEnam0, kEnam1, kEnabl, kHmp0, kHmp1, kHmm0, kHmm1, kHmbl, kVdelp0, kVdelp1, kVdelbl,
+  kResmp0, kResmp1, kHmove, kHmclr, kCxclr
+};
+// clang-format on
+// Registers that it reads; the first eight tell collisions.
+enum ReadRegister : uint8_t { kInpt0 = 8, kInpt4 = 12, kInpt5 };
+static_assert(kWsync == 0x02 && kResp0 == 0x10 && kGrp0 == 0x1B && kHmp0 == 0x20 && kCxclr == 0x2C, "as in hardware");
+constexpr int kNumValueRegisters = kHmove;  // the registers behind them are strobes
+
+// The TIA decodes six bits of an address only.
+HD constexpr int register_of(int address) { return address & 0x3F; }
 
 enum Object : uint8_t { kP0, kP1, kM0, kM1, kBL, kPF, kNumObjects };
 
@@ -74,7 +89,7 @@ struct Tia {
   uint8_t color_loss;          // 1: the last frame of a PAL game had an odd number of lines, all colors get this bit
   uint8_t frame_over;
   uint8_t fire[2];             // INPT4, INPT5: 0x80, or 0 while pressed
-  uint8_t written[kNumRegisters];  // what a register was last written with
+  uint8_t written[kNumValueRegisters];  // what a register was last written with
 };
 
 // What does not change within a frame.
@@ -130,11 +145,14 @@ HD inline void place(Mask& mask, uint64_t bits, int x) {
   const unsigned shift = x & 63;
   const uint64_t low = bits << shift, high = bits >> 1 >> (63 - shift);
   if (x < 64) {
-    mask.words[0] |= low, mask.words[1] |= high;
+    mask.words[0] |= low;
+    mask.words[1] |= high;
   } else if (x < 128) {
-    mask.words[1] |= low, mask.words[2] |= high;
+    mask.words[1] |= low;
+    mask.words[2] |= high;
   } else {
-    mask.words[2] |= low & 0xFFFFFFFF, mask.words[0] |= low >> 32;
+    mask.words[2] |= low & 0xFFFFFFFF;
+    mask.words[0] |= low >> 32;
   }
 }
 
@@ -164,8 +182,9 @@ HD NOINLINE inline void place_player(Tia& tia, int player) {
     const int mode = tia.size[player] & 7;
     uint32_t bits = tia.reflected[player] ? graphics : kTables.reversed[graphics];
     int x = tia.position[player];
-    if (mode == 5) bits = doubled(bits), ++x;
-    if (mode == 7) bits = quadrupled(bits), ++x;
+    if (mode == 5) bits = doubled(bits);
+    if (mode == 7) bits = quadrupled(bits);
+    if (mode == 5 || mode == 7) ++x;
     for (int i = tia.without_first[player]; i < 3 && kCopies[mode][i] >= 0; ++i) place(mask, bits, wrap(x + kCopies[mode][i]));
   }
   set_object(tia, kP0 + player, mask, graphics != 0);
@@ -419,7 +438,10 @@ HD NOINLINE inline void draw_to(Tia& tia, const TiaSettings& settings, const Can
 
 // Clears what drawing has left behind, so that a state does not depend on whether its frames were drawn.
 HD inline void forget_line(Tia& tia) {
-  for (int i = 0; i < kNumObjects; ++i) tia.kept[i] = Mask{}, tia.since[i] = 0;
+  for (int i = 0; i < kNumObjects; ++i) {
+    tia.kept[i] = Mask{};
+    tia.since[i] = 0;
+  }
 }
 
 // Whether a pixel before `clock` is not drawn yet. There is none in a line's horizontal blank.
@@ -488,16 +510,24 @@ HD inline int strobe_position(int object, int hpos, int clocks_since_hmove) {
   return hpos < kBlankClocks ? 2 : (hpos - 64) % kWidth;
 }
 
-// Bit per register: whether writing again what it has does nothing but, for GRP, to move what is delayed. NUSIZ ends
-// what RESP has begun, and strobes do not look at the value.
-constexpr uint64_t kRepeatable = 0x3FF'FFE0'FFC2;
+// The registers, a bit for each, where a second write of the same value changes nothing, or for GRP nothing but the
+// delayed graphics. NUSIZ is not among them: it ends what RESP has begun.
+constexpr uint64_t repeatable_registers() {
+  constexpr Register kRanges[][2] = {{kVblank, kVblank}, {kColup0, kPf2}, {kAudc0, kResmp1}};  // first, last
+  uint64_t registers = 0;
+  for (const auto& range : kRanges) {
+    for (int which = range[0]; which <= range[1]; ++which) registers |= 1ull << which;
+  }
+  return registers;
+}
+constexpr uint64_t kRepeatable = repeatable_registers();
 
 HD inline bool is_repeated(const Tia& tia, int address, uint8_t value) {
-  const int which = address & 0x3F;
+  const int which = register_of(address);
   if (!(kRepeatable >> which & 1) || tia.written[which] != value) return false;
-  if (which == 0x0A) return tia.mirrored == (value & 1);
-  if (which == 0x1B) return tia.old_graphics[1] == tia.graphics[1];
-  if (which == 0x1C) return tia.old_graphics[0] == tia.graphics[0] && tia.old_ball_on == tia.ball_on;
+  if (which == kCtrlpf) return tia.mirrored == (value & 1);
+  if (which == kGrp0) return tia.old_graphics[1] == tia.graphics[1];
+  if (which == kGrp1) return tia.old_graphics[0] == tia.graphics[0] && tia.old_ball_on == tia.ball_on;
   return true;
 }
 
@@ -506,264 +536,294 @@ HD inline int player_width(int mode) { return mode == 5 ? 16 : mode == 7 ? 32 : 
 
 // Does a write that only concerns what the next HMOVE does; returns whether it was one.
 HD inline bool write_motion(Tia& tia, int address, uint8_t value) {
-  const int which = address & 0x3F;
-  if (which == 0x2B) {
-    for (int i = 0; i < 5; ++i) tia.motion[i] = tia.written[0x20 + i] = 0;
+  const int which = register_of(address);
+  if (which == kHmclr) {
+    for (int i = 0; i < 5; ++i) tia.motion[i] = tia.written[kHmp0 + i] = 0;
     return true;
   }
-  if (which < 0x20 || which > 0x24 || which == 0x22) return false;  // HMM0 may begin to shake missile 0
+  if (which < kHmp0 || which > kHmbl || which == kHmm0) return false;  // HMM0 may begin to shake missile 0
   tia.written[which] = value;
-  tia.motion[which - 0x20] = value & 0xF0;
+  tia.motion[which - kHmp0] = value & 0xF0;
   return true;
 }
+
+// A write at the end of `cycle`. Each function does those of one group of registers; `i` is the place in the group.
+struct RegisterWrite {
+  Tia& tia;
+  const TiaSettings& settings;
+  const Canvas& canvas;
+  const int cycle;
+  const uint8_t value;
+
+  HD int column() const { return static_cast<int>(static_cast<uint32_t>(cycle) % kLineCycles); }  // 0 to 75
+  HD int row() const { return cycle / kLineCycles - settings.first_line; }
+
+  // A write shows `delay` clocks later. `finish` draws all that comes before; `change` keeps what one object has shown.
+  HD void finish(int delay) const { draw_to(tia, settings, canvas, 3 * cycle + delay); }
+  HD void change(int object, int delay) const {
+    const int clock = 3 * cycle + delay;
+    if (has_undrawn(tia, clock)) keep(tia, settings, canvas, object, clock);
+  }
+
+  HD ALWAYS_INLINE void vsync() const {
+    if (value & 2) {
+      tia.vsync_cycle = cycle;
+    } else if ((tia.vsync & 2) && cycle - tia.vsync_cycle >= kLineCycles) {
+      tia.frame_over = 1;
+    }
+    tia.vsync = value;
+  }
+
+  HD ALWAYS_INLINE void vblank() const {
+    if ((tia.vblank ^ value) & 2) {
+      finish(1);
+      tia.news = kNewMasks;
+    }
+    if ((tia.vblank & 0x80) && !(value & 0x80)) tia.discharged_cycle = cycle;
+    tia.vblank = value;
+  }
+
+  HD ALWAYS_INLINE void nusiz(int i) const {
+    if (tia.size[i] == value && !tia.without_first[i] && !(i == 0 && tia.shake_shape)) return;
+    change(kP0 + i, 8);
+    change(kM0 + i, 8);
+    tia.size[i] = value;
+    tia.without_first[i] = 0;
+    if (i == 0) tia.shake_shape = 0;
+    place_player(tia, i);
+    place_missile(tia, i);
+  }
+
+  HD ALWAYS_INLINE void color(int i) const {
+    uint8_t& color = tia.color[i];
+    if (color == (value & 0xFE)) return;
+    if (canvas.pixels) finish(0);  // no color collides
+    color = value & 0xFE;
+    if (tia.news == kNoNews) tia.news = kNewColors;
+  }
+
+  HD ALWAYS_INLINE void ctrlpf() const {
+    if (tia.control == value && tia.mirrored == (value & 1)) return;
+    if ((tia.control ^ value) & 6) {
+      finish(0);
+    } else {
+      change(kPF, 0);
+      change(kBL, 0);
+    }
+    tia.control = value;
+    tia.news = kNewMasks;
+    if (tia.mirrored != (value & 1)) {
+      if (3 * column() - kBlankClocks < 79) {
+        tia.mirrored = value & 1;
+        place_playfield(tia);
+      } else {
+        tia.line_work = 1;
+      }
+    }
+    place_ball(tia);
+  }
+
+  HD ALWAYS_INLINE void refp(int i) const {
+    if (tia.reflected[i] == (value & 8)) return;
+    change(kP0 + i, 1);
+    tia.reflected[i] = value & 8;
+    place_player(tia, i);
+  }
+
+  // It shows from the next cell of 4 pixels on.
+  HD ALWAYS_INLINE void playfield(int i) const {
+    if (tia.playfield[i] == value) return;
+    const int pixel = 3 * column() - kBlankClocks;
+    change(kPF, ((pixel + 5) & ~3) - pixel);
+    tia.playfield[i] = value;
+    place_playfield(tia);
+  }
+
+  HD ALWAYS_INLINE void resp(int i) const {
+    const int column = this->column(), hpos = 3 * column;
+    const int position = hpos < kBlankClocks ? 3 : (hpos - 63) % kWidth;
+    const int mode = tia.size[i] & 7;
+    const int width = player_width(mode);
+    bool starting = false, drawing = false;  // an old copy begins or is being drawn where the new one will be
+    for (int copy = 0; copy < 3 && kCopies[mode][copy] >= 0; ++copy) {
+      const int distance = (position - tia.position[i] - kCopies[mode][copy] + 2 * kWidth) % kWidth;
+      starting |= distance < 4;
+      drawing |= distance >= 4 && distance < 4 + width;
+    }
+    const int delay = drawing && !starting ? 11 : 0;
+    const bool has_begun = tia.line == cycle / kLineCycles && tia.without_first[1 - i];
+    change(kP0 + i, delay);
+    tia.position[i] = static_cast<uint8_t>(position);
+    // ALE begins a line after what is written in its cycle 0, and the first copy comes back at once. It does not where
+    // the other player's delayed write has begun the line: then this player, too, loses its first copy.
+    const int row = this->row();
+    const bool line_begins = !has_begun && column == 0 && delay == 0 && row > 0 && row <= settings.height;
+    tia.without_first[i] = !starting && !line_begins;
+    tia.line_work |= tia.without_first[i];
+    place_player(tia, i);
+  }
+
+  // RESM0, RESM1 or RESBL, by the object.
+  HD ALWAYS_INLINE void resm_or_resbl(int object) const {
+    change(object, object == kBL ? 0 : 8);
+    tia.position[object] = static_cast<uint8_t>(strobe_position(object, 3 * column(), 3 * (cycle - tia.hmove_cycle)));
+    if (object == kBL) {
+      place_ball(tia);
+    } else {
+      if (object == kM0) tia.shake_shape = 0;
+      place_missile(tia, object - kM0);
+    }
+  }
+
+  // Each also makes the other's delayed graphics current, GRP1 the ball's.
+  HD ALWAYS_INLINE void grp(int i) const {
+    if (!tia.delayed[i]) change(kP0 + i, 1);
+    if (tia.delayed[1 - i]) change(kP0 + (1 - i), 1);
+    if (i == 1 && tia.delayed[2]) change(kBL, 1);
+    tia.graphics[i] = value;
+    tia.old_graphics[1 - i] = tia.graphics[1 - i];
+    if (i == 1) tia.old_ball_on = tia.ball_on;
+    if (!tia.delayed[i]) place_player(tia, i);
+    if (tia.delayed[1 - i]) place_player(tia, 1 - i);
+    if (i == 1 && tia.delayed[2]) place_ball(tia);
+  }
+
+  HD ALWAYS_INLINE void enam(int i) const {
+    if (tia.missile_on[i] == (value & 2)) return;
+    change(kM0 + i, 0);
+    tia.missile_on[i] = value & 2;
+    place_missile(tia, i);
+  }
+
+  HD ALWAYS_INLINE void enabl() const {
+    if (tia.ball_on == (value & 2)) return;
+    change(kBL, 0);
+    tia.ball_on = value & 2;
+    place_ball(tia);
+  }
+
+  // 21 cycles after an HMOVE it begins to shake missile 0.
+  HD ALWAYS_INLINE void hmm0() const {
+    if (tia.motion[kM0] == 0x70 && (value & 0xF0) == 0x60 && cycle - tia.hmove_cycle == 21) {
+      go_on(tia, settings, canvas, 3 * cycle);
+      tia.shaking = tia.line_work = 1;
+      tia.shake_step = 0;
+    }
+    tia.motion[kM0] = value & 0xF0;
+  }
+
+  HD ALWAYS_INLINE void vdelp(int i) const {
+    if (tia.delayed[i] == (value & 1)) return;
+    change(kP0 + i, 0);
+    tia.delayed[i] = value & 1;
+    place_player(tia, i);
+  }
+
+  HD ALWAYS_INLINE void vdelbl() const {
+    if (tia.delayed[2] == (value & 1)) return;
+    change(kBL, 0);
+    tia.delayed[2] = value & 1;
+    place_ball(tia);
+  }
+
+  HD ALWAYS_INLINE void resmp(int i) const {
+    if (tia.locked[i] == (value & 2)) return;
+    change(kM0 + i, 0);
+    if (tia.locked[i]) {
+      const int middle = player_width(tia.size[i] & 7) / 2;
+      tia.position[kM0 + i] = static_cast<uint8_t>(wrap(tia.position[i] + middle));
+      if (i == 0) tia.shake_shape = 0;
+    }
+    tia.locked[i] = value & 2;
+    place_missile(tia, i);
+  }
+
+  HD ALWAYS_INLINE void hmove() const {
+    const int column = this->column();
+    go_on(tia, settings, canvas, 3 * cycle);
+    tia.hmove_cycle = cycle;
+    if (settings.hmove_blanks && (column <= 20 || column == 75)) {
+      const bool is_seen = row() >= 0 && row() < settings.height;
+      (column == 75 && is_seen ? tia.blank_left_next : tia.blank_left) = tia.line_work = 1;
+    }
+    const Move move = move_at(column);
+    if (move.distance(0) == 0 && !has_motion(tia)) return;
+    tia.shake_shape = 0;
+    for (int i = 0; i < 5; ++i) {
+      const int distance = move.distance(tia.motion[i]);
+      const bool restored = (i < 2 && tia.without_first[i]) || (i == kM0 && tia.shaking);
+      if (distance == 0 && !restored) continue;
+      change(i, 0);
+      tia.position[i] = static_cast<uint8_t>(wrap(tia.position[i] + distance));
+      if (i < 2) {
+        tia.without_first[i] = 0;
+        place_player(tia, i);
+      } else if (i < 4) {
+        place_missile(tia, i - 2);
+      } else {
+        place_ball(tia);
+      }
+    }
+    tia.shaking = 0;
+  }
+
+  HD ALWAYS_INLINE void cxclr() const {
+    finish(0);
+    tia.collisions = 0;
+    tia.news = kNewMasks;
+  }
+};
 
 // A write of `value` at the end of `cycle`. Returns the cycle in which the CPU goes on.
 HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int address, uint8_t value,
                         int cycle) {
-  const auto column_of = [](int cycle) { return static_cast<int>(static_cast<uint32_t>(cycle) % kLineCycles); };  // 0..75
-  const int clock = 3 * cycle;
-  // A write shows `delay` clocks later. `finish` draws all that comes before; `change` keeps what one object has shown.
-  const auto finish = [&](int delay) { draw_to(tia, settings, canvas, clock + delay); };
-  const auto change = [&](int object, int delay) {
-    if (has_undrawn(tia, clock + delay)) keep(tia, settings, canvas, object, clock + delay);
-  };
+  const int which = register_of(address);
+  const RegisterWrite write = {tia, settings, canvas, cycle, value};
   int next_cycle = cycle;
-  if ((address & 0x3F) < kNumRegisters) tia.written[address & 0x3F] = value;
-  switch (address & 0x3F) {
-    case 0x00:  // VSYNC
-      if (value & 2) {
-        tia.vsync_cycle = cycle;
-      } else if ((tia.vsync & 2) && cycle - tia.vsync_cycle >= kLineCycles) {
-        tia.frame_over = 1;
-      }
-      tia.vsync = value;
-      break;
-    case 0x01:  // VBLANK
-      if ((tia.vblank ^ value) & 2) {
-        finish(1);
-        tia.news = kNewMasks;
-      }
-      if ((tia.vblank & 0x80) && !(value & 0x80)) tia.discharged_cycle = cycle;
-      tia.vblank = value;
-      break;
-    case kWsync:
-      next_cycle += (kLineCycles - column_of(cycle)) % kLineCycles;
-      break;
-    case 0x04:
-    case 0x05: {  // NUSIZ
-      const int i = address & 1;
-      if (tia.size[i] == value && !tia.without_first[i] && !(i == 0 && tia.shake_shape)) break;
-      change(kP0 + i, 8);
-      change(kM0 + i, 8);
-      tia.size[i] = value;
-      tia.without_first[i] = 0;
-      if (i == 0) tia.shake_shape = 0;
-      place_player(tia, i);
-      place_missile(tia, i);
-      break;
-    }
-    case 0x06:
-    case 0x07:
-    case 0x08:
-    case 0x09: {  // COLUP0 COLUP1 COLUPF COLUBK
-      uint8_t& color = tia.color[(address & 0x3F) - 6];
-      if (color == (value & 0xFE)) break;
-      if (canvas.pixels) finish(0);  // no color collides
-      color = value & 0xFE;
-      if (tia.news == kNoNews) tia.news = kNewColors;
-      break;
-    }
-    case 0x0A:  // CTRLPF
-      if (tia.control == value && tia.mirrored == (value & 1)) break;
-      if ((tia.control ^ value) & 6) {
-        finish(0);
-      } else {
-        change(kPF, 0);
-        change(kBL, 0);
-      }
-      tia.control = value;
-      tia.news = kNewMasks;
-      if (tia.mirrored != (value & 1)) {
-        if (3 * column_of(cycle) - kBlankClocks < 79) {
-          tia.mirrored = value & 1;
-          place_playfield(tia);
-        } else {
-          tia.line_work = 1;
-        }
-      }
-      place_ball(tia);
-      break;
-    case 0x0B:
-    case 0x0C: {  // REFP0 REFP1
-      const int i = (address & 0x3F) - 0x0B;
-      if (tia.reflected[i] == (value & 8)) break;
-      change(kP0 + i, 1);
-      tia.reflected[i] = value & 8;
-      place_player(tia, i);
-      break;
-    }
-    case 0x0D:
-    case 0x0E:
-    case 0x0F: {  // PF0 PF1 PF2: from the next cell of 4 pixels on
-      const int i = (address & 0x3F) - 0x0D;
-      if (tia.playfield[i] == value) break;
-      const int pixel = 3 * column_of(cycle) - kBlankClocks;
-      change(kPF, ((pixel + 5) & ~3) - pixel);
-      tia.playfield[i] = value;
-      place_playfield(tia);
-      break;
-    }
-    case 0x10:
-    case 0x11: {  // RESP0 RESP1
-      const int i = address & 1;
-      const int column = column_of(cycle), hpos = 3 * column;
-      const int position = hpos < kBlankClocks ? 3 : (hpos - 63) % kWidth;
-      const int mode = tia.size[i] & 7;
-      const int width = player_width(mode);
-      bool starting = false, drawing = false;  // an old copy begins or is being drawn where the new one will be
-      for (int copy = 0; copy < 3 && kCopies[mode][copy] >= 0; ++copy) {
-        const int distance = (position - tia.position[i] - kCopies[mode][copy] + 2 * kWidth) % kWidth;
-        starting |= distance < 4;
-        drawing |= distance >= 4 && distance < 4 + width;
-      }
-      const int delay = drawing && !starting ? 11 : 0;
-      const bool has_begun = tia.line == cycle / kLineCycles && tia.without_first[1 - i];
-      change(kP0 + i, delay);
-      tia.position[i] = static_cast<uint8_t>(position);
-      // ALE begins a line after what is written in its cycle 0, and the first copy comes back at once. It does not where
-      // the other player's delayed write has begun the line: then this player, too, loses its first copy.
-      const int row = cycle / kLineCycles - settings.first_line;
-      const bool line_begins = !has_begun && column == 0 && delay == 0 && row > 0 && row <= settings.height;
-      tia.without_first[i] = !starting && !line_begins;
-      tia.line_work |= tia.without_first[i];
-      place_player(tia, i);
-      break;
-    }
-    case 0x12:
-    case 0x13:
-    case 0x14: {  // RESM0 RESM1 RESBL
-      const int object = kM0 + (address & 0x3F) - 0x12;
-      change(object, object == kBL ? 0 : 8);
-      tia.position[object] =
-          static_cast<uint8_t>(strobe_position(object, 3 * column_of(cycle), 3 * (cycle - tia.hmove_cycle)));
-      if (object == kBL) {
-        place_ball(tia);
-      } else {
-        if (object == kM0) tia.shake_shape = 0;
-        place_missile(tia, object - kM0);
-      }
-      break;
-    }
-    case 0x1B:
-    case 0x1C: {  // GRP0 GRP1: each also makes the other's delayed graphics current, GRP1 the ball's
-      const int i = (address & 0x3F) - 0x1B;
-      if (!tia.delayed[i]) change(kP0 + i, 1);
-      if (tia.delayed[1 - i]) change(kP0 + (1 - i), 1);
-      if (i == 1 && tia.delayed[2]) change(kBL, 1);
-      tia.graphics[i] = value;
-      tia.old_graphics[1 - i] = tia.graphics[1 - i];
-      if (i == 1) tia.old_ball_on = tia.ball_on;
-      if (!tia.delayed[i]) place_player(tia, i);
-      if (tia.delayed[1 - i]) place_player(tia, 1 - i);
-      if (i == 1 && tia.delayed[2]) place_ball(tia);
-      break;
-    }
-    case 0x1D:
-    case 0x1E: {  // ENAM0 ENAM1
-      const int i = (address & 0x3F) - 0x1D;
-      if (tia.missile_on[i] == (value & 2)) break;
-      change(kM0 + i, 0);
-      tia.missile_on[i] = value & 2;
-      place_missile(tia, i);
-      break;
-    }
-    case 0x1F:  // ENABL
-      if (tia.ball_on == (value & 2)) break;
-      change(kBL, 0);
-      tia.ball_on = value & 2;
-      place_ball(tia);
-      break;
-    case 0x20:  // HMP0
-    case 0x21:  // HMP1
-    case 0x23:  // HMM1
-    case 0x24:  // HMBL
-    case 0x2B:  // HMCLR
-      write_motion(tia, address, value);
-      break;
-    case 0x22:  // HMM0
-      if (tia.motion[kM0] == 0x70 && (value & 0xF0) == 0x60 && cycle - tia.hmove_cycle == 21) {
-        go_on(tia, settings, canvas, clock);
-        tia.shaking = tia.line_work = 1;
-        tia.shake_step = 0;
-      }
-      tia.motion[kM0] = value & 0xF0;
-      break;
-    case 0x25:
-    case 0x26: {  // VDELP0 VDELP1
-      const int i = (address & 0x3F) - 0x25;
-      if (tia.delayed[i] == (value & 1)) break;
-      change(kP0 + i, 0);
-      tia.delayed[i] = value & 1;
-      place_player(tia, i);
-      break;
-    }
-    case 0x27:  // VDELBL
-      if (tia.delayed[2] == (value & 1)) break;
-      change(kBL, 0);
-      tia.delayed[2] = value & 1;
-      place_ball(tia);
-      break;
-    case 0x28:
-    case 0x29: {  // RESMP0 RESMP1
-      const int i = address & 1;
-      if (tia.locked[i] == (value & 2)) break;
-      change(kM0 + i, 0);
-      if (tia.locked[i]) {
-        const int middle = player_width(tia.size[i] & 7) / 2;
-        tia.position[kM0 + i] = static_cast<uint8_t>(wrap(tia.position[i] + middle));
-        if (i == 0) tia.shake_shape = 0;
-      }
-      tia.locked[i] = value & 2;
-      place_missile(tia, i);
-      break;
-    }
-    case 0x2A: {  // HMOVE
-      const int column = column_of(cycle);
-      go_on(tia, settings, canvas, clock);
-      tia.hmove_cycle = cycle;
-      if (settings.hmove_blanks && (column <= 20 || column == 75)) {
-        const int row = cycle / kLineCycles - settings.first_line;
-        const bool is_seen = row >= 0 && row < settings.height;
-        (column == 75 && is_seen ? tia.blank_left_next : tia.blank_left) = tia.line_work = 1;
-      }
-      const Move move = move_at(column);
-      if (move.distance(0) == 0 && !has_motion(tia)) break;
-      tia.shake_shape = 0;
-      for (int i = 0; i < 5; ++i) {
-        const int distance = move.distance(tia.motion[i]);
-        const bool restored = (i < 2 && tia.without_first[i]) || (i == kM0 && tia.shaking);
-        if (distance == 0 && !restored) continue;
-        change(i, 0);
-        tia.position[i] = static_cast<uint8_t>(wrap(tia.position[i] + distance));
-        if (i < 2) {
-          tia.without_first[i] = 0;
-          place_player(tia, i);
-        } else if (i < 4) {
-          place_missile(tia, i - 2);
-        } else {
-          place_ball(tia);
-        }
-      }
-      tia.shaking = 0;
-      break;
-    }
-    case 0x2C:  // CXCLR
-      finish(0);
-      tia.collisions = 0;
-      tia.news = kNewMasks;
-      break;
+  if (which < kNumValueRegisters) tia.written[which] = value;
+  // clang-format off
+  switch (which) {
+    case kVsync: write.vsync(); break;
+    case kVblank: write.vblank(); break;
+    case kWsync: next_cycle += (kLineCycles - write.column()) % kLineCycles; break;
+    case kNusiz0:
+    case kNusiz1: write.nusiz(which - kNusiz0); break;
+    case kColup0:
+    case kColup1:
+    case kColupf:
+    case kColubk: write.color(which - kColup0); break;
+    case kCtrlpf: write.ctrlpf(); break;
+    case kRefp0:
+    case kRefp1: write.refp(which - kRefp0); break;
+    case kPf0:
+    case kPf1:
+    case kPf2: write.playfield(which - kPf0); break;
+    case kResp0:
+    case kResp1: write.resp(which - kResp0); break;
+    case kResm0:
+    case kResm1:
+    case kResbl: write.resm_or_resbl(kM0 + which - kResm0); break;
+    case kGrp0:
+    case kGrp1: write.grp(which - kGrp0); break;
+    case kEnam0:
+    case kEnam1: write.enam(which - kEnam0); break;
+    case kEnabl: write.enabl(); break;
+    case kHmm0: write.hmm0(); break;
+    case kHmp0:
+    case kHmp1:
+    case kHmm1:
+    case kHmbl:
+    case kHmclr: write_motion(tia, address, value); break;
+    case kVdelp0:
+    case kVdelp1: write.vdelp(which - kVdelp0); break;
+    case kVdelbl: write.vdelbl(); break;
+    case kResmp0:
+    case kResmp1: write.resmp(which - kResmp0); break;
+    case kHmove: write.hmove(); break;
+    case kCxclr: write.cxclr(); break;
     default: break;  // RSYNC and sound
   }
+  // clang-format on
   if (cycle >= (settings.line_limit + 1) * kLineCycles) tia.frame_over = 1;
   return next_cycle;
 }
@@ -771,25 +831,27 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
 // `undriven`: the byte that was last on the data bus; it shows in the bits that the TIA does not drive.
 HD inline uint8_t read_tia(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int address, int cycle,
                     uint8_t undriven) {
-  constexpr uint16_t kRegisters[8][2] = {  // bit 7, bit 6
+  // clang-format off
+  constexpr uint16_t kCollisions[8][2] = {  // CXM0P to CXPPMM: bit 7, bit 6
       {pair(kP1, kM0), pair(kP0, kM0)}, {pair(kP0, kM1), pair(kP1, kM1)}, {pair(kP0, kPF), pair(kP0, kBL)},
       {pair(kP1, kPF), pair(kP1, kBL)}, {pair(kM0, kPF), pair(kM0, kBL)}, {pair(kM1, kPF), pair(kM1, kBL)},
       {pair(kBL, kPF), 0},              {pair(kP0, kP1), pair(kM0, kM1)}};
+  // clang-format on
   const uint8_t low = undriven & 0x3F;
   const int which = address & 15;
-  if (which < 8) {
-    const int wanted = kRegisters[which][0] | kRegisters[which][1];
+  if (which < kInpt0) {
+    const int wanted = kCollisions[which][0] | kCollisions[which][1];
     if (kTables.pairs[present_objects(tia)] & ~tia.collisions & wanted) draw_to(tia, settings, canvas, 3 * cycle);
-    return static_cast<uint8_t>((tia.collisions & kRegisters[which][0] ? 0x80 : 0) |
-                                (tia.collisions & kRegisters[which][1] ? 0x40 : 0) | low);
+    return static_cast<uint8_t>((tia.collisions & kCollisions[which][0] ? 0x80 : 0) |
+                                (tia.collisions & kCollisions[which][1] ? 0x40 : 0) | low);
   }
-  if (which < 12) {
+  if (which < kInpt4) {
     // One that was charged before this frame began reads 0 again, as in ALE.
-    const int paddle = tia.paddle_cycles[which & 3], charged_cycle = tia.discharged_cycle + paddle;
+    const int paddle = tia.paddle_cycles[which - kInpt0], charged_cycle = tia.discharged_cycle + paddle;
     const bool charged = !(tia.vblank & 0x80) && paddle >= 0 && cycle > charged_cycle && (charged_cycle >= 0 || paddle == 0);
     return (charged ? 0x80 : 0) | low;
   }
-  if (which < 14) return tia.fire[which & 1] | low;
+  if (which <= kInpt5) return tia.fire[which - kInpt4] | low;
   return low;
 }
 

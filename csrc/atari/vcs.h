@@ -112,6 +112,7 @@ struct Bus {
   // By bits 10 to 13 of the address: 1 KB of the cartridge, and how many of its bytes switch no bank and are no RAM.
   const uint8_t* slices[16];
   uint16_t sizes[16];
+  intptr_t stack_bytes = 0;
 
   HD Bus(const Rom& rom, Vcs& vcs, const Canvas& canvas, const TiaSettings& settings)
       : rom(rom), vcs(vcs), canvas(canvas), settings(settings) {
@@ -135,7 +136,7 @@ struct Bus {
     code.begin = kWiring == kSliced ? slices[i] : bank;
     // What runs on behind the window has to be fetched.
     code.end = size ? code.begin + size - 3 : nullptr;
-    code.origin = code.begin + offset - pc;
+    code.origin = place_of(code.begin) + offset - pc;
     return code.begin + offset;
   }
 
@@ -174,7 +175,7 @@ struct Bus {
   }
   HD bool absorb_write(int64_t& time) {
     if (time >= frame_end) return false;
-    if ((write.address & 0x3F) != kWsync) return is_repeated(vcs.tia, write.address, write.value);
+    if (register_of(write.address) != kWsync) return is_repeated(vcs.tia, write.address, write.value);
     const uint32_t cycle = static_cast<uint32_t>(time >> kCycleBits);
     time += ((cycle + kLineCycles - 1) / kLineCycles * kLineCycles - cycle) * kCycle;
     return true;
@@ -185,7 +186,10 @@ struct Bus {
   HD NOINLINE void write_register() {
     const int cycle = static_cast<int>(saved.time >> kCycleBits);
     saved.time += (atari::write_tia(vcs.tia, settings, canvas, write.address, write.value, cycle) - cycle) * kCycle;
-    if (vcs.tia.frame_over) flags.stopped = 1, code.end = nullptr;
+    if (vcs.tia.frame_over) {
+      flags.stopped = 1;
+      code.end = nullptr;
+    }
   }
 };
 

@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "atari/build_check.h"
 #include "atari/pool.h"
 #include "atari/vcs.h"
 
@@ -53,6 +54,8 @@ struct Fuzzed {
     atari::act(rom, vcs, generators.user, static_cast<int>(random() % kNumActions), gray ? sticky_draws(0.25) : 0, output);
   }
 };
+
+TEST(Atari, InstructionsJumpToEachOther) { EXPECT_NO_THROW(check_build()); }
 
 TEST(Atari, RandomRomsStayWithinTheirMemory) {
   fuzz([](std::mt19937& random) {
