@@ -157,7 +157,7 @@ MUTANTS = [
     Mutant("void transitions trained", "weight = mask.float()", "weight = torch.ones_like(discounts)"),
     Mutant("count over all steps", "count = weight.sum().clamp(min=1)", "count = torch.ones_like(weight).sum()"),
     Mutant("count of a batch of void steps is 0", "count = weight.sum().clamp(min=1)", "count = weight.sum()"),
-    Mutant("ratio of void steps is infinite", "torch.where(mask, log_rhos, 0).exp()", "log_rhos.exp()"),
+    Mutant("ratio of void steps is infinite", "ratio = log_ratio.exp()", "ratio = log_rhos.exp()"),
     Mutant(
         "advantage statistics over void steps",
         "(advantages - mean(advantages)) / variance(advantages).sqrt()",
@@ -231,10 +231,10 @@ MUTANTS = [
     ),
     Mutant(
         "statistics observed before the loss",
-        "    head = value_head(net)\n    outcome",
-        '    net.observe(batch["obs"])\n    head = value_head(net)\n    outcome',
+        "    popart = value_head(net)\n    outcome",
+        '    net.observe(batch["obs"])\n    popart = value_head(net)\n    outcome',
     ),
-    Mutant("returns not observed", "            if head:\n", "            if False:\n"),
+    Mutant("returns not observed", "            if popart:\n", "            if False:\n"),
     # the update and its loops
     Mutant("gradient not clipped", "flags.grad_clip or math.inf)", "math.inf)"),
     Mutant("--grad_clip 0 stops learning", "flags.grad_clip or math.inf)", "flags.grad_clip)"),
@@ -248,7 +248,7 @@ MUTANTS = [
         "compute_loss(flags, net, part, state)",
         "compute_loss(flags, net, part, core_state)",
     ),
-    Mutant("--value_net ignored", "encode(self.value_encoders, self.value_join) if self.value_encoders else x", "x"),
+    Mutant("--value_net ignored", "encode(self.value_encoders, self.value_join) if is_separate else x", "x"),
     Mutant("--initial_std ignored", "math.log(flags.initial_std)", "0.0"),
     Mutant(
         "learning rate not decayed",
