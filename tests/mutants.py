@@ -54,7 +54,7 @@ TESTS = {  # of each file, those that fail first
     ],
     "beast/learn/qlearning.py": ["tests/test_r2d2.py"],
     "beast/learn/normalization.py": ["tests/test_net.py", "tests/test_update.py"],
-    "beast/learn/learner.py": ["tests/test_learner_more.py", "tests/test_learner.py", "tests/test_update.py"],
+    "beast/learn/learner.py": ["tests/test_learner_more.py", "tests/test_update.py", "tests/test_learner.py"],
     "beast/learn/vtrace.py": ["tests/test_vtrace.py"],
     "beast/learn/distributions.py": ["tests/test_distributions.py"],
     "beast/envs/groups.py": ["tests/test_envs.py"],
@@ -63,7 +63,10 @@ TESTS = {  # of each file, those that fail first
     "beast/hosts/wire.py": WIRE,
     "beast/hosts/served_group.py": WIRE,
 }
-SLOW = "learned or crash or killed or a_second or every_checkpoint or films or atari or its_ratio or prepared"
+SLOW = (
+    "learned or crash or killed or a_second or every_checkpoint or films or atari or its_ratio or prepared or "
+    "update_late or equal_to_the_bit or is_not_filled or called_after"
+)
 
 
 class Mutant(NamedTuple):
