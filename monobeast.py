@@ -37,8 +37,8 @@ class AgentFlags(RunFlags):
     group_width: int = 16
     """Environments in a group, which share one forward pass. Wider: less CPU time a step, more policy lag."""
     batch_width: int = 4
-    """Columns of a batch (B), one for each environment in it. A group's rollout is cut into several batches, or several
-    rollouts are joined: --group_width must divide this, or this --group_width."""
+    """Columns of a batch (B), one for each environment in it. A batch is a part of one group's rollout, or several
+    whole rollouts: one of --group_width and this must divide the other."""
     unroll_length: int = 20
     """Steps of one rollout (T), after which the value of the last observation stands in for later rewards."""
     epochs: int = 1
@@ -46,7 +46,7 @@ class AgentFlags(RunFlags):
     minibatches: int = 1
     """Into how many minibatches a batch's columns are dealt, at random in every epoch; one optimizer step each."""
     max_policy_lag: int = 0
-    """Drop and count a rollout if its oldest action is more than this many updates old. 0: never."""
+    """Drop and count a rollout whose oldest action would be more updates old than this in its last update; 0: never."""
 
     # The agent.
     net: Literal["shallow", "deep", "mlp"] = "shallow"
@@ -62,11 +62,11 @@ class AgentFlags(RunFlags):
     core_size: int = 256
     """Units of the recurrent core."""
     center_images: bool = True
-    """Normalize each pixel by its running mean and deviation: the ball counts, the static background does not."""
+    """Normalize each pixel of a uint8 image by its running mean and deviation: the static background vanishes."""
     normalize_observations: bool = True
     """Normalize vectors of floats by running statistics, and clip them to ±10. Checkpoints have the statistics."""
     initial_std: float = 1.0
-    """Standard deviation of continuous actions at the start, where the bounds of an action are -1 and 1."""
+    """Standard deviation of continuous actions at the start, in units of half an action's range (bounds are ±1)."""
 
     # The loss.
     discount: float = 0.99
@@ -82,9 +82,9 @@ class AgentFlags(RunFlags):
     normalize_advantages: bool = True
     """Shift and scale the advantages of a minibatch to mean 0 and deviation 1, whatever the rewards' scale."""
     reward_scale: float = 1.0
-    """Multiplies rewards in the learner, before the clip; logged returns stay as they are."""
+    """Multiplies rewards, for loss and net, before the clip; logged returns stay as they are."""
     reward_clip: float | Literal["auto"] = "auto"
-    """Clip rewards to [-x, x] in the learner, not in the log; 0: no clip; auto: [-1, 1] for Atari ids only."""
+    """Clip rewards to [-x, x], for loss and net, not in the log; 0: no clip; auto: [-1, 1] for Atari ids only."""
     normalize_returns: Literal["auto", "on", "off"] = "auto"
     """Learn values in units of the returns' running deviation (PopArt); auto: on, unless rewards are clipped."""
     baseline_cost: float = 0.5
@@ -123,7 +123,7 @@ class Flags(ActorFlags, AgentFlags):
 
 
 # FORK HERE: your environment. Any gymnasium environment will do, for example
-#   gymnasium.vector.SyncVectorEnv([lambda: YourEnv(difficulty=3)] * num_envs)
+#   gymnasium.vector.SyncVectorEnv([lambda: YourEnv(difficulty=3, **overrides)] * num_envs)
 def create_env(flags: Flags, num_envs: int, **overrides) -> gymnasium.vector.VectorEnv:
     """Environments for one group. Called in every actor process, and in the main process to learn the spaces.
 
@@ -174,8 +174,8 @@ class Encoder(nn.Module):
         is_grid_of_categories = isinstance(space, spaces.MultiDiscrete)  # one-hot, so no image
         self.is_image = len(space.shape) == 3 and flags.net != "mlp" and not is_grid_of_categories
         normalize = flags.center_images if self.is_image else flags.normalize_observations
-        # Casts and normalizes: images with channels first, all others flat (categories one-hot). `center.shape` is that
-        # of one observation then.
+        # Casts and normalizes: images to channels first, all others to vectors (categories one-hot). `center.shape` is
+        # the shape of one observation after that.
         self.center = Observations(space, self.is_image, normalize, amp)
         if self.is_image:
             self.size = flags.hidden_size
@@ -189,7 +189,7 @@ class Encoder(nn.Module):
             widths = (self.center.shape[0], self.size)  # of both layers' inputs
             layers = [orthogonal(nn.Linear(width, self.size), GAIN) for width in widths]
             self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
-        self.register_load_state_dict_pre_hook(without_statistics)  # of older checkpoints
+        self.register_load_state_dict_pre_hook(without_statistics)  # if the checkpoint has none
 
     def _convolutions(self, space: gymnasium.Space, flags: AgentFlags) -> list[nn.Module]:
         """Layers for images [N, C, H, W]. Raises InputError for images that are too small."""
@@ -213,9 +213,9 @@ class Encoder(nn.Module):
         x = self.center(x)
         if not self.is_image:
             return self.head(x)
-        # The memory layout after `center`: doing it while casting took 1.5 times as long (benchmarks/LEDGER.md).
+        # Change the memory layout after `center` has cast: both at once took 1.5 times as long (benchmarks/LEDGER.md).
         x = x.flatten(0, 1).contiguous(memory_format=self.memory_format)
-        x = self.convolutions(x).permute(0, 2, 3, 1)  # with --channels_last as memory has it: flatten makes no copy
+        x = self.convolutions(x).permute(0, 2, 3, 1)  # [N, H, W, C]: with --channels_last flatten copies nothing
         return self.head(x.flatten(1)).float().unflatten(0, leading)
 
 
@@ -223,7 +223,7 @@ class Encoder(nn.Module):
 class Net(nn.Module):
     """Policy and value: encoders of the observation fields, an optional recurrent core, two heads.
 
-    `forward(inputs, core_state)` takes R rows: 1 to act, T+1 to learn. It changes nothing: `observe` does.
+    `forward(inputs, core_state)` takes R rows: 1 to act, T+1 to learn. It changes no statistics: `observe` does.
     - inputs: `obs[name]` [R, B, *shape]; `done` [R, B], the row begins an episode; the last `action` [R, B, …] and its
       `reward` [R, B], unclipped; core_state: before row 0, a tuple of [1, B, core_size], () without a core
     - returns the policy's parameters [R, B, policy_width], the values [R, B], both float32, and the core's next state
@@ -253,7 +253,7 @@ class Net(nn.Module):
             _, log_std = self.policy.bias.chunk(2)  # views of the means and of the log deviations
             nn.init.constant_(log_std, math.log(flags.initial_std))
         has_images = any(encoder.is_image for encoder in self.encoders)
-        self.amp = amp and (flags.core == "lstm" or has_images)  # a GRU is never in bf16; for the log
+        self.amp = amp and (flags.core == "lstm" or has_images)  # only for the log; a GRU computes in float32
 
     def initial_state(self, batch_size: int) -> tuple[Tensor, ...]:
         """The core's state before an episode, [1, B, core_size] each, on the CPU."""
@@ -293,14 +293,15 @@ def scale_rewards(flags: AgentFlags, rewards: Tensor) -> Tensor:
 # FORK HERE: your loss.
 def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) -> tuple[Tensor, ReturnMoments, dict]:
     """The loss of one minibatch of rollouts [T+1, B, …], the moments of its value targets for PopArt, and metrics, all
-    scalar tensors. `core_state` is the one before row 0. Only total_loss is a sum with --reduction sum."""
+    scalar tensors. Metrics are means over steps, but total_loss with --reduction sum. `core_state` is the one before
+    row 0."""
     policy_logits, values, _ = net(batch, core_state)  # [T+1, B, policy_width], [T+1, B]
     # mask [T, B] is False from an episode's last row to the next one's first, a void transition; discounts [T, B] are 0
     # at a termination and a reset (docs/rollout.md).
     mask, discounts = vtrace.transition_masks(batch["done"], batch["terminated"], batch["truncated"], flags.discount)
     # Row t+1 holds the action chosen at row t, and the policy that chose it.
     actions, rewards = batch["action"][1:], scale_rewards(flags, batch["reward"][1:])
-    if "final_obs" in batch:  # SAME_STEP autoreset: row t+1 is the next episode's, so the last value is added here
+    if "final_obs" in batch:  # SAME_STEP: no row shows a truncated episode's last observation, so add its value here
         rewards = rewards + flags.discount * final_values(net, batch, core_state)
     policy = distribution(net.action_space, policy_logits[:-1])
     log_probs = policy.log_prob(actions)
@@ -314,7 +315,7 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
         clip_rho_threshold=flags.clip_rho,
         lambda_=flags.vtrace_lambda,
     ).vs
-    log_ratio = torch.where(mask, log_rhos, 0)  # not -inf: 0 * inf would be NaN
+    log_ratio = torch.where(mask, log_rhos, 0)  # 0, not -inf: `mean` multiplies by weight 0, and 0 * inf is NaN
     ratio = log_ratio.exp()
     # V-trace's own pg_advantages contain the importance weights. These do not: both losses below multiply by `ratio`.
     # With --ppo_clip the gradient flows through `ratio`, else through log_probs.
@@ -336,8 +337,8 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
     else:
         policy_gains = ratio.detach().clamp(max=flags.clip_pg_rho) * advantages * log_probs
     policy_loss = -(policy_gains * weight).sum()
-    popart = value_head(net)
-    unit = popart.deviation if popart else 1.0  # values are rewards; their errors count in units of the deviation
+    popart = value_head(net)  # a ValueHead, or None
+    unit = popart.deviation if popart else 1.0  # values have the rewards' unit; errors count in units of the deviation
     value_loss = 0.5 * (((vs - values[:-1]) / unit).square() * weight).sum()
     entropy = (policy.entropy() * weight).sum()
     loss = policy_loss + flags.baseline_cost * value_loss - flags.entropy_cost * entropy
@@ -367,12 +368,12 @@ def final_values(net: Net, batch: dict, core_state: tuple) -> Tensor:
     """
     is_cut = (batch["done"] & batch["truncated"] & ~batch["terminated"])[1:]  # [T, B]: transition t is truncated
     values = torch.zeros_like(batch["reward"][1:])
-    first = 0  # `core_state` is the one before this row
+    first = 0  # `core_state` is the one before row `first`
     for t in is_cut.any(1).nonzero().flatten().tolist():  # .tolist() makes the CPU wait for a GPU
         if core_state:
             _, _, core_state = net(map_tensors(lambda x: x[first : t + 1], batch), core_state)
             first = t + 1
-        # Of row t+1, action and reward belong to the old episode, obs and done to the new one: replace these two.
+        # Row t+1 has the old episode's action and reward, but the new one's obs and done: replace obs and done.
         last = map_tensors(lambda x: x[t + 1 : t + 2], batch)
         last |= {"obs": last["final_obs"], "done": torch.zeros_like(last["done"])}
         _, value, _ = net(last, core_state)
@@ -381,7 +382,7 @@ def final_values(net: Net, batch: dict, core_state: tuple) -> Tensor:
 
 
 def make_optimizer(flags: AgentFlags, net: nn.Module) -> torch.optim.Optimizer:
-    """Adam or RMSProp. A fused Adam skips a bad update on the GPU (`step_unless`): the CPU need not wait."""
+    """Adam or RMSProp. `step_unless` skips bad updates; only with a fused Adam need the CPU not wait for a GPU."""
     if flags.optimizer == "adam":
         return torch.optim.Adam(net.parameters(), flags.learning_rate, eps=flags.optimizer_epsilon, fused=True)
     return torch.optim.RMSprop(net.parameters(), flags.learning_rate, flags.rmsprop_alpha, flags.optimizer_epsilon)
@@ -397,7 +398,7 @@ def learning_rate(flags: AgentFlags, steps: int) -> float:
 def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) -> Outcome:
     """Steps of the optimizer on minibatches of rollouts [T+1, B, …]; none after a NaN or Inf in loss or gradients.
 
-    Only RMSProp and SAME_STEP environments make the host wait for a GPU. `laps.lap(stage)` is for the profile: it books
+    Only RMSProp and SAME_STEP environments make the CPU wait for a GPU. `laps.lap(stage)` is for the profile: it books
     the time since the last lap.
     """
     net, optimizer, laps = learner.net, learner.optimizer, learner.laps
@@ -407,7 +408,7 @@ def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) 
         param_group["lr"] = learning_rate(flags, learner.steps)
     for _ in range(flags.epochs):
         for part, state in minibatches(batch, core_state, flags.minibatches):
-            with net.register_forward_hook(lambda *_: laps.lap("forward")):  # it is called in there
+            with net.register_forward_hook(lambda *_: laps.lap("forward")):  # compute_loss calls it
                 loss, returns, metrics = compute_loss(flags, net, part, state)
             laps.lap("loss")
             optimizer.zero_grad(set_to_none=True)
@@ -417,7 +418,7 @@ def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) 
             step = Outcome(
                 is_bad=~(loss.detach().isfinite() & grad_norm.isfinite()), grad_norm=grad_norm, metrics=metrics
             )
-            outcome = outcome.then(step) if outcome else step  # once bad, bad for the rest of this update
+            outcome = outcome.then(step) if outcome else step  # the first bad one, else the latest
             step_unless(optimizer, outcome.is_bad)
             if popart:
                 popart.observe(returns, outcome.is_bad)
@@ -444,9 +445,9 @@ def learn(training: Training, feed: Feed, weights: PublishedWeights) -> None:
     learner = training.learner
     for batch, core_state in feed.rollouts():  # [T+1, B, …]
         with learner.updating:  # a lock: no checkpoint holds half an update
-            measured = learner.measure(batch)  # first, as the update may edit its batch
+            measured = learner.measure(batch)  # steps and policy lag, before the update may edit the batch
             outcome = update(training.flags, learner, batch, core_state)
-            # Counts the update. Its numbers for the log come one update late on a GPU: `counted` is None at first.
+            # Counts the update and returns its numbers; on a GPU those of the update before, None if they are taken.
             counted = learner.count(measured, outcome)
             weights.publish(learner.net, learner.updates)  # with the number that `count` has just raised
             learner.laps.lap("publish")
@@ -468,7 +469,7 @@ AGENT_FREE_ON_RESUME = FREE_ON_RESUME | {"learning_rate", "grad_clip", "max_poli
 
 def train(flags: Flags) -> Result:
     """Train until steps or minutes are used up, or a signal asks for an end (see `Training.run_threads`)."""
-    flags, env_spaces = prepare(flags, create_env, validate)  # checks flags, makes environments, checks again
+    flags, env_spaces = prepare(flags, create_env, validate)  # checks flags, makes environments, checks with their id
     if flags.auto:
         flags = tuning.settings_of_existing_run(flags) or tune(flags)
     torch.manual_seed(flags.seed)
@@ -509,7 +510,7 @@ def test(flags: AgentFlags, create_env: Callable = create_env) -> dict:
 
 
 def validate_agent(flags):
-    """The flags with their "auto" values replaced. Raises InputError with the value, the limit and the remedy."""
+    """The flags with both their own "auto" replaced. Raises InputError with the value, the limit and the remedy."""
     if flags.reward_clip == "auto":
         flags = replace(flags, reward_clip=envs.family_of(flags.env).reward_clip)
     if flags.normalize_returns == "auto":

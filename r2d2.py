@@ -6,8 +6,10 @@
 
 Actors step environments. `act` chooses their actions, at random with each environment's own probability ε. `learn`
 stores rollouts as sequences in a replay memory, and trains on sequences that it draws by priority: n-step double
-Q-learning with a target network, values rescaled, the core's stored state burnt in. docs/r2d2.md has more. Shapes: K
-environments of a group, rollouts of U steps, sequences of B + T + 1 rows, N columns of any batch, R rows of any kind.
+Q-learning with a target network, values rescaled, the core's stored state burnt in. docs/r2d2.md has more.
+
+Shapes: rollouts of U steps by K environments; sequences of B rows of burn-in, T transitions to train on and a last row;
+N columns of any batch.
 """
 
 # ruff: noqa: E402  (an actor stops reading this file before torch is imported)
@@ -50,8 +52,8 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
 
     # Where the environments are.
     feed: Literal["shared", "remote"] = "shared"
-    """Environments by actors of this machine in shared memory, or by env servers (docs/polybeast.md), which needs
-    libbeast. --addresses and --listen imply remote; without them it starts --num_servers here."""
+    """Environments in actors of this machine (shared), or in env servers (remote: docs/polybeast.md; needs libbeast).
+    --addresses and --listen imply remote; remote without either starts --num_servers here."""
     max_streams: int = 4
     """With --listen: streams at a time, each a group of environments, among which the replay is divided."""
     server_arguments: str = ""
@@ -89,11 +91,11 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
     trained: int = 16
     """Transitions (T) of a sequence that are trained on."""
     stride: int = 8
-    """Steps between the beginnings of two sequences, a multiple of the unroll length; with T/2 each step is in two."""
+    """Steps between the starts of two sequences, a multiple of --unroll_length; with T/2 each step trains in two."""
     priority_exponent: float = 0.9
     """Sequences are drawn in proportion to their priority to this power (alpha): 0 draws all alike."""
     importance_exponent: float = 0.6
-    """Exponent (beta) of weights that undo in the loss that some are drawn more often: 0 nothing, 1 all of it."""
+    """Exponent (beta) of the loss weights that make up for unequal drawing: 0 corrects nothing, 1 all of it."""
     priority_eta: float = 0.9
     """A sequence's priority is eta · max |TD error| + (1 - eta) · mean |TD error|."""
     save_replay: bool = False
@@ -193,7 +195,7 @@ class Encoder(nn.Module):
             widths = (self.center.shape[0], self.size)  # vectors: the shape is (inputs,)
             layers = [orthogonal(nn.Linear(width, self.size), GAIN) for width in widths]
             self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
-        self.register_load_state_dict_pre_hook(without_statistics)  # of older checkpoints
+        self.register_load_state_dict_pre_hook(without_statistics)  # if the checkpoint has none
 
     def _convolutions(self, space: gymnasium.Space, flags: Flags) -> list[nn.Module]:
         """Layers for images [N, C, H, W]. Raises InputError for images that are too small."""
@@ -218,7 +220,7 @@ class Encoder(nn.Module):
         if not self.is_image:
             return self.head(x)
         x = x.flatten(0, 1).contiguous(memory_format=self.memory_format)
-        x = self.convolutions(x).permute(0, 2, 3, 1)  # as it lies with --channels_last: flattening copies nothing
+        x = self.convolutions(x).permute(0, 2, 3, 1)  # [N, H, W, C]: with --channels_last flatten copies nothing
         return self.head(x.flatten(1)).float().unflatten(0, leading)
 
 
@@ -229,8 +231,8 @@ class Net(nn.Module):
     `forward(inputs, core_state)` takes `inputs["obs"][name]` [R, N, *shape], `inputs["done"]` [R, N] (the row begins an
     episode), the last action `inputs["action"]` [R, N] and its reward `inputs["reward"]` [R, N], and the core's state
     before row 0, a tuple of [1, N, core_size] (empty without a core). It returns Q [R, N, actions] and its maximum
-    [R, N], both float32 and rescaled (`--rescale`), and the core's state after the last row. It changes nothing:
-    `observe` does. Raises InputError for actions that are not Discrete.
+    [R, N], both float32 and rescaled (`--rescale`), and the core's state after the last row. Its statistics change
+    in `observe` only. Raises InputError for actions that are not Discrete.
     """
 
     def __init__(self, observation_spaces: dict, action_space: gymnasium.Space, flags: Flags, amp: bool = False):
@@ -247,7 +249,7 @@ class Net(nn.Module):
         if flags.core != "none":
             self.core, size = Core(flags.core, size, flags.core_size, amp), flags.core_size
         has_images = any(encoder.is_image for encoder in self.encoders)
-        self.amp = amp and (flags.core == "lstm" or has_images)  # whether any of it is in bf16, for the log
+        self.amp = amp and (flags.core == "lstm" or has_images)  # any of it in bf16? MLP and GRU never are
 
         def head(outputs: int, bias: bool) -> nn.Sequential:
             last = nn.Linear(flags.head_size, outputs, bias=bias)
@@ -275,7 +277,7 @@ class Net(nn.Module):
     def forward(self, inputs: dict, core_state: tuple) -> tuple[Tensor, Tensor, tuple]:
         # Zero what would cross an episode boundary, by masked_fill: a product would keep a NaN.
         begins = inputs["done"].unsqueeze(-1)  # [R, N, 1]
-        last_reward = inputs["reward"].clamp(-1, 1).unsqueeze(-1).masked_fill(begins, 0)  # an input; targets are raw
+        last_reward = inputs["reward"].clamp(-1, 1).unsqueeze(-1).masked_fill(begins, 0)  # clips the input only
         last_action = to_features(self.action_space, inputs["action"]).masked_fill(begins, 0)
         features = [encoder(inputs["obs"][name]) for name, encoder in zip(self.names, self.encoders)]
         x = torch.cat([*features, last_reward, last_action], dim=-1)  # [R, N, size]
@@ -289,7 +291,7 @@ class Net(nn.Module):
 class Batch(NamedTuple):
     """Sequences for an update: B rows of burn-in, T transitions to train on, and the row that the last one leads to."""
 
-    sample: Sample  # rows [B+T+1, N, …], the stored state before them, and importance weights [N]
+    sample: Sample  # rows [B+T+1, N, …], the state before them, weights [N]; ids and generations are for replay.update
     target_q: Tensor  # the target network's Q of rows B to B+T, run from row 0, so burnt in: [T+1, N, actions]
 
 
@@ -303,7 +305,7 @@ def compute_loss(flags: Flags, net: Net, target: Net, batch: Batch) -> tuple[Ten
     q, _, _ = net(rows, state)  # [T+1, N, actions]
     scale, unscale = value_scaling(flags.rescale)
     with torch.no_grad():
-        # mask [T, N]: False from an episode's last row to the next one's first; discounts [T, N]: 0 at an end.
+        # mask [T, N]: False from a last row, at whose value a sum stops; discounts [T, N]: 0 if nothing follows.
         mask, discounts = vtrace.transition_masks(rows["done"], rows["terminated"], rows["truncated"], flags.discount)
         rewards = rows["reward"][1:]
         if "final_obs" in rows:  # environments that reset within the step that ends an episode (docs/rollout.md)
@@ -328,11 +330,11 @@ def compute_loss(flags: Flags, net: Net, target: Net, batch: Batch) -> tuple[Ten
     return loss, sequence_priorities(errors.detach(), mask, flags.priority_eta), metrics
 
 
-def burn_in(flags: Flags, net: Net, batch: dict, core_state: tuple) -> tuple:
+def burn_in(flags: Flags, net: Net, all_rows: dict, core_state: tuple) -> tuple:
     """The core's state [1, N, core_size] before row B, by this net's own weights: the stored state is of older ones."""
     if not flags.burn_in:
         return core_state
-    return net(map_tensors(lambda x: x[: flags.burn_in], batch), core_state)[2]
+    return net(map_tensors(lambda x: x[: flags.burn_in], all_rows), core_state)[2]
 
 
 def final_values(net: Net, target: Net, rows: dict, state: tuple, target_state: tuple, unscale: Callable) -> Tensor:
@@ -345,7 +347,7 @@ def final_values(net: Net, target: Net, rows: dict, state: tuple, target_state: 
     values = torch.zeros_like(rows["reward"][1:])
     first = 0  # both states are those before this row
     for t in is_cut.any(1).nonzero().flatten().tolist():
-        if state:
+        if state:  # a core: run both nets on to before row t+1
             part, first = map_tensors(lambda x: x[first : t + 1], rows), t + 1
             state, target_state = net(part, state)[2], target(part, target_state)[2]
         # The action and reward of row t+1 led to final_obs, too; only obs and done are the next episode's.
@@ -361,7 +363,7 @@ def initial_priorities(flags: Flags, rows: dict) -> Tensor:
     """Priorities [N] of new sequences [B+T+1, N], whose rows hold no observations. The Q values that chose the actions
     stand in for both networks'. Those of the last row are not known yet, so the transition to it is left out."""
     q = rows["policy_logits"][flags.burn_in + 1 :]  # `act` stored Q(x_t) in row t+1: [T, N, actions], from x_B on
-    trained = map_tensors(lambda x: x[flags.burn_in : -1], rows)  # [T, N, …]
+    trained = map_tensors(lambda x: x[flags.burn_in : -1], rows)  # rows x_B …, T of them: T-1 transitions
     scale, unscale = value_scaling(flags.rescale)
     mask, discounts = vtrace.transition_masks(
         trained["done"], trained["terminated"], trained["truncated"], flags.discount
@@ -374,9 +376,9 @@ def initial_priorities(flags: Flags, rows: dict) -> Tensor:
 
 
 class QLearner(Learner):
-    """A Learner with a target network, and the random numbers that draw its batches. It uses of Learner: `steps` and
-    `updates`, counts; `updating`, the lock around an update; `laps`, the profile (`lap(stage)` books the time since the
-    last)."""
+    """A Learner with a target network, and the random numbers that draw its batches. Inherited from Learner: `steps`
+    and `updates`, counts; `updating`, the lock around an update; `laps`, the profile (`lap(stage)` books the time since
+    the last)."""
 
     def __init__(self, net: Net, optimizer: torch.optim.Optimizer, flags: Flags):
         super().__init__(net, optimizer, flags.max_bad_updates)
@@ -385,7 +387,7 @@ class QLearner(Learner):
         # The returns of the log are those of the last columns, which explore the least or evaluate.
         self.first_shown = flags.group_width - (flags.eval_columns or max(flags.group_width // 4, 1))
         self.all_returns: deque[float] = deque(maxlen=100)  # of all environments, however much they explore
-        # It prepares the next batch: not on a GPU, nor if deterministic, as a checkpoint would lack that batch.
+        # A helper prepares the next batch: on a CPU, and not if deterministic, as no checkpoint holds that batch.
         has_helper = next(net.parameters()).device.type == "cpu" and not flags.deterministic
         self.helper = helper_thread(flags) if has_helper else None
         self._prepared: Future[Batch] | None = None
@@ -403,8 +405,8 @@ class QLearner(Learner):
             prepared = None  # its target Q values are outdated
         batch = prepared or self._with_target_q(flags, sample)
         if self.helper:
-            gather = replay.draw(flags.batch_width, device)  # draws now, in this thread: priorities are not thread-safe
-            self._prepared = self.helper.submit(lambda: self._with_target_q(flags, gather()))
+            fetch = replay.draw(flags.batch_width, device)  # draws here: not thread-safe; fetch() copies the rows
+            self._prepared = self.helper.submit(lambda: self._with_target_q(flags, fetch()))
         return batch
 
     def _with_target_q(self, flags: Flags, sample: Sample) -> Batch:
@@ -460,7 +462,7 @@ def update(flags: Flags, learner: QLearner, batch: Batch) -> tuple[Outcome, Tens
     net.observe(map_tensors(lambda x: x[flags.burn_in :], batch.sample.rows["obs"]))
     # A bad update changes no priority, as the replay ignores NaN. But a sequence whose own error is not finite gets 0:
     # it is drawn no more.
-    priorities = priorities.where(~is_bad, math.nan).where(priorities.isfinite(), 0)
+    priorities = torch.where(priorities.isfinite(), priorities.where(~is_bad, math.nan), 0)
     laps.lap("optimizer")
     return Outcome(is_bad, grad_norm, metrics), priorities
 
@@ -472,17 +474,18 @@ def act(training: Training, feed: Feed, weights: PublishedWeights, num_groups: i
     ladder = epsilon_ladder(num_groups, flags.group_width, flags.eval_columns, flags.epsilon).to(training.device)
     for rows in feed.acting():  # [1, N, …], whole groups
         with torch.no_grad(), weights.newest() as (net, version):
-            q, best, core_state = net(rows.inputs, rows.core_state)
+            q, value, core_state = net(rows.inputs, rows.core_state)
             epsilon = ladder[rows.inputs["group"].long(), rows.inputs["env_number"].long()]
             coin = torch.rand(epsilon.shape, generator=training.generator, device=q.device)
             drawn = torch.randint(q.shape[2], epsilon.shape, generator=training.generator, device=q.device)
             action = torch.where(coin < epsilon, drawn, q.argmax(-1))
-        rows.answer(action, q, best, version, core_state)  # Q goes to the field policy_logits
+        rows.answer(action, q, value, version, core_state)  # Q goes to the field policy_logits
 
 
 def learn(training: Training, learner: QLearner, feed: Feed, weights: PublishedWeights, replay: SequenceReplay,
           limiter: RatioLimiter) -> None:  # fmt: skip
-    """Store rollouts and train on sequences in the replay ratio, until the feed closes or all steps are done."""
+    """Store rollouts and train on sequences in the replay ratio, until the feed closes or the run is finished. While it
+    trains it takes no rollout, so slots fill up and actors wait."""
     flags, laps = training.flags, learner.laps
     for rollout, core_state in feed.rollouts():  # [U+1, K, …], one group's
         with learner.updating:  # a checkpoint never holds half an update
@@ -491,7 +494,7 @@ def learn(training: Training, learner: QLearner, feed: Feed, weights: PublishedW
             with learner.updating:
                 batch = learner.next_batch(flags, replay, training.device)
                 laps.lap("sample")
-                measured = learner.measure(batch.sample.rows)  # first, as the update may edit its batch
+                measured = learner.measure(batch.sample.rows)  # policy lag, before the update may edit the rows
                 outcome, priorities = update(flags, learner, batch)
                 # `count` would add the steps of the batch again: `store` has counted them.
                 counted = learner.count(measured._replace(steps=torch.zeros_like(measured.steps)), outcome)
@@ -509,7 +512,8 @@ def learn(training: Training, learner: QLearner, feed: Feed, weights: PublishedW
 
 def store(flags: Flags, learner: QLearner, replay: SequenceReplay, limiter: RatioLimiter, rollout: dict,
           core_state: tuple) -> None:  # fmt: skip
-    """Put a group's rollout [U+1, K, …] into the replay, with first priorities for the sequences that it completes."""
+    """Put a group's rollout [U+1, K, …] into the replay, with first priorities for the sequences that it completes.
+    `replay.width` columns train, K - eval_columns."""
     counts = ~is_final(rollout["done"], rollout["terminated"], rollout["truncated"])[:-1]  # [U, K]
     learner.steps += int(counts.sum())
     limiter.add(int(counts[:, : replay.width].sum()))
@@ -535,7 +539,7 @@ def train(flags: Flags) -> Result:
             import polybeast_env
             from beast.run import servers  # which needs libbeast
 
-            keep_freed_memory()  # as `prepare` does
+            keep_freed_memory()  # before any thread starts; else `prepare` does it
             connection = servers.connect(flags, validate, polybeast_env, to_close)
             flags, env_spaces, num_groups = connection.flags, connection.spaces, connection.num_streams
         else:
@@ -552,7 +556,7 @@ def train(flags: Flags) -> Result:
         write_replay = resume_replay(replay, limiter, path, learner, log) if flags.save_replay else None
         training.cleanup.callback(lambda: log(limiter.describe()))
         width = flags.group_width  # rollouts of whole groups, as the replay is divided among them
-        feed, others = (  # others: loops that connections to env servers need
+        feed, others = (  # others: loops to run beside it, for env servers
             servers.make_feed(training, connection, width) if flags.feed == "remote"
             else (open_feed(training, create_env, env_spaces, num_groups, __file__, batch_width=width), [])
         )  # fmt: skip
@@ -585,7 +589,7 @@ def validate(flags: Flags, width_known: bool = True) -> Flags:
         **{name: (1, 10**6) for name in ("head_size", "target_period", "n_steps")},
         **{name: (0, 1) for name in ("priority_eta", "priority_exponent", "importance_exponent", "epsilon")},
         **{name: (0, 10**12) for name in ("min_fill", "replay_sequences")},
-        "trained": (3, 10**5),  # a first priority leaves the last one out, and another may be void
+        "trained": (3, 10**5),  # a first priority lacks the last transition, another may be void: one has to be left
         "burn_in": (0, 10**5),
         "max_streams": (1, 4096),
         "replay_gb": (1e-6, 1e6),
@@ -610,7 +614,7 @@ def validate(flags: Flags, width_known: bool = True) -> Flags:
     num_groups = flags.num_actors * GROUPS_PER_ACTOR
     burn_in = flags.burn_in if flags.core != "none" else 0  # there is no state to burn in
     one_each = 0 if is_remote else num_groups * flags.group_width * (burn_in + flags.trained)
-    min_fill = flags.min_fill * flags.group_width / max(flags.group_width - flags.eval_columns, 1)  # these do not train
+    min_fill = flags.min_fill * flags.group_width / max(flags.group_width - flags.eval_columns, 1)  # eval: not stored
     if flags.mode == "train" and max(min_fill, one_each) >= flags.total_steps:
         raise InputError(
             f"--total_steps {flags.total_steps}: the first update comes after --min_fill {flags.min_fill} steps and a "

@@ -81,10 +81,9 @@ class Options:
 def main(options: Options) -> None:
     import torch
     import tyro
-    from beast.run.hardware import keep_freed_memory
 
     import monobeast
-    from beast.device import choose_device
+    from beast.device import choose_device, keep_freed_memory
     from beast.envs import frames_per_step
     from beast.envs.probe import probe_env
     from beast.feeds.actors import GROUPS_PER_ACTOR

@@ -235,7 +235,7 @@ def test_the_notebook_trains_plots_and_plays_in_a_checkout(tmp_path, monkeypatch
     nbformat = pytest.importorskip("nbformat")
     for package in ("ipykernel", "imageio_ffmpeg", "minatar", "matplotlib"):
         pytest.importorskip(package)
-    files = ("monobeast.py", "plot.py", "pyproject.toml")
+    files = ("monobeast.py", "monobeast_presets.py", "plot.py", "pyproject.toml")
     for name in files:
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "beast", tmp_path / "beast", ignore=shutil.ignore_patterns("__pycache__"))

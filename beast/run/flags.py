@@ -151,8 +151,8 @@ class ServerFlags:
     num_servers: int = 2
     """Env servers to start here, where no --addresses are given; each serves two groups of environments."""
     addresses: tuple[str, ...] = ()
-    """Env servers that run already, `host:port` or `unix:/path`. Environment and group width are theirs then; the
-    learner counts frames by --frame_skip and plays --mode test by its own flags, so give it the servers'."""
+    """Env servers that run already, `host:port` or `unix:/path`. Environment and group width are theirs then.
+    --mode test plays by the learner's own flags, so give it the servers'."""
     listen: str = ""
     """Where env servers dial in, `host:port` or `unix:/path`, from anywhere and at any time (polybeast_env.py
     --learner), instead of --addresses. Environment and group width are those of the first that calls and can be used;
