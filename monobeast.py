@@ -406,7 +406,7 @@ def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) 
     outcome: Outcome | None = None
     for param_group in optimizer.param_groups:
         param_group["lr"] = learning_rate(flags, learner.steps)
-    for _ in range(flags.epochs):
+    for epoch in range(flags.epochs):
         for part, state in minibatches(batch, core_state, flags.minibatches):
             with net.register_forward_hook(lambda *_: laps.lap("forward")):  # compute_loss calls it
                 loss, returns, metrics = compute_loss(flags, net, part, state)
@@ -423,7 +423,8 @@ def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) 
             if popart:
                 popart.observe(returns, outcome.is_bad)
             laps.lap("optimizer")
-    net.observe(batch["obs"])  # once a batch, after its steps: all epochs normalize alike
+        if epoch == 0:
+            net.observe(batch["obs"])  # once a batch
     assert outcome  # there is an epoch
     return outcome
 
