@@ -610,7 +610,8 @@ def validate(flags: Flags, width_known: bool = True) -> Flags:
     for name in ("token_file", "tls_ca", "tls_cert", "tls_key"):
         if getattr(flags, name) and not is_remote:
             raise InputError(f"--{name} is for env servers: give --addresses or --listen, too, or leave it out")
-    flags = check_server_flags(flags, flags.group_width, width_known)  # batches of the feed are groups
+    if is_remote:
+        flags = check_server_flags(flags, flags.group_width, width_known)  # batches of the feed are groups
     num_groups = flags.num_actors * GROUPS_PER_ACTOR
     burn_in = flags.burn_in if flags.core != "none" else 0  # there is no state to burn in
     one_each = 0 if is_remote else num_groups * flags.group_width * (burn_in + flags.trained)

@@ -14,7 +14,7 @@ from beast.feeds import shared_memory
 from beast.feeds.feed import Consumer
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.shared_memory import SharedMemoryFeed
-from beast.feeds.slots import SlotTensors
+from beast.feeds.slots import NO_SLOT, SlotTensors
 
 T, K = 3, 2
 FIELDS = {
@@ -191,3 +191,13 @@ def test_a_rollout_is_as_old_as_its_oldest_action_and_its_last_update():
         run.update += 4
         assert not run.rollouts() and run.feed.dropped_rollouts == dropped, "and their slots are free again"
     assert len(run.games) == 8, "games are told all the same"
+
+
+@pytest.mark.parametrize("is_twin", [False, True])
+def test_shared_memory_says_whose_rows_a_slot_holds_with_and_without_a_twin(is_twin):
+    memory = RolloutMemory(FIELDS, 2, T, K)
+    tensors = SlotTensors(memory, torch.device("cpu"), is_twin=is_twin)
+    tensors.begin(1, NO_SLOT, 5, 7)
+    for rollout in (memory.rollout(1), tensors.rollout(1)):
+        assert (rollout["env_number"] == np.arange(K)).all()
+        assert (rollout["group"] == 5).all() and (rollout["life"] == 7).all()

@@ -111,9 +111,11 @@ class SlotTensors:
         self.memory, self.device = memory, device
         self.is_twin = device.type != "cpu" if is_twin is None else is_twin
         self._shared = {name: torch.from_numpy(array) for name, array in memory.arrays.items()}
+        self._shared["env_number"][:] = torch.arange(memory.group_width)
         self._tensors = self._shared
         if self.is_twin:
             self._tensors = {name: torch.empty_like(x, device=device) for name, x in self._shared.items()}
+            self._tensors["env_number"].copy_(self._shared["env_number"])
         others = {**written_by("agent"), **written_by("feed")}
         self._env_fields = [name for name in self._tensors if name not in others]
         self._rows: dict[tuple[int, int], dict] = {}
@@ -155,9 +157,8 @@ class SlotTensors:
             if self.is_twin:
                 for tensor in self._tensors.values():
                     tensor[slot, 0] = tensor[previous, -1]
-        self._tensors["group"][slot] = group
-        self._tensors["env_number"][slot] = torch.arange(self.memory.group_width)
-        self._tensors["life"][slot] = life
+        for tensors in (self._tensors, self._shared):  # games are read in shared memory
+            tensors["group"][slot], tensors["life"][slot] = group, life
 
     def upload(self, slot: int, row: int) -> None:
         """Take over what the environments have written into a row."""

@@ -275,7 +275,8 @@ def check_server_flags(flags: F, batch_width: int, widths_known: bool = True) ->
 def check_flags(flags: F, limits: Mapping[str, tuple]) -> F:
     """An agent's flags, with `env_kwargs` as JSON writes it. Raises InputError for one outside its limits."""
     flags = replace(flags, env_kwargs=check_env_flags(flags))
-    check_limits(flags, {**RUN_LIMITS, **(ACTOR_LIMITS if isinstance(flags, ActorFlags) else {}), **limits})
+    of_all = {name: each for name, each in {**RUN_LIMITS, **ACTOR_LIMITS}.items() if hasattr(flags, name)}
+    check_limits(flags, {**of_all, **limits})
     return flags
 
 
