@@ -404,8 +404,8 @@ OTHER_MUTANTS = {
         ("slot still free", "            self.free.remove(slot)\n", ""),
         (
             "columns named in reverse",
-            "torch.arange(self.memory.group_width)",
-            "torch.arange(self.memory.group_width).flip(0)",
+            "torch.arange(memory.group_width)",
+            "torch.arange(memory.group_width).flip(0)",
         ),
         (
             "row 0 repeats the row before the last",
