@@ -54,7 +54,7 @@ TESTS = {  # of each file, those that fail first
     ],
     "beast/learn/qlearning.py": ["tests/test_r2d2.py"],
     "beast/learn/normalization.py": ["tests/test_net.py", "tests/test_update.py"],
-    "beast/learn/learner.py": ["tests/test_learner_more.py", "tests/test_update.py", "tests/test_learner.py"],
+    "beast/learn/learner.py": ["tests/test_learner_arithmetic.py", "tests/test_update.py", "tests/test_learner.py"],
     "beast/learn/vtrace.py": ["tests/test_vtrace.py"],
     "beast/learn/distributions.py": ["tests/test_distributions.py"],
     "beast/envs/groups.py": ["tests/test_envs.py"],
@@ -237,6 +237,7 @@ MUTANTS = [
         "    popart = value_head(net)\n    outcome",
         '    net.observe(batch["obs"])\n    popart = value_head(net)\n    outcome',
     ),
+    Mutant("statistics observed in every epoch", "        if epoch == 0:\n", "        if True:\n"),
     Mutant("returns not observed", "            if popart:\n", "            if False:\n"),
     # the update and its loops
     Mutant("gradient not clipped", "flags.grad_clip or math.inf)", "math.inf)"),
@@ -244,7 +245,7 @@ MUTANTS = [
     Mutant("bad update not skipped", "step_unless(optimizer, outcome.is_bad)", "optimizer.step()"),
     Mutant("loss not looked at", "~(loss.detach().isfinite() & grad_norm.isfinite())", "~grad_norm.isfinite()"),
     Mutant("gradient not looked at", "~(loss.detach().isfinite() & grad_norm.isfinite())", "~loss.detach().isfinite()"),
-    Mutant("--epochs ignored", "for _ in range(flags.epochs):", "for _ in range(1):"),
+    Mutant("--epochs ignored", "in range(flags.epochs):", "in range(1):"),
     Mutant("--minibatches ignored", "core_state, flags.minibatches)", "core_state, 1)"),
     Mutant(
         "minibatches with the core states of the batch",
