@@ -79,7 +79,7 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
 
     # The replay.
     replay_gb: float = 3.0
-    """GB of memory for the replay, at most what --total_steps need. A million steps of Atari take 7.35 GB."""
+    """GB of memory for the replay. A short run on this machine takes less. A million steps of Atari take 7.35 GB."""
     replay_sequences: int = 0
     """Upper limit in sequences, rounded up to equally many of each environment. 0: as many as fit in --replay_gb."""
     min_fill: int = 20_000
@@ -129,7 +129,7 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
 # FORK HERE: your environment. Any gymnasium environment with discrete actions will do. (Env servers make their own.)
 def create_env(flags: Flags, num_envs: int, **overrides) -> gymnasium.vector.VectorEnv:
     """Environments for one group. Called in every actor process, and in the main process to learn the spaces."""
-    return envs.make(flags.env, num_envs, **envs.options(flags) | overrides)
+    return envs.make(flags.env, num_envs, **(envs.options(flags) | overrides))
 
 
 # Each actor process runs this file up to here, before torch is imported, and steps environments until the run ends.
@@ -150,7 +150,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from beast.device import choose_device, helper_thread, keep_freed_memory, yield_cores
+from beast.device import choose_device, helper_thread, yield_cores
 from beast.envs.groups import finished_episodes
 from beast.envs.rows import is_final
 from beast.envs.spaces import EnvSpaces
@@ -535,11 +535,10 @@ RESUME_FREE = {
 def train(flags: Flags) -> Result:
     """Train until steps or minutes are used up, or a signal asks for an end (see `Training.run_threads`)."""
     with contextlib.ExitStack() as to_close:
-        if flags.feed == "remote" or flags.addresses or flags.listen:
+        if validate(flags, width_known=False).feed == "remote":
             import polybeast_env
-            from beast.run import servers  # which needs libbeast
+            from beast.run import servers  # needs libbeast
 
-            keep_freed_memory()  # before any thread starts; else `prepare` does it
             connection = servers.connect(flags, validate, polybeast_env, to_close)
             flags, env_spaces, num_groups = connection.flags, connection.spaces, connection.num_streams
         else:
@@ -577,9 +576,8 @@ def train(flags: Flags) -> Result:
 
 def test(flags: Flags) -> dict:
     """Play whole games with a checkpoint, and print and write their returns (see `evaluation.report`)."""
-    return evaluation.play_checkpoint(
-        flags, create_env, Net, variants=("r2d2",), own=("epsilon",)
-    )  # own: not the checkpoint's
+    # own: flags that are not the checkpoint's
+    return evaluation.play_checkpoint(flags, create_env, Net, variants=("r2d2",), own=("epsilon",))
 
 
 def validate(flags: Flags, width_known: bool = True) -> Flags:
@@ -615,11 +613,13 @@ def validate(flags: Flags, width_known: bool = True) -> Flags:
     num_groups = flags.num_actors * GROUPS_PER_ACTOR
     burn_in = flags.burn_in if flags.core != "none" else 0  # there is no state to burn in
     one_each = 0 if is_remote else num_groups * flags.group_width * (burn_in + flags.trained)
-    min_fill = flags.min_fill * flags.group_width / max(flags.group_width - flags.eval_columns, 1)  # eval: not stored
+    stored = (flags.group_width - flags.eval_columns) / flags.group_width if width_known else 1  # of all steps
+    min_fill = math.ceil(flags.min_fill / stored)
+    of_all = f" ({min_fill} with those of --eval_columns)" if min_fill > flags.min_fill else ""
     if flags.mode == "train" and max(min_fill, one_each) >= flags.total_steps:
         raise InputError(
-            f"--total_steps {flags.total_steps}: the first update comes after --min_fill {flags.min_fill} steps and a "
-            f"sequence of each environment, {one_each} steps: raise it, or lower --min_fill, --burn_in or --trained"
+            f"--total_steps {flags.total_steps}: updates begin after --min_fill {flags.min_fill} steps{of_all} "
+            f"and a sequence of each environment, {one_each} steps: raise it, or lower --min_fill, --burn_in, --trained"
         )
     num_slots = flags.num_slots or num_groups + 2
     if not num_groups <= num_slots <= 2**16:
