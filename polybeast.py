@@ -19,7 +19,6 @@ from functools import partial
 import torch
 
 import polybeast_env
-from beast.device import keep_freed_memory
 from beast.errors import exit_with_message
 from beast.learn.published import start_weights
 from beast.run import command_line, servers
@@ -52,7 +51,6 @@ RESUME_FREE = AGENT_FREE_ON_RESUME | SERVERS_FREE_ON_RESUME | {"group_width"}
 
 def train(flags: Flags) -> Result:
     """Train until steps or minutes are used up, or a signal asks for an end (see `Training.run_threads`)."""
-    keep_freed_memory()
     with contextlib.ExitStack() as to_close:
         connection = servers.connect(flags, validate, polybeast_env, to_close)
         flags, spaces = connection.flags, connection.spaces

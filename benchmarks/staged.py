@@ -97,9 +97,9 @@ class LeavingOutLearning:
     def __init__(self, orders: Orders, num_envs: int):
         self._orders, self._num_envs = orders, num_envs
         self._num_running, self._is_learning = 0, False
-        # NaN: where a row of metrics holds real updates, too, it is theirs.
+        # Bad: where a row of metrics holds real updates, too, it is theirs.
         metrics = {"losses/grad_norm": math.nan, "stats/policy_lag_mean": 0.0, "stats/policy_lag_max": 0.0}
-        self._nothing = Counted(is_bad=False, lag_max=0.0, metrics=metrics)
+        self._nothing = Counted(is_bad=True, lag_max=0.0, metrics=metrics)
         self._update, self._count, self._publish = monobeast.update, Learner.count, PublishedWeights.publish
         self._store = r2d2.store
         monobeast.update, r2d2.store = self._staged, self._staged_store

@@ -84,7 +84,6 @@ def main(options: Options) -> None:
 
     import monobeast
     from beast.device import choose_device, keep_freed_memory
-    from beast.envs import frames_per_step
     from beast.envs.probe import probe_env
     from beast.feeds.actors import GROUPS_PER_ACTOR
     from beast.machine import cpu_model, usable_cores
@@ -116,15 +115,16 @@ def main(options: Options) -> None:
     plumbing: list[float] = []
     is_on_gpu = choose_device(defaults.device, defaults.amp)[0].type == "cuda"
     gpus = [torch.cuda.get_device_name()] if is_on_gpu else []
+    env_spaces = probe_env(monobeast.create_env, defaults)
     result = {
         "command": shlex.join(["python", "benchmarks/throughput.py", *sys.argv[1:]]),
         "commit": commit,
-        "atari_backend": probe_env(monobeast.create_env, defaults).atari_backend,
+        "atari_backend": env_spaces.atari_backend,
         "hardware": ", ".join([cpu_model(), f"{usable_cores()} cores", *gpus]),
         "cores": usable_cores(),
         "torch": torch.__version__,
         "flags": asdict(defaults),
-        "frames_per_step": frames_per_step(options.env),
+        "frames_per_step": env_spaces.frames_per_step,
         "found": found,
         "null_env_steps_per_second": plumbing,
     }
@@ -207,7 +207,7 @@ def learning_from_replay(agent: ModuleType, flags, spaces, learner, rollout: dic
     limiter = RatioLimiter(flags.replay_ratio, flags.batch_width * flags.trained, 0)
     times: list[tuple[float, float, int]] = []  # wall, CPU, steps
 
-    def rollouts(limit=None):
+    def rollouts():
         while len(times) < 6 * num_groups or times[-1][0] < times[4 * num_groups][0] + seconds:
             rollout["group"][...] = len(times) % num_groups
             yield rollout, state

@@ -167,7 +167,10 @@ class Still:
 def serve(task: dict) -> None:
     """An env server's process, until its standard input ends."""
     sys.path.insert(0, task["root"])
-    from beast.hosts import env_server
+    try:
+        from beast.hosts import env_server
+    except ModuleNotFoundError:  # the other checkout may be of before beast/hosts
+        from beast.feeds import env_server  # type: ignore[no-redef, attr-defined]
 
     allow_descriptors()
 

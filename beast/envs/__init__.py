@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from beast.envs.atari import ATARI_FRAMES_PER_STEP, ATARI_ID, atari_games, make_atari
+from beast.envs.atari import ATARI_ID, atari_games, make_atari
 from beast.envs.images import process_images
 from beast.envs.minatar import MINATAR_GAMES, register_minatar
 from beast.envs.texts import leave_out_texts
@@ -132,23 +132,17 @@ def _make_registered(env_id: str, num_envs: int, of_images: dict[str, Any], kwar
 class Family(NamedTuple):
     """What an id tells of its environments before they are made."""
 
-    frames_per_step: int = 1  # where --frame_skip is 0
     reward_clip: float = 0.0  # what --reward_clip auto stands for; 0: none
     has_emulators: bool = False  # to choose from by --atari_backend
     stacks_images: bool = False  # an observation is the latest images, [frame_stack, height, width]
 
 
-ATARI = Family(ATARI_FRAMES_PER_STEP, reward_clip=1.0, has_emulators=True, stacks_images=True)
+ATARI = Family(reward_clip=1.0, has_emulators=True, stacks_images=True)
 
 
 def family_of(env_id: str) -> Family:
     """That of `<Game>NoFrameskip-v4` and `ALE/<Game>-v5` is Atari."""
     return ATARI if ATARI_ID.fullmatch(env_id) else Family()
-
-
-def frames_per_step(env_id: str, frame_skip: int = 0) -> int:
-    """Frames of one agent step: --frame_skip, or where that is 0, 4 for the Atari ids and 1 for all others."""
-    return frame_skip or family_of(env_id).frames_per_step
 
 
 def _unknown_id(env_id: str) -> InputError:

@@ -10,11 +10,11 @@ class RowField(NamedTuple):
 
     dtype: str  # of one number; the fields of `shaped_fields` have the shape and type that they have there
     writer: Literal["env", "feed", "agent"]
-    is_replayed: bool = False  # R2D2's replay keeps it
+    is_replayed: bool = False  # the sequence replay keeps it
 
 
-# Everything else follows from this table: slots, groups, feeds, replay, wire and libbeast. A new field is one line. A
-# field that environments write, and that `EnvGroup` does not compute, comes from their infos.
+# Everything else follows from this table: slots, groups, feeds, replay, wire and libbeast. A new field that
+# environments write is one line; what `EnvGroup` does not compute comes from their infos.
 ROW_FIELDS = {
     "reward": RowField("float32", "env", is_replayed=True),
     "done": RowField("bool", "env", is_replayed=True),

@@ -87,9 +87,7 @@ class Learner:
             self.laps.lap("device")
             arrived = torch.empty(len(named), pin_memory=True).copy_(values, non_blocking=True)
             has_arrived = torch.cuda.current_stream(device).record_event()
-            # By then the slot may hold newer rows.
-            kept = batch | {name: batch[name].clone() for name in ("group", "env_number")}
-            self._on_their_way = list(named), arrived, has_arrived, kept
+            self._on_their_way = list(named), arrived, has_arrived, batch
         else:
             counted = self._count(dict(zip(named, values.tolist())), [batch])
         if counted and self.bad_updates_in_a_row >= self.max_bad_updates:

@@ -387,7 +387,7 @@ def check_stacks(stacks: torch.Tensor, episode_step: torch.Tensor) -> None:
     if not torch.equal(stacks[is_known], stack_images(images, episode_step, stack)[is_known]):
         raise InputError(
             f"the observations are not the last {stack} images of a game, the newest last and zeros before the first, "
-            "of which the replay stores the newest only: set is_stack=False in make_replay (r2d2.py)"
+            "of which the replay stores the newest only: set is_stack=False in make_replay"
         )
 
 

@@ -152,7 +152,7 @@ class ServerFlags:
     """Env servers to start here, where no --addresses are given; each serves two groups of environments."""
     addresses: tuple[str, ...] = ()
     """Env servers that run already, `host:port` or `unix:/path`. Environment and group width are theirs then.
-    --mode test plays by the learner's own flags, so give it the servers'."""
+    --mode test plays by the flags that the learner was given, so give it the servers', too."""
     listen: str = ""
     """Where env servers dial in, `host:port` or `unix:/path`, from anywhere and at any time (polybeast_env.py
     --learner), instead of --addresses. Environment and group width are those of the first that calls and can be used;

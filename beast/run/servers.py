@@ -21,7 +21,7 @@ try:
 except ModuleNotFoundError:
     sys.exit("PolyBeast needs its C++ part, libbeast: run `make libbeast`, or `pip install .`")
 
-from beast.device import choose_device
+from beast.device import choose_device, keep_freed_memory
 from beast.envs.probe import probe_env
 from beast.envs.spaces import EnvSpaces, action_shape_dtype, observation_field, spaces_by_name
 from beast.errors import InputError, Unreachable
@@ -69,6 +69,7 @@ def connect(flags, validate: Validate, program, to_close: contextlib.ExitStack) 
         program: the module that serves environments, polybeast_env or a fork.
         to_close: ends the servers or the listener.
     """
+    keep_freed_memory()  # before any thread starts
     runs_servers = not (flags.addresses or flags.listen)
     validate(flags, runs_servers)
     choose_device(flags.device, flags.amp)  # report a missing device before servers start

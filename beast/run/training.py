@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -189,9 +190,9 @@ class Training:
                 laps.begin()
                 loop()
 
-        works = [
-            lambda: compute(infer, feed.laps, 1, True),
-            lambda: compute(learn, learner.laps, num_learner_threads(flags), False),
+        works: list[Callable[[], None]] = [
+            partial(compute, infer, feed.laps, 1, True),
+            partial(compute, learn, learner.laps, num_learner_threads(flags), False),
             *others,
         ]
         self.profile.workers |= {"inference": lambda: feed.laps.seconds, **feed.workers}
