@@ -424,7 +424,7 @@ def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) 
                 popart.observe(returns, outcome.is_bad)
             laps.lap("optimizer")
         if epoch == 0:
-            net.observe(batch["obs"])  # once a batch
+            net.observe(batch["obs"])  # once a batch; when that came after all ten epochs, Hopper learned more slowly
     assert outcome  # there is an epoch
     return outcome
 
