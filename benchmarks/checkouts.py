@@ -1,4 +1,4 @@
-"""Are two checkouts the same agents? Weights of deterministic runs, to the bit, and steps/s in turn.
+"""Are two checkouts the same agents? Weights of deterministic runs, to the bit, checkpoints, and steps/s in turn.
 
     git worktree add ../before 215e1b8 && make -C ../before libbeast
     python benchmarks/checkouts.py ../before            # about 20 minutes on two quiet cores; prints Markdown
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import os
 import statistics
 import subprocess
@@ -34,6 +35,12 @@ WEIGHTS = {  # at least 200 updates each, but for R2D2 on Pong
     "R2D2, vectors": "r2d2.py --preset vector --env CartPole-v1 --total_steps 4600",
     "R2D2, images": "r2d2.py --env PongNoFrameskip-v4 --total_steps 4000 --min_fill 1500 --group_width 8",
 }
+CHECKPOINTS = {  # command, and the steps of it that the old checkout trains; the new one resumes to twice as many
+    "monobeast, LSTM": ("monobeast.py --env PongNoFrameskip-v4 --core lstm --num_actors 2", 6000),
+    "monobeast, continuous": ("monobeast.py --preset continuous --env Pendulum-v1 --num_actors 2", 20_000),
+    "polybeast": ("polybeast.py --env CartPole-v1", 20_000),
+    "r2d2": ("r2d2.py --preset vector --env CartPole-v1 --save_replay", 5000),
+}
 SPEED = {
     "monobeast, B=4": "monobeast.py --env PongNoFrameskip-v4 --num_actors 2",
     "monobeast, B=32": "monobeast.py --env PongNoFrameskip-v4 --num_actors 2 --group_width 32 --batch_width 32",
@@ -50,6 +57,15 @@ def run(checkout: Path, command: str, root: str, *more: str) -> Path:
     if done.returncode:
         sys.exit(f"{checkout}: {command}\n{done.stderr}")
     return Path(root, "run")
+
+
+def last_steps(path: Path) -> int:
+    with open(path / "metrics.csv") as file:
+        return int(list(csv.DictReader(file))[-1]["step"])
+
+
+def returns_of_games(path: Path) -> list[float]:
+    return json.loads((path / "test.json").read_text())["returns"]
 
 
 def num_different(old: Path, new: Path) -> tuple[int, int]:
@@ -84,6 +100,19 @@ def main() -> None:
             old, new = (run(checkouts[which], command, root, *fixed) for which, root in (("old", a), ("new", b)))
             tensors, different = num_different(old, new)
         print(f"| {name} | `{command}` | {tensors} | {different} |", flush=True)
+    print("\n| checkpoint of old | command | steps | returns of three games | in new | steps after new resumed it |")
+    print("|---|---|---|---|---|---|")
+    for name, (command, steps) in CHECKPOINTS.items():
+        with tempfile.TemporaryDirectory() as root:
+            path = run(checkouts["old"], command, root, "--total_steps", str(steps))
+            trained, played = last_steps(path), {}
+            for which, checkout in checkouts.items():
+                run(checkout, command, root, "--mode", "test", "--episodes", "3")
+                played[which] = returns_of_games(path)
+            run(checkouts["new"], command, root, "--total_steps", str(2 * steps))
+            returns = ", ".join(f"{x:g}" for x in played["old"])
+            is_same = "the same" if played["new"] == played["old"] else ", ".join(f"{x:g}" for x in played["new"])
+            print(f"| {name} | `{command}` | {trained:,} | {returns} | {is_same} | {last_steps(path):,} |", flush=True)
     if not options.rounds:
         return
     print("\n| steps/s | command | old | new | new / old of each round | median |\n|---|---|---|---|---|---|")
