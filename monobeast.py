@@ -46,7 +46,8 @@ class AgentFlags(RunFlags):
     minibatches: int = 1
     """Into how many minibatches a batch's columns are dealt, at random in every epoch; one optimizer step each."""
     max_policy_lag: int = 0
-    """Drop and count a rollout whose oldest action would be more updates old than this in its last update; 0: never."""
+    """Drop a rollout whose oldest action is too many updates old: more than this when the last of its batches trains.
+    0: drop none. stats/dropped_rollouts counts them."""
 
     # The agent.
     net: Literal["shallow", "deep", "mlp"] = "shallow"
@@ -151,6 +152,7 @@ from beast.envs.spaces import EnvSpaces, policy_width
 from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import GROUPS_PER_ACTOR
 from beast.feeds.feed import Feed
+from beast.feeds.slots import even_policy_lag
 from beast.learn import vtrace
 from beast.learn.distributions import distribution, to_features
 from beast.learn.layers import MixedPrecision, ResidualBlock, orthogonal
@@ -189,7 +191,7 @@ class Encoder(nn.Module):
             widths = (self.center.shape[0], self.size)  # of both layers' inputs
             layers = [orthogonal(nn.Linear(width, self.size), GAIN) for width in widths]
             self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
-        self.register_load_state_dict_pre_hook(without_statistics)  # if the checkpoint has none
+        self.register_load_state_dict_pre_hook(without_statistics)  # older checkpoints have none: then do not normalize
 
     def _convolutions(self, space: gymnasium.Space, flags: AgentFlags) -> list[nn.Module]:
         """Layers for images [N, C, H, W]. Raises InputError for images that are too small."""
@@ -253,7 +255,7 @@ class Net(nn.Module):
             _, log_std = self.policy.bias.chunk(2)  # views of the means and of the log deviations
             nn.init.constant_(log_std, math.log(flags.initial_std))
         has_images = any(encoder.is_image for encoder in self.encoders)
-        self.amp = amp and (flags.core == "lstm" or has_images)  # only for the log; a GRU computes in float32
+        self.amp = amp and (flags.core == "lstm" or has_images)  # only for the log: MLP and GRU compute in float32
 
     def initial_state(self, batch_size: int) -> tuple[Tensor, ...]:
         """The core's state before an episode, [1, B, core_size] each, on the CPU."""
@@ -296,12 +298,15 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
     scalar tensors. Metrics are means over steps, but total_loss with --reduction sum. `core_state` is the one before
     row 0."""
     policy_logits, values, _ = net(batch, core_state)  # [T+1, B, policy_width], [T+1, B]
-    # mask [T, B] is False from an episode's last row to the next one's first, a void transition; discounts [T, B] are 0
-    # at a termination and a reset (docs/rollout.md).
+    # Transition t leads from row t to row t+1. mask [T, B]: does it count? Under NEXT_STEP autoreset, gymnasium's own,
+    # the action at an episode's last observation only resets, so that transition does not. discounts [T, B] are 0 where
+    # row t+1 is terminal or begins an episode; so a truncated episode is valued by its last row (docs/rollout.md).
     mask, discounts = vtrace.transition_masks(batch["done"], batch["terminated"], batch["truncated"], flags.discount)
     # Row t+1 holds the action chosen at row t, and the policy that chose it.
     actions, rewards = batch["action"][1:], scale_rewards(flags, batch["reward"][1:])
-    if "final_obs" in batch:  # SAME_STEP: no row shows a truncated episode's last observation, so add its value here
+    if (
+        "final_obs" in batch
+    ):  # SAME_STEP autoreset: row t+1 is the next episode's, so add the value of the last obs here
         rewards = rewards + flags.discount * final_values(net, batch, core_state)
     policy = distribution(net.action_space, policy_logits[:-1])
     log_probs = policy.log_prob(actions)
@@ -315,7 +320,7 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
         clip_rho_threshold=flags.clip_rho,
         lambda_=flags.vtrace_lambda,
     ).vs
-    log_ratio = torch.where(mask, log_rhos, 0)  # 0, not -inf: `mean` multiplies by weight 0, and 0 * inf is NaN
+    log_ratio = torch.where(mask, log_rhos, 0)  # 0, not -inf: means below multiply by weight 0, and 0 * inf is NaN
     ratio = log_ratio.exp()
     # V-trace's own pg_advantages contain the importance weights. These do not: both losses below multiply by `ratio`.
     # With --ppo_clip the gradient flows through `ratio`, else through log_probs.
@@ -382,7 +387,7 @@ def final_values(net: Net, batch: dict, core_state: tuple) -> Tensor:
 
 
 def make_optimizer(flags: AgentFlags, net: nn.Module) -> torch.optim.Optimizer:
-    """Adam or RMSProp. `step_unless` skips bad updates; only with a fused Adam need the CPU not wait for a GPU."""
+    """Adam or RMSProp. `step_unless` skips bad updates: a fused Adam on the GPU itself, with RMSProp the CPU waits."""
     if flags.optimizer == "adam":
         return torch.optim.Adam(net.parameters(), flags.learning_rate, eps=flags.optimizer_epsilon, fused=True)
     return torch.optim.RMSprop(net.parameters(), flags.learning_rate, flags.rmsprop_alpha, flags.optimizer_epsilon)
@@ -408,7 +413,7 @@ def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) 
         param_group["lr"] = learning_rate(flags, learner.steps)
     for epoch in range(flags.epochs):
         for part, state in minibatches(batch, core_state, flags.minibatches):
-            with net.register_forward_hook(lambda *_: laps.lap("forward")):  # compute_loss calls it
+            with net.register_forward_hook(lambda *_: laps.lap("forward")):  # compute_loss calls the net
                 loss, returns, metrics = compute_loss(flags, net, part, state)
             laps.lap("loss")
             optimizer.zero_grad(set_to_none=True)
@@ -424,7 +429,7 @@ def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) 
                 popart.observe(returns, outcome.is_bad)
             laps.lap("optimizer")
         if epoch == 0:
-            net.observe(batch["obs"])  # once a batch; when that came after all ten epochs, Hopper learned more slowly
+            net.observe(batch["obs"])  # once a batch; after the last of ten epochs Hopper learned more slowly
     assert outcome  # there is an epoch
     return outcome
 
@@ -448,7 +453,8 @@ def learn(training: Training, feed: Feed, weights: PublishedWeights) -> None:
         with learner.updating:  # a lock: no checkpoint holds half an update
             measured = learner.measure(batch)  # steps and policy lag, before the update may edit the batch
             outcome = update(training.flags, learner, batch, core_state)
-            # Counts the update and returns its numbers; on a GPU those of the update before, None if they are taken.
+            # Counts the update and returns its numbers. A GPU's come one update late, so that the CPU need not wait:
+            # None after the first update, which `record` takes, too.
             counted = learner.count(measured, outcome)
             weights.publish(learner.net, learner.updates)  # with the number that `count` has just raised
             learner.laps.lap("publish")
@@ -464,13 +470,15 @@ def make_learner(flags: AgentFlags, env_spaces: EnvSpaces) -> Learner:
     return Learner(net, make_optimizer(flags, net), flags.max_bad_updates)
 
 
-# Flags that may change when a run is resumed: these mend bad updates and old rollouts.
+# Flags that may change when a run is resumed. The three added here are for users with bad updates or old rollouts.
 AGENT_FREE_ON_RESUME = FREE_ON_RESUME | {"learning_rate", "grad_clip", "max_policy_lag"}
 
 
 def train(flags: Flags) -> Result:
     """Train until steps or minutes are used up, or a signal asks for an end (see `Training.run_threads`)."""
-    flags, env_spaces = prepare(flags, create_env, validate)  # checks flags, makes environments, checks with their id
+    # Validates, makes an environment to learn its spaces and its id (a fork may ignore --env), and validates again, as
+    # flags that are "auto" depend on the id.
+    flags, env_spaces = prepare(flags, create_env, validate)
     if flags.auto:
         flags = tuning.settings_of_existing_run(flags) or tune(flags)
     torch.manual_seed(flags.seed)
@@ -482,11 +490,12 @@ def train(flags: Flags) -> Result:
             training, create_env, env_spaces, num_groups, __file__,
             batch_width=flags.batch_width, max_policy_lag=flags.max_policy_lag,
         )  # fmt: skip
+        lag = even_policy_lag(flags.num_slots, flags.group_width, flags.batch_width)
         return training.run_threads(
             feed,
             infer=partial(infer, feed, weights, training.generator),
             learn=partial(learn, training, feed, weights),
-            introduction=describe_updates(flags, learner.net),
+            introduction=f"{describe_updates(flags, learner.net)}, policy lag up to {lag} if groups are equally fast",
         )
 
 
@@ -511,7 +520,7 @@ def test(flags: AgentFlags, create_env: Callable = create_env) -> dict:
 
 
 def validate_agent(flags):
-    """The flags with both their own "auto" replaced. Raises InputError with the value, the limit and the remedy."""
+    """The flags, with both "auto" of AgentFlags replaced. Raises InputError with value, limit and remedy."""
     if flags.reward_clip == "auto":
         flags = replace(flags, reward_clip=envs.family_of(flags.env).reward_clip)
     if flags.normalize_returns == "auto":

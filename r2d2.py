@@ -46,7 +46,8 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
     num_slots: int = 0
     """Rollouts in shared memory. 0: two more than there are groups."""
     eval_columns: int = 0
-    """Environments of each group that act by --epsilon, for the log's return only. 0: log the greediest quarter."""
+    """Environments of each group that act by --epsilon and are not trained on: the log shows their returns. 0: those of
+    the greediest quarter."""
     actor_niceness: int = 5
     """Unix niceness (0 to 19) added to actors, and on Linux to the threads of inference and target network on a CPU."""
 
@@ -55,7 +56,7 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
     """Environments in actors of this machine (shared), or in env servers (remote: docs/polybeast.md; needs libbeast).
     --addresses and --listen imply remote; remote without either starts --num_servers here."""
     max_streams: int = 4
-    """With --listen: streams at a time, each a group of environments, among which the replay is divided."""
+    """With --listen: the most streams at a time. Each is a group of environments with an equal part of the replay."""
     server_arguments: str = ""
     """Arguments of your own flags of polybeast_env.py, for the env servers started here."""
 
@@ -91,7 +92,7 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
     trained: int = 16
     """Transitions (T) of a sequence that are trained on."""
     stride: int = 8
-    """Steps between the starts of two sequences, a multiple of --unroll_length; with T/2 each step trains in two."""
+    """Steps between the starts of two sequences, a multiple of --unroll_length; with T/2 each step is in two."""
     priority_exponent: float = 0.9
     """Sequences are drawn in proportion to their priority to this power (alpha): 0 draws all alike."""
     importance_exponent: float = 0.6
@@ -195,7 +196,7 @@ class Encoder(nn.Module):
             widths = (self.center.shape[0], self.size)  # vectors: the shape is (inputs,)
             layers = [orthogonal(nn.Linear(width, self.size), GAIN) for width in widths]
             self.head = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
-        self.register_load_state_dict_pre_hook(without_statistics)  # if the checkpoint has none
+        self.register_load_state_dict_pre_hook(without_statistics)  # older checkpoints have none: then do not normalize
 
     def _convolutions(self, space: gymnasium.Space, flags: Flags) -> list[nn.Module]:
         """Layers for images [N, C, H, W]. Raises InputError for images that are too small."""
@@ -231,8 +232,8 @@ class Net(nn.Module):
     `forward(inputs, core_state)` takes `inputs["obs"][name]` [R, N, *shape], `inputs["done"]` [R, N] (the row begins an
     episode), the last action `inputs["action"]` [R, N] and its reward `inputs["reward"]` [R, N], and the core's state
     before row 0, a tuple of [1, N, core_size] (empty without a core). It returns Q [R, N, actions] and its maximum
-    [R, N], both float32 and rescaled (`--rescale`), and the core's state after the last row. Its statistics change
-    in `observe` only. Raises InputError for actions that are not Discrete.
+    [R, N] (the rollout's field `baseline`; no loss needs it), both float32 and rescaled (`--rescale`), and the core's
+    state after the last row. Its statistics change in `observe` only. Raises InputError unless actions are Discrete.
     """
 
     def __init__(self, observation_spaces: dict, action_space: gymnasium.Space, flags: Flags, amp: bool = False):
@@ -249,7 +250,7 @@ class Net(nn.Module):
         if flags.core != "none":
             self.core, size = Core(flags.core, size, flags.core_size, amp), flags.core_size
         has_images = any(encoder.is_image for encoder in self.encoders)
-        self.amp = amp and (flags.core == "lstm" or has_images)  # any of it in bf16? MLP and GRU never are
+        self.amp = amp and (flags.core == "lstm" or has_images)  # only for the log: MLP and GRU compute in float32
 
         def head(outputs: int, bias: bool) -> nn.Sequential:
             last = nn.Linear(flags.head_size, outputs, bias=bias)
@@ -305,7 +306,9 @@ def compute_loss(flags: Flags, net: Net, target: Net, batch: Batch) -> tuple[Ten
     q, _, _ = net(rows, state)  # [T+1, N, actions]
     scale, unscale = value_scaling(flags.rescale)
     with torch.no_grad():
-        # mask [T, N]: False from a last row, at whose value a sum stops; discounts [T, N]: 0 if nothing follows.
+        # Transition t leads from row t to row t+1. mask [T, N] is False where row t is an episode's last and the action
+        # only resets: no error, and an n-step sum that comes to row t ends with its value. discounts [T, N] are 0 where
+        # row t+1 is terminal or begins an episode, so a truncated one is valued by its last row (docs/rollout.md).
         mask, discounts = vtrace.transition_masks(rows["done"], rows["terminated"], rows["truncated"], flags.discount)
         rewards = rows["reward"][1:]
         if "final_obs" in rows:  # environments that reset within the step that ends an episode (docs/rollout.md)
@@ -345,11 +348,11 @@ def final_values(net: Net, target: Net, rows: dict, state: tuple, target_state: 
     """
     is_cut = (rows["done"] & rows["truncated"] & ~rows["terminated"])[1:]  # [T, N]
     values = torch.zeros_like(rows["reward"][1:])
-    first = 0  # both states are those before this row
+    first = 0  # both states are those before row `first`
     for t in is_cut.any(1).nonzero().flatten().tolist():
-        if state:  # a core: run both nets on to before row t+1
-            part, first = map_tensors(lambda x: x[first : t + 1], rows), t + 1
-            state, target_state = net(part, state)[2], target(part, target_state)[2]
+        if state:  # there is a core: run both nets over rows first … t
+            part = map_tensors(lambda x: x[first : t + 1], rows)
+            state, target_state, first = net(part, state)[2], target(part, target_state)[2], t + 1
         # The action and reward of row t+1 led to final_obs, too; only obs and done are the next episode's.
         last = map_tensors(lambda x: x[t + 1 : t + 2], rows)
         last |= {"obs": last["final_obs"], "done": torch.zeros_like(last["done"])}
@@ -361,7 +364,7 @@ def final_values(net: Net, target: Net, rows: dict, state: tuple, target_state: 
 
 def initial_priorities(flags: Flags, rows: dict) -> Tensor:
     """Priorities [N] of new sequences [B+T+1, N], whose rows hold no observations. The Q values that chose the actions
-    stand in for both networks'. Those of the last row are not known yet, so the transition to it is left out."""
+    stand in for both networks'. The last row's Q values are not known yet, so the transition to it is left out."""
     q = rows["policy_logits"][flags.burn_in + 1 :]  # `act` stored Q(x_t) in row t+1: [T, N, actions], from x_B on
     trained = map_tensors(lambda x: x[flags.burn_in : -1], rows)  # rows x_B …, T of them: T-1 transitions
     scale, unscale = value_scaling(flags.rescale)
@@ -413,7 +416,7 @@ class QLearner(Learner):
         return Batch(sample, self.target(sample.rows, sample.core_state)[0][flags.burn_in :])
 
     def wait_for_batch(self) -> None:
-        """Until the helper is done with its batch: then the replay may change."""
+        """Wait until the helper has gathered its batch. Only then may the replay change."""
         if self._prepared:
             self._prepared.result()
 
@@ -494,9 +497,9 @@ def learn(training: Training, learner: QLearner, feed: Feed, weights: PublishedW
             with learner.updating:
                 batch = learner.next_batch(flags, replay, training.device)
                 laps.lap("sample")
-                measured = learner.measure(batch.sample.rows)  # policy lag, before the update may edit the rows
+                measured = learner.measure(batch.sample.rows)  # steps and policy lag; a fork's update may edit the rows
                 outcome, priorities = update(flags, learner, batch)
-                # `count` would add the steps of the batch again: `store` has counted them.
+                # `count` raises learner.updates by 1 and learner.steps by 0 here: `store` has counted the steps.
                 counted = learner.count(measured._replace(steps=torch.zeros_like(measured.steps)), outcome)
                 weights.publish(learner.net, learner.updates)
                 laps.lap("publish")
@@ -514,9 +517,9 @@ def store(flags: Flags, learner: QLearner, replay: SequenceReplay, limiter: Rati
           core_state: tuple) -> None:  # fmt: skip
     """Put a group's rollout [U+1, K, …] into the replay, with first priorities for the sequences that it completes.
     `replay.width` columns train, K - eval_columns."""
-    counts = ~is_final(rollout["done"], rollout["terminated"], rollout["truncated"])[:-1]  # [U, K]
-    learner.steps += int(counts.sum())
-    limiter.add(int(counts[:, : replay.width].sum()))
+    is_step = ~is_final(rollout["done"], rollout["terminated"], rollout["truncated"])[:-1]  # [U, K]: an action counts
+    learner.steps += int(is_step.sum())
+    limiter.add(int(is_step[:, : replay.width].sum()))
     learner.wait_for_batch()
     ids = replay.add(columns(rollout, 0, replay.width), tuple(x[:, : replay.width] for x in core_state))
     if len(ids):
@@ -535,7 +538,7 @@ RESUME_FREE = {
 def train(flags: Flags) -> Result:
     """Train until steps or minutes are used up, or a signal asks for an end (see `Training.run_threads`)."""
     with contextlib.ExitStack() as to_close:
-        if validate(flags, width_known=False).feed == "remote":
+        if validate(flags, width_known=False).feed == "remote":  # both branches validate again, with what is known then
             import polybeast_env
             from beast.run import servers  # needs libbeast
 
@@ -554,24 +557,20 @@ def train(flags: Flags) -> Result:
         path, log = training.run.path / "replay.npz", training.run.log
         write_replay = resume_replay(replay, limiter, path, learner, log) if flags.save_replay else None
         training.cleanup.callback(lambda: log(limiter.describe()))
-        width = flags.group_width  # rollouts of whole groups, as the replay is divided among them
+        width = flags.group_width  # of the feed's batches: whole groups, as the replay is divided among them
         feed, others = (  # others: loops to run beside it, for env servers
             servers.make_feed(training, connection, width) if flags.feed == "remote"
             else (open_feed(training, create_env, env_spaces, num_groups, __file__, batch_width=width), [])
         )  # fmt: skip
         weights = PublishedWeights(learner.net, learner.updates)
-        introduction = (
-            f"{replay.description}, updates of {flags.batch_width} sequences of {flags.burn_in} + {flags.trained} "
-            f"steps, {flags.replay_ratio:g} trained transitions a step"
-        )
+        updates = f"updates of {flags.batch_width} sequences of {flags.burn_in} + {flags.trained} steps"
         return training.run_threads(
             feed,
             infer=partial(act, training, feed, weights, num_groups),
             learn=partial(learn, training, learner, feed, weights, replay, limiter),
-            introduction=introduction,
-            others=others,
-            save_beside=write_replay,
-        )
+            introduction=f"{replay.description}, {updates}, {flags.replay_ratio:g} trained transitions a step",
+            others=others, save_beside=write_replay,
+        )  # fmt: skip
 
 
 def test(flags: Flags) -> dict:
@@ -587,7 +586,7 @@ def validate(flags: Flags, width_known: bool = True) -> Flags:
         **{name: (1, 10**6) for name in ("head_size", "target_period", "n_steps")},
         **{name: (0, 1) for name in ("priority_eta", "priority_exponent", "importance_exponent", "epsilon")},
         **{name: (0, 10**12) for name in ("min_fill", "replay_sequences")},
-        "trained": (3, 10**5),  # a first priority lacks the last transition, another may be void: one has to be left
+        "trained": (3, 10**5),  # `initial_priorities` has one fewer, of which one may be void
         "burn_in": (0, 10**5),
         "max_streams": (1, 4096),
         "replay_gb": (1e-6, 1e6),
@@ -615,10 +614,10 @@ def validate(flags: Flags, width_known: bool = True) -> Flags:
     one_each = 0 if is_remote else num_groups * flags.group_width * (burn_in + flags.trained)
     stored = (flags.group_width - flags.eval_columns) / flags.group_width if width_known else 1  # of all steps
     min_fill = math.ceil(flags.min_fill / stored)
-    of_all = f" ({min_fill} with those of --eval_columns)" if min_fill > flags.min_fill else ""
+    all_steps = f" ({min_fill} with those of --eval_columns)" if min_fill > flags.min_fill else ""
     if flags.mode == "train" and max(min_fill, one_each) >= flags.total_steps:
         raise InputError(
-            f"--total_steps {flags.total_steps}: updates begin after --min_fill {flags.min_fill} steps{of_all} "
+            f"--total_steps {flags.total_steps}: updates begin after --min_fill {flags.min_fill} steps{all_steps} "
             f"and a sequence of each environment, {one_each} steps: raise it, or lower --min_fill, --burn_in, --trained"
         )
     num_slots = flags.num_slots or num_groups + 2
