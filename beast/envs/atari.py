@@ -1,4 +1,4 @@
-"""Atari games on Beast's emulator or on ale-py's, and MinAtar games without MinAtar's plotting libraries."""
+"""Atari games on Beast's emulator or on ale-py's, in the protocol that their id implies."""
 
 import os
 import re

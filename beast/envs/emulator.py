@@ -48,7 +48,7 @@ def known_games() -> dict[str, dict[str, Any]]:
     return {game["name"]: game for game in libatari.games()} if libatari else {}
 
 
-EXACT_GAMES = frozenset(name for name, game in known_games().items() if game["is_exact"])  # csrc/atari/games.h
+EXACT_GAMES = frozenset(name for name, game in known_games().items() if game.get("is_exact"))  # csrc/atari/games.h
 
 
 def why_not(game: str) -> str:
@@ -56,7 +56,7 @@ def why_not(game: str) -> str:
     if libatari is None:
         return WHY_NO_MODULE
     if game not in EXACT_GAMES:
-        return f"{game} is not on the list of games that were shown to be exact (beast.envs.emulator.EXACT_GAMES)"
+        return f"{game} is not on the list of games that were shown to be exact (csrc/atari/games.h)"
     try:
         rom = read_rom(game)
     except (OSError, MissingPackage) as error:

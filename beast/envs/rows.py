@@ -23,8 +23,8 @@ ROW_FIELDS = {
     "episode_return": RowField("float32", "env"),
     "episode_step": RowField("int32", "env", is_replayed=True),
     "group": RowField("int32", "feed"),  # which group of environments,
-    "env_number": RowField("int32", "feed"),  # which environment of it,
-    "life": RowField("int32", "feed"),  # and how often the group has been restarted
+    "life": RowField("int32", "feed"),  # how often it has been restarted,
+    "env_number": RowField("int32", "feed"),  # and which environment of it; libbeast has these in this order
     "action": RowField("", "agent", is_replayed=True),
     "policy_logits": RowField("", "agent", is_replayed=True),
     "baseline": RowField("float32", "agent"),

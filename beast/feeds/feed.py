@@ -69,7 +69,7 @@ class Feed:
         """Rollouts [T+1, B, …] (docs/rollout.md) with the core's state before row 0, on the device.
 
         A rollout is valid until the next one is asked for. The loop ends when the feed closes, and when nothing has
-        come for `limit` seconds; then ask again.
+        come for `limit` seconds; then ask again. A rollout that waits for others meanwhile keeps the lag it came with.
         """
         raise NotImplementedError
 

@@ -34,7 +34,7 @@ class RemoteFeed(Feed):
         Groups wait while `queue_width` columns wait for the learner. Inference answers at most `inference_width` rows
         at once; 0 chooses. `log` gets a line when a stream is lost."""
         super().__init__(consumer, servers and servers.processes)
-        self._env_outputs = ["obs", *written_by("env"), "group", "life", "env_number"]  # libbeast's order
+        self._env_outputs = ["obs", *written_by("env"), *written_by("feed")]
         self._agent_outputs = [*written_by("agent"), "number"]
         self._log, self._is_lost, self._listener, self._min_streams = log, threading.Event(), listener, min_streams
         # A caller that is let in and lost again and again fills no log.
@@ -77,7 +77,7 @@ class RemoteFeed(Feed):
         Where streams dial in, log how many there are."""
         if self._listener:
             return self._watch_callers()
-        total, is_started, told_at = self._group_width * self.num_streams, False, time.monotonic()
+        total, is_started, logged_at = self._group_width * self.num_streams, False, time.monotonic()
         while not self.closed.wait(0.1):
             # A server connects when it has reset a group.
             reset = self._group_width * self.pool.counters()["streams_connected"]
@@ -87,29 +87,29 @@ class RemoteFeed(Feed):
                 if self._is_lost.is_set():
                     self._is_lost.clear()
                     self._log(f"connected again: all {self.num_streams} streams")
-            elif now - told_at > PROGRESS_SECONDS and (not is_started or self._is_lost.is_set()):
-                told_at = now
+            elif now - logged_at > PROGRESS_SECONDS and (not is_started or self._is_lost.is_set()):
+                logged_at = now
                 self._log(f"{'connected' if is_started else 'resetting'} environments: {reset} of {total}")
 
     def _watch_callers(self) -> None:
-        num_come, told_at = 0, time.monotonic()
+        num_come, logged_at = 0, time.monotonic()
         log_refusals = RefusalLog(self._listener, self._log)
         while not self.closed.wait(0.1):
             log_refusals()
             counters, now = self.pool.counters(), time.monotonic()
             connected, come = counters["streams_connected"], counters["streams_come"]
-            is_waiting = connected < self._min_streams and now - told_at > PROGRESS_SECONDS
+            is_waiting = connected < self._min_streams and now - logged_at > PROGRESS_SECONDS
             if is_waiting:
                 self._log(
                     f"waiting for env servers on {self._listener.address}: {connected} streams now, {come} have come, "
                     f"{self._min_streams} are needed (--min_envs)"
                 )
-            elif come > num_come and now - told_at > 1.0:
+            elif come > num_come and now - logged_at > 1.0:
                 self._log(f"{connected} streams of env servers now, {come} have come")
                 num_come, self._num_measured = come, max(self._num_measured, connected)
             else:
                 continue
-            told_at = now
+            logged_at = now
 
     def measure(self, seconds: float, shares: dict[str, float]) -> dict[str, float]:
         waiting, self._waiting = self._waiting, []
@@ -146,8 +146,11 @@ class RemoteFeed(Feed):
     def rollouts(self, limit: float | None = None) -> Iterator[tuple[dict, tuple]]:
         laps = self.consumer.laps
         with contextlib.suppress(libbeast.ClosedBatchingQueue):
-            while item := self.queue.get(limit):  # None: nothing came in time
+            while True:
+                item = self.queue.get(limit)
                 laps.lap("wait")
+                if item is None:  # nothing came in time
+                    return
                 (env_outputs, agent_outputs), (core_state, _) = item
                 names = self._env_outputs + self._agent_outputs
                 rollout = dict(zip(names, (*env_outputs, *agent_outputs)))  # [T+1, B, …]

@@ -12,7 +12,7 @@ from beast.envs.rows import written_by
 from beast.feeds.actors import Actors
 from beast.feeds.feed import Consumer, Feed, Rows
 from beast.feeds.memory import RolloutMemory
-from beast.feeds.slots import NO_SLOT, Slots, SlotTensors, even_policy_lag
+from beast.feeds.slots import NO_SLOT, Slots, SlotTensors
 from beast.learn.nests import columns, join
 
 
@@ -43,11 +43,8 @@ class SharedMemoryFeed(Feed):
         self.workers, self.memory, self.actors, self.batch_width = actors.workers, memory, actors, batch_width
         self.slots, self.tensors = Slots(memory.num_slots, lock_step), SlotTensors(memory, self.device)
         self.groups = [Group() for _ in range(actors.num_groups)]
-        lag = even_policy_lag(memory.num_slots, memory.group_width, batch_width)
-        self.description = (
-            f"{actors.num_groups} groups of {memory.group_width} environments, {memory.num_bytes / 1e6:.0f} MB of "
-            f"slots, policy lag up to {lag} updates where all groups are equally fast"
-        )
+        size = f"{memory.num_bytes / 1e6:.0f} MB of slots"
+        self.description = f"{actors.num_groups} groups of {memory.group_width} environments, {size}"
         # A group's rows fit a CPU's cache, and need no gathering. A GPU is faster with more of them.
         self._joins_groups = self.device.type != "cpu" if joins_groups is None else joins_groups
         self._input_names = [name for name in memory.row(0, 0) if name not in written_by("agent")] + ["action"]
@@ -82,7 +79,8 @@ class SharedMemoryFeed(Feed):
     def acting(self) -> Iterator[Rows]:
         while self.slots.may_act():
             ready = self._ready_groups()
-            for groups in [ready] if self._joins_groups and ready else [[group] for group in ready]:
+            batches = [ready] if self._joins_groups else [[group] for group in ready]
+            for groups in filter(None, batches):
                 yield self._rows(groups)
 
     def _ready_groups(self) -> list[int]:
@@ -140,6 +138,7 @@ class SharedMemoryFeed(Feed):
         self.laps.lap("forward")
         groups, width = [self.groups[number] for number in numbers], self.memory.group_width
         versions = torch.as_tensor(version, dtype=torch.int32).expand(baseline.shape)
+        on_device = versions.to(self.device, non_blocking=True)
         for index, group in enumerate(groups):
             mine = slice(index * width, (index + 1) * width)
             if group.row == 0:
@@ -149,7 +148,7 @@ class SharedMemoryFeed(Feed):
             row["action"].copy_(action[:, mine])
             row["policy_logits"].copy_(policy_logits[:, mine])
             row["baseline"].copy_(baseline[:, mine])
-            row["policy_version"].copy_(versions[:, mine], non_blocking=True)
+            row["policy_version"].copy_(on_device[:, mine])
             group.core_state = tuple(state[:, mine] for state in core_state)
         self.tensors.download_actions([(group.slot, group.row) for group in groups])
         for number, group in zip(numbers, groups):

@@ -114,8 +114,7 @@ class SlotTensors:
         self._shared["env_number"][:] = torch.arange(memory.group_width)
         self._tensors = self._shared
         if self.is_twin:
-            self._tensors = {name: torch.empty_like(x, device=device) for name, x in self._shared.items()}
-            self._tensors["env_number"].copy_(self._shared["env_number"])
+            self._tensors = {name: x.to(device, copy=True) for name, x in self._shared.items()}
         others = {**written_by("agent"), **written_by("feed")}
         self._env_fields = [name for name in self._tensors if name not in others]
         self._rows: dict[tuple[int, int], dict] = {}

@@ -39,6 +39,7 @@ class VectorEnvGroup(EnvGroup):
     - `structure`: a nest of these names
     - `action`: (shape, dtype) of one environment's action, or None where any will do, nests of arrays too
     - `observation_space`, `action_space`: as JSON, or ""
+    - `frames_per_step`: frames of the emulator; 1 where it is missing
 
     An observation `name` is the field `obs/<name>`. Under SAME_STEP autoreset the final observation has the field
     `final_obs/<name>` and this same name in `structure`. Errors are those of EnvGroup.

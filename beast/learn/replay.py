@@ -183,8 +183,9 @@ class SequenceReplay:
         self.written_at[group, block % self.num_blocks] = self.rows
         self.rows += U * self.width
         # Nobody overwrites what a group has left that comes no more.
-        for place in zip(*np.nonzero(self.is_complete & (self.written_at < self.rows - 2 * self.capacity))):
-            self._forget(*place)
+        if self.rows > 2 * self.capacity:
+            for place in zip(*np.nonzero(self.is_complete & (self.written_at < self.rows - 2 * self.capacity))):
+                self._forget(*place)
         first = block + 1 - self.blocks_of_sequence
         age = first - self._life_began[group]
         if age < 0 or age % self.stride:
