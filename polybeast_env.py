@@ -64,6 +64,7 @@ def parse_flags(arguments: list[str] | None = None) -> argparse.Namespace:
         "stream goes on to the next address when a learner is full or gone, and dials again until this server is told "
         "to stop",
     )
+    # Not those of ServerFlags: there they mean the learner's side, with other defaults.
     add(
         "--group_width",
         type=int,

@@ -1,10 +1,10 @@
-"""Are two checkouts the same agents? Weights of deterministic runs, to the bit, checkpoints, and steps/s in turn.
+"""Are two checkouts the same agents? Weights of deterministic runs to the bit, old checkpoints, and steps/s in turn.
 
     git worktree add ../before 215e1b8 && make -C ../before libbeast
-    python benchmarks/checkouts.py ../before            # about 20 minutes on two quiet cores; prints Markdown
+    python benchmarks/checkouts.py ../before            # prints Markdown
 
-Both checkouts need libbeast built in place; this interpreter runs both. A ratio is new / old of the median of the rows
-of metrics.csv, the first one left out; the median of the rounds counts.
+Both checkouts need libbeast built in place; this interpreter runs both. The speed of a run is the median of charts/SPS
+without its first row. A round gives one ratio, new / old; the last column is the median of the rounds.
 """
 
 from __future__ import annotations

@@ -298,7 +298,7 @@ def step_pool(task: dict) -> dict:
         actions = np.zeros((1, 1024), np.int64)
         for batch in batcher:
             env_outputs, _ = batch.get_inputs()
-            groups = np.asarray(env_outputs[7])[0]
+            groups = np.asarray(env_outputs[7])[0]  # after the observation and six fields of the environment
             rows[groups] += 1  # no stream is twice in a batch
             batch.set_outputs(((actions[:, : len(groups)],), ()))
 

@@ -11,7 +11,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Tests run side by side, and so do the processes that they start. torch reads this when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # as beast.feeds does, before a test imports grpc
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # as `import beast` does, before a test imports grpc
 
 
 def pytest_configure(config):
