@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from beast.errors import InputError, MissingFile
+from beast.errors import InputError
 
 
 def is_local(address: str) -> bool:
@@ -106,8 +106,6 @@ def read_token(path: str) -> str:
 def _read(path: str, flag: str, is_secret: bool = False) -> bytes:
     try:
         content, mode = Path(path).read_bytes(), stat.S_IMODE(os.stat(path).st_mode)
-    except FileNotFoundError:
-        raise MissingFile(f"{flag} {path}: there is no such file") from None
     except OSError as error:
         raise InputError(f"{flag} {path} cannot be read: {error.strerror}") from error
     if is_secret and mode & 0o077:
