@@ -454,8 +454,10 @@ def test_impossible_flags_are_refused_in_one_line(run_here, arguments, message):
     assert code == 1 and message in output and "Traceback" not in output, output
 
 
-def test_every_row_of_a_batch_reaches_the_learner_as_section_3_says(tmp_path, monkeypatch):
-    """The learner's batches are MonoBeast's: overlapping rows, recomputable policy, lag recorded."""
+def test_batches_of_env_servers_are_what_docs_rollout_says(tmp_path, monkeypatch):
+    """The learner's batches are MonoBeast's: overlapping rows, recomputable policy, lag recorded.
+
+    The weights hardly change, and no statistics do."""
     batches = []
     original = monobeast.compute_loss
 
@@ -469,15 +471,29 @@ def test_every_row_of_a_batch_reaches_the_learner_as_section_3_says(tmp_path, mo
     flags = polybeast.Flags(
         env="toy_envs:Dict-v0", root=str(tmp_path), name="run", group_width=4, batch_width=4, unroll_length=8,
         hidden_size=64, num_servers=1, total_steps=2000, learning_rate=1e-12, tensorboard=False, amp="off",
+        center_images=False, normalize_observations=False,
     )  # fmt: skip
     polybeast.train(flags)
     assert len(batches) > 20
-    mono_flags = monobeast.Flags(env=flags.env)
+    mono_flags = small_flags(env=flags.env, hidden_size=64, center_images=False, normalize_observations=False)
     net, fields = new_net(mono_flags), set(rollout_fields(spaces_of(mono_flags)))
+    net.load_state_dict(checkpoint.load(tmp_path / "run" / "checkpoint.pt")["net"])
+    last_rows: dict[int, dict] = {}
     assert {name if not name.startswith("obs/") else "obs" for name in fields} == set(batches[0])
     assert net.names == list(batches[0]["obs"])
     for batch in batches:
         assert batch["done"].shape == (9, 4) and batch["action"].shape[:2] == (9, 4)
         assert batch["policy_version"].dtype == torch.int32
+        with torch.no_grad():
+            policy_logits, values, _ = net(batch, ())
+        torch.testing.assert_close(policy_logits[:-1], batch["policy_logits"][1:], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(values[:-1], batch["baseline"][1:], rtol=1e-4, atol=1e-4)
+        (group,) = batch["group"].unique().tolist()
+        first = map_tensors(lambda x: x[0], batch)
+        map_tensors(
+            lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=0), last_rows.setdefault(group, first), first
+        )
+        last_rows[group] = map_tensors(lambda x: x[-1], batch)
+    assert len(last_rows) == 2
     versions = np.concatenate([batch["policy_version"][1:].flatten() for batch in batches])
     assert versions.min() == 0 and versions.max() > 10
