@@ -868,12 +868,15 @@ def test_polybeast_trains_with_servers_that_dial_in_and_leave_and_others_do_not_
 
 
 def test_r2d2_trains_with_servers_that_dial_in_one_of_which_is_killed(tmp_path, unix):
-    flags = "--max_streams 2 --total_steps 2000 --unroll_length 4 --stride 4 --burn_in 4 --trained 8 --batch_width 4"
-    flags += " --min_fill 200 --hidden_size 64 --core_size 16 --head_size 16"
+    flags = "--max_streams 2 --total_steps 1000000000 --unroll_length 4 --stride 4 --burn_in 4 --trained 8"
+    flags += " --batch_width 4 --min_fill 200 --hidden_size 64 --core_size 16 --head_size 16 --replay_gb 0.01"
     with training("r2d2.py", tmp_path, unix, flags) as (learner, first, output):
         with one_env_server(tmp_path / "2", "CartPole-v1", unix):
             wait_until(lambda: "2 streams of env servers now" in output())
             first.process.kill()
+            count = len(rows_of(tmp_path))
+            wait_until(lambda: len(rows_of(tmp_path)) >= count + 2 or learner.poll() is not None, output)
+            learner.terminate()
             assert learner.wait(PATIENCE) == 0, output()
     assert f"waiting for env servers on {unix}: polybeast_env.py --learner {unix}" in output()
     assert "2 groups of 1 environments, replay of" in output() and "(--replay_ratio 4)" in output(), output()
