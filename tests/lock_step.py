@@ -1,8 +1,10 @@
 """A small agent, of monobeast.py or r2d2.py, on real environments whose rollouts a test takes one by one."""
 
+import csv
 import threading
 import types
 import weakref
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -32,6 +34,12 @@ SMALL = {
 
 def small_flags(agent=monobeast, **changes):
     return agent.validate(agent.Flags(**{**SMALL[agent.__name__], **changes}))
+
+
+def metrics_of(run: Path) -> list[dict[str, str]]:
+    """The rows of metrics.csv in a run's directory."""
+    with open(run / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def spaces_of(flags: monobeast.Flags):

@@ -1,13 +1,13 @@
 """The examples are diffs: they apply to the files as they are, and what comes of it trains."""
 
-import csv
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from lock_step import metrics_of
+from programs import Program
 from waiting import PATIENCE
 
 pytest.importorskip("libbeast", reason="libbeast is not built: pip install .")
@@ -31,17 +31,12 @@ def test_the_minatar_diffs_change_create_env_and_net_only_and_train(tmp_path):
         without_import = [text.replace("from beast import envs  # noqa: E402\n", "") for text in (before, after)]
         assert len({text.split(edited)[0] for text in without_import}) == 1
         assert len({text.split(following)[1] for text in (before, after)}) == 1
-    command = [sys.executable, "polybeast.py", "--env", "breakout", "--root", str(tmp_path / "runs"), "--name", "run"]
-    command += ["--num_servers", "1", "--group_width", "4", "--batch_width", "4", "--total_steps", "1000"]
-    done = subprocess.run(
-        [*command, "--log_steps", "500", "--no_tensorboard"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+    words = [str(tmp_path / "polybeast.py"), "--env", "breakout", "--root", str(tmp_path / "runs"), "--name", "run"]
+    words += ["--num_servers", "1", "--group_width", "4", "--batch_width", "4", "--total_steps", "1000"]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    process = Program(
+        [*words, "--log_steps", "500", "--no_tensorboard"], cwd=tmp_path, env=environment, output=tmp_path / "output"
     )
-    assert done.returncode == 0, done.stderr
-    with open(tmp_path / "runs" / "run" / "metrics.csv") as file:
-        rows = list(csv.DictReader(file))
+    assert process.wait(PATIENCE) == 0, process.text()
+    rows = metrics_of(tmp_path / "runs" / "run")
     assert int(rows[-1]["step"]) >= 1000 and float(rows[-1]["charts/episodic_length"]) > 1

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from gymnasium import spaces
+from lock_step import metrics_of
+from programs import Program
 from waiting import PATIENCE
 
 import beast
@@ -40,17 +40,11 @@ def fork(tmp_path):
 
 def train(agent: Path, *arguments: str) -> tuple[int, str]:
     """Exit code and log of a run of the agent in its own directory."""
-    command = [sys.executable, agent.name, "--name", "run", "--no_tensorboard", "--deterministic", *arguments]
+    words = [str(agent), "--name", "run", "--no_tensorboard", "--deterministic", *arguments]
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
-    done = subprocess.run(
-        command,
-        cwd=agent.parent,
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    return done.returncode, done.stderr
+    environment, output = {**os.environ, "PYTHONPATH": paths}, agent.parent / "output"
+    process = Program(words, cwd=agent.parent, env=environment, output=output)
+    return process.wait(PATIENCE), process.text()
 
 
 SMALL = ["--group_width", "4", "--batch_width", "4", "--hidden_size", "64"]
@@ -67,7 +61,7 @@ def test_with_the_action_mask_no_forbidden_action_is_ever_taken(fork, tmp_path):
     agent = fork("action_mask")
     code, log = train(agent, *arguments)
     assert code == 0 and "stopped at step 2," in log, log
-    assert float(metrics(tmp_path)[-1]["stats/bad_updates"]) == 0
+    assert float(metrics_of(tmp_path / "runs" / "run")[-1]["stats/bad_updates"]) == 0
     policy = beast.load(str(tmp_path / "runs" / "run" / "checkpoint.pt"), str(agent))
     mask = torch.tensor([[1, 0, 1, 0], [0, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.int8)
     inputs, core_state = policy.inputs({"numbers": torch.zeros(3, 2).numpy(), "action_mask": mask.numpy()})
@@ -113,7 +107,7 @@ def test_the_bonus_of_random_network_distillation_falls_as_observations_become_k
     arguments = ["--env", "CartPole-v1", *SMALL, "--total_steps", "6000", "--log_steps", "500"]
     code, log = train(fork("rnd"), *arguments, "--learning_rate", "1e-3", "--lr_decay", "none")
     assert code == 0, log
-    novelty = [float(row["losses/novelty"]) for row in metrics(tmp_path)]
+    novelty = [float(row["losses/novelty"]) for row in metrics_of(tmp_path / "runs" / "run")]
     assert 0 < novelty[-1] < 0.5 * novelty[0], novelty
     weights = torch.load(tmp_path / "runs" / "run" / "checkpoint.pt", weights_only=True)["net"]
     names = [name for name in weights if name.startswith("novelty.random.") and name.endswith("weight")]
@@ -135,8 +129,3 @@ def test_a_dict_environment_of_ones_own_trains(fork, tmp_path):
         "map": (6, 6, 3),
     }
     assert all(encoder.center.count > 0 for encoder in policy.net.encoders), "both parts reached the net"
-
-
-def metrics(root: Path) -> list[dict[str, str]]:
-    with open(root / "runs" / "run" / "metrics.csv") as file:
-        return list(csv.DictReader(file))

@@ -1,9 +1,8 @@
 """Small tasks that an untrained agent cannot do, learned by the program that users start."""
 
-import csv
-
 import pytest
 import toy_envs  # noqa: F401  registers its environments
+from lock_step import metrics_of
 
 import monobeast
 from benchmarks.learning import TASKS
@@ -20,8 +19,7 @@ def train(tmp_path, run_main):
         flags = f"{TASKS[task]} --root {tmp_path} --name run --log_steps 5000 --no_tensorboard --deterministic"
         code, output = run_main(monobeast, *flags.split(), "--total_steps", str(total_steps))
         assert code == 0, output
-        with open(tmp_path / "run" / "metrics.csv") as file:
-            return [float(row["charts/episodic_return"]) for row in csv.DictReader(file)]
+        return [float(row["charts/episodic_return"]) for row in metrics_of(tmp_path / "run")]
 
     return train
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import json
 import math
@@ -17,7 +16,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from lock_step import small_flags
+from lock_step import metrics_of, small_flags
+from programs import Program
 from waiting import PATIENCE, wait_until
 
 import monobeast
@@ -41,11 +41,6 @@ def start(root, config=CONFIG, name="pong", **changes):
     run = Run(root, name, {**config, **changes}, resume_free={"total_steps"})
     run.record_start()
     return run
-
-
-def rows_of(path):
-    with open(path / "metrics.csv", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_a_run_writes_every_flag_and_what_the_result_may_depend_on(tmp_path):
@@ -344,7 +339,7 @@ def test_a_log_line_goes_to_the_file_with_the_time_and_to_stderr(tmp_path, capsy
 def test_metrics_are_in_the_file_when_write_returns(tmp_path):
     metrics = Metrics(tmp_path, None, tensorboard=False)
     metrics.write(10, {"frames": 40, "hours": 0.1, "losses/entropy": 1 / 3})
-    (row,) = rows_of(tmp_path)
+    (row,) = metrics_of(tmp_path)
     assert row["step"] == "10" and row["frames"] == "40" and row["losses/entropy"] == "0.333333333"
     assert row["charts/episodic_return"] == ""
     assert tuple(row) == COLUMNS
@@ -354,7 +349,7 @@ def test_metrics_are_in_the_file_when_write_returns(tmp_path):
 def test_large_counts_keep_all_their_digits(tmp_path):
     metrics = Metrics(tmp_path, None, tensorboard=False)
     metrics.write(12_345_678_901, {"frames": 49_382_715_604})
-    assert rows_of(tmp_path)[0]["frames"] == "49382715604" and rows_of(tmp_path)[0]["step"] == "12345678901"
+    assert metrics_of(tmp_path)[0]["frames"] == "49382715604" and metrics_of(tmp_path)[0]["step"] == "12345678901"
     metrics.close()
 
 
@@ -363,7 +358,7 @@ def test_a_name_that_turns_up_later_becomes_a_column_and_no_row_is_lost(tmp_path
     metrics.write(10, {"hours": 0.1})
     metrics.write(20, {"stats/mine": 2.5})
     metrics.write(30, {"hours": 0.3, "stats/mine": 3.5})
-    assert [(row["step"], row["hours"], row["stats/mine"]) for row in rows_of(tmp_path)] == [
+    assert [(row["step"], row["hours"], row["stats/mine"]) for row in metrics_of(tmp_path)] == [
         ("10", "0.1", ""),
         ("20", "", "2.5"),
         ("30", "0.3", "3.5"),
@@ -381,7 +376,8 @@ def test_a_resume_drops_the_rows_that_the_crash_lost_and_a_row_cut_short(tmp_pat
     metrics = Metrics(tmp_path, 20, tensorboard=False)
     metrics.write(25, {"stats/mine": 25.0})
     metrics.close()
-    assert [(row["step"], row["stats/mine"]) for row in rows_of(tmp_path)] == [("10", "10"), ("20", "20"), ("25", "25")]
+    found = [(row["step"], row["stats/mine"]) for row in metrics_of(tmp_path)]
+    assert found == [("10", "10"), ("20", "20"), ("25", "25")]
 
 
 def test_a_new_run_begins_a_new_file(tmp_path):
@@ -389,7 +385,7 @@ def test_a_new_run_begins_a_new_file(tmp_path):
         metrics = Metrics(tmp_path, None, tensorboard=False)
         metrics.write(10, {"hours": 0.1})
         metrics.close()
-    assert len(rows_of(tmp_path)) == 1
+    assert len(metrics_of(tmp_path)) == 1
 
 
 def test_tensorboard_has_the_same_numbers_and_forgets_those_lost_by_a_crash(tmp_path):
@@ -504,9 +500,11 @@ console.close()
 
 
 def test_evaluations_play_whole_games_with_seeds_of_their_own_and_choose_best_pt(tmp_path):
-    command = [sys.executable, "monobeast.py", "--env", "CartPole-v1", "--root", str(tmp_path), "--name", "run"]
-    command += ["--num_actors", "1", "--log_steps", "500", "--no_tensorboard", "--total_minutes", "10"]
-    process = subprocess.Popen([*command, "--eval_minutes", "0.01", "--eval_episodes", "3"], cwd=ROOT)
+    words = [str(ROOT / "monobeast.py"), "--env", "CartPole-v1", "--root", str(tmp_path), "--name", "run"]
+    words += ["--num_actors", "1", "--log_steps", "500", "--no_tensorboard", "--total_minutes", "10"]
+    words += ["--deterministic"]  # which leaves a core to the evaluations, whose niceness is 19
+    words += ["--eval_minutes", "0.01", "--eval_episodes", "3"]
+    process = Program(words, cwd=ROOT, env=dict(os.environ), output=tmp_path / "output")
     run, niceness, seeds = tmp_path / "run", set(), set()
 
     def rows() -> list[dict]:
@@ -516,7 +514,7 @@ def test_evaluations_play_whole_games_with_seeds_of_their_own_and_choose_best_pt
                 if str(run / "eval/checkpoint.pt") in words:
                     niceness.add(child.nice())
                     seeds.add(words[words.index("--seed") + 1])
-        return [row for row in rows_of(run) if row.get("eval/step")] if (run / "metrics.csv").exists() else []
+        return [row for row in metrics_of(run) if row.get("eval/step")] if (run / "metrics.csv").exists() else []
 
     try:
         wait_until(lambda: len(rows()) >= 2)
@@ -524,7 +522,7 @@ def test_evaluations_play_whole_games_with_seeds_of_their_own_and_choose_best_pt
         assert process.wait(PATIENCE) == 0
     finally:
         process.kill()
-    found = rows_of(run)
+    found = metrics_of(run)
     evaluated = [row for row in found if row.get("eval/step")]
     assert len(evaluated) < len(found), "an evaluation is in one row"
     for row in evaluated:
@@ -553,7 +551,7 @@ def test_every_evaluation_gets_a_row_however_rarely_rows_are_written(tmp_path):
             training._gather(Counted(False, 0.0, {"losses/grad_norm": 1.0, "stats/policy_lag_max": 0.0}))
             training._evaluate()
         training._metrics.close()
-    assert [(row["step"], row["eval/step"]) for row in rows_of(training.run.path)] == [("100", "0"), ("200", "0")]
+    assert [(row["step"], row["eval/step"]) for row in metrics_of(training.run.path)] == [("100", "0"), ("200", "0")]
 
 
 def test_an_evaluation_that_fails_is_logged_and_training_goes_on(tmp_path):
