@@ -1,6 +1,5 @@
 """PolyBeast: the same agent as MonoBeast, trained through real env servers."""
 
-import csv
 import dataclasses
 import gc
 import json
@@ -8,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 import types
@@ -29,7 +27,7 @@ import beast
 import monobeast
 
 pytest.importorskip("libbeast", reason="libbeast is not built: pip install .")
-from lock_step import new_learner, new_net, small_flags, spaces_of
+from lock_step import metrics_of, new_learner, new_net, small_flags, spaces_of
 
 import polybeast
 import polybeast_env
@@ -61,10 +59,12 @@ def test_an_edit_of_the_agents_file_is_what_both_variants_train(tmp_path):
         agent = agent.replace(line, edit + line)
     (fork / "monobeast.py").write_text(agent)
     for script in ("monobeast.py", "polybeast.py"):
-        command = [sys.executable, str(fork / script), "--root", str(tmp_path), "--name", "run", "--env", "CartPole-v1"]
-        command += [*SMALL, "--no_tensorboard", "--total_steps", "2000", "--log_steps", "500", "--optimizer", "rmsprop"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        words = [str(fork / script), "--root", str(tmp_path), "--name", "run", "--env", "CartPole-v1", *SMALL]
+        words += ["--no_tensorboard", "--total_steps", "300", "--log_steps", "100", "--optimizer", "rmsprop"]
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        process = Program(words, cwd=tmp_path, env=environment, output=tmp_path / "output")
+        output = finish(process)
+        assert process.returncode == 0, output
         written = rows(tmp_path)[-1]
         assert float(written["losses/edited_loss"]) == 17 and float(written["losses/edited_update"]) == 19
         gain = checkpoint.load(tmp_path / "run" / "checkpoint.pt")["net"]["gain"]
@@ -91,19 +91,18 @@ def run_here(tmp_path, run_main, monkeypatch):
 
 
 def rows(tmp_path) -> list[dict]:
-    with open(tmp_path / "run" / "metrics.csv") as file:
-        return list(csv.DictReader(file))
+    return metrics_of(tmp_path / "run")
 
 
 def test_it_trains_with_servers_of_its_own_resumes_and_plays(tmp_path, run_here):
-    arguments = ["--env", "CartPole-v1", "--core", "lstm", "--log_steps", "500"]
-    process = start(tmp_path, *arguments, "--total_steps", "2000")
+    arguments = ["--env", "CartPole-v1", "--core", "lstm", "--log_steps", "200"]
+    process = start(tmp_path, *arguments, "--total_steps", "600")
     output = finish(process)
     assert process.returncode == 0, output
-    code, output = run_here(*arguments, "--total_steps", "4000", "--server_niceness", "5")
-    assert code == 0 and "resumed at step 2," in output, output
+    code, output = run_here(*arguments, "--total_steps", "1200", "--server_niceness", "5")
+    assert code == 0 and "resumed at step 6" in output, output
     steps = [int(row["step"]) for row in rows(tmp_path)]
-    assert steps == sorted(steps) and steps[-1] >= 4000
+    assert steps == sorted(steps) and steps[-1] >= 1200
     code, output = run_here("--mode", "test", "--episodes", "3")
     assert code == 0 and "over 3 whole games" in output, output
     assert len(json.loads((tmp_path / "run" / "test.json").read_text())["returns"]) == 3
@@ -147,7 +146,8 @@ def test_the_learner_finds_on_the_device_what_inference_saw_there(tmp_path, monk
     monkeypatch.setattr(SeenObservations, "__init__", begin_keeping)
     monkeypatch.setattr(SeenObservations, "find", compare)
     flags = {"env": "toy_envs:Dict-v0", "root": str(tmp_path), "name": "run", "group_width": 4, "batch_width": 2}
-    polybeast.train(polybeast.Flags(**flags, total_steps=10_000, log_steps=1000, tensorboard=False))
+    flags |= {"unroll_length": 8, "hidden_size": 64}
+    polybeast.train(polybeast.Flags(**flags, total_steps=3600, log_steps=1000, tensorboard=False))
     assert len(found) >= 200 and sum(found) > 0.9 * len(found)
 
 
@@ -267,9 +267,10 @@ def test_an_environment_that_keeps_failing_ends_the_run_with_its_traceback(tmp_p
     "env, why", [("Hang", "its environment hangs"), ("HangWithGil", "kept Python's GIL for longer than --gil_timeout")]
 )
 def test_a_server_whose_environment_hangs_is_replaced_and_training_goes_on(tmp_path, env, why):
-    arguments = ["--env", f"toy_envs:{env}-v0", "--env_timeout", "3", "--num_servers", "1", "--max_env_restarts", "100"]
-    arguments += ["--server_arguments=--gil_timeout 3", "--total_steps", "500", "--log_steps", "100"]
-    process = start(tmp_path, *arguments)  # a life of the 8 environments has 400 steps
+    arguments = ["--env", f"toy_envs:{env}-v0", "--env_kwargs", '{"n": 20}', "--total_steps", "200"]
+    arguments += ["--num_servers", "1", "--max_env_restarts", "100"]
+    arguments += ["--env_timeout", "1.5", "--server_arguments=--gil_timeout 1.5"]
+    process = start(tmp_path, *arguments)  # a life of the 8 environments has 160 steps
     output = finish(process)
     assert process.returncode == 0, output
     assert why in output and "Restarting it" in output, output
@@ -420,15 +421,12 @@ polybeast.main()
 """
     script = tmp_path / "broken.py"
     script.write_text(code)
-    done = subprocess.run(
-        [sys.executable, str(script), "--root", str(tmp_path), "--name", "run", "--no_tensorboard", *SMALL, *ENDLESS],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
-    )
-    assert done.returncode == 1, done.stderr
-    assert "broken on purpose" in done.stderr and "fail" in done.stderr, done.stderr
+    words = [str(script), "--root", str(tmp_path), "--name", "run", "--no_tensorboard", *SMALL, *ENDLESS]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    process = Program(words, cwd=Path.cwd(), env=environment, output=tmp_path / "output")
+    output = finish(process)
+    assert process.returncode == 1, output
+    assert "broken on purpose" in output and "fail" in output, output
     assert (tmp_path / "run" / "checkpoint.pt").exists()
 
 
