@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import dataclasses
 import itertools
 import json
@@ -624,20 +623,20 @@ def test_evaluations_while_it_trains_play_on_the_emulator_and_by_the_epsilon_of_
 def test_runs_and_their_resumption_are_equal_to_the_bit(tmp_path, save_replay):
     states = []
     for name in ("one", "two"):
-        run(tmp_path, name, save_replay=save_replay, total_steps=1200, replay_gb=1e-3)
-        result = run(tmp_path, name, save_replay=save_replay, total_steps=2400, replay_gb=1e-3)
+        run(tmp_path, name, save_replay=save_replay, total_steps=900, replay_gb=1e-3)
+        result = run(tmp_path, name, save_replay=save_replay, total_steps=1800, replay_gb=1e-3)
         states.append(weights_of(tmp_path, name))
         log = (tmp_path / name / "out.log").read_text()
-        assert "resumed at step 1,2" in log and ("sequences are those of" in log) == save_replay
-        rows = list(csv.DictReader(open(tmp_path / name / "metrics.csv")))
+        assert "resumed at step 9" in log and ("sequences are those of" in log) == save_replay
+        rows = lock_step.metrics_of(tmp_path / name)
         assert float(rows[-1]["stats/replay_ratio"]) > 0.9 and int(rows[-1]["stats/bad_priorities"]) == 0
     assert_equal(*states)
     assert result.updates > 40
-    other = run(tmp_path, "three", total_steps=1200, seed=2)
+    other = run(tmp_path, "three", total_steps=500, seed=2)
     assert not torch.equal(
         weights_of(tmp_path, "three")["target"]["value.2.weight"], states[0]["target"]["value.2.weight"]
     )
-    assert other.steps >= 1200
+    assert other.steps >= 500
 
 
 def test_a_saved_replay_that_is_not_filled_is_filled_and_one_that_does_not_fit_stays_until_the_new_one_is(tmp_path):
@@ -663,8 +662,8 @@ def test_the_replay_is_saved_with_every_checkpoint_which_is_written_even_if_that
         versions.append(version)
 
     monkeypatch.setattr(SequenceReplay, "save", note)
-    small = {"save_replay": True, "replay_gb": 1e-3, "checkpoint_minutes": 0.005}
-    result = run(tmp_path, **small, total_steps=6000)
+    small = {"save_replay": True, "replay_gb": 1e-3, "checkpoint_minutes": 0.002}
+    result = run(tmp_path, **small, total_steps=2500)
     assert len(versions) > 2 and versions[-1] == result.updates
 
     def fail(replay, path, version: int) -> None:
@@ -672,7 +671,7 @@ def test_the_replay_is_saved_with_every_checkpoint_which_is_written_even_if_that
 
     monkeypatch.setattr(SequenceReplay, "save", fail)
     with pytest.raises(SystemExit):
-        run(tmp_path, **small, total_steps=12000)
+        run(tmp_path, **small, total_steps=5000)
     assert weights_of(tmp_path, "run")["counts"]["updates"] > versions[-1]
 
 
@@ -693,13 +692,13 @@ def test_statistics_that_come_one_update_late_as_from_a_gpu_are_in_the_metrics(t
 
     monkeypatch.setattr(r2d2.QLearner, "count", count)
     run(tmp_path, total_steps=2000, checkpoint_minutes=0.005)
-    rows = list(csv.DictReader(open(tmp_path / "run" / "metrics.csv")))
+    rows = lock_step.metrics_of(tmp_path / "run")
     assert len(rows) >= 3 and all(float(row["stats/replay_fill"]) > 0 for row in rows)
     assert all(float(row["losses/grad_norm"]) > 0 for row in rows)
 
 
 def test_a_run_keeps_its_replay_ratio_and_tells_it(tmp_path):
-    result = run(tmp_path, replay_ratio=1.5, total_steps=6000)
+    result = run(tmp_path, core="none", replay_ratio=1.5, total_steps=4000)
     assert result.updates * 4 * 8 / (result.steps - 200) == pytest.approx(1.5, rel=0.01)
     log = (tmp_path / "run" / "out.log").read_text()
     told = re.search(r"replay ratio (\S+) \(--replay_ratio 1.5\): (\S+) updates x 32 transitions for (\S+) steps", log)
@@ -711,9 +710,9 @@ def test_a_run_keeps_its_replay_ratio_and_tells_it(tmp_path):
 def test_steps_a_second_are_updates_a_second_times_their_transitions_over_the_replay_ratio(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     before = set(threading.enumerate())
-    run(tmp_path, replay_ratio=1.5, total_steps=6000, deterministic=False)
+    run(tmp_path, core="none", replay_ratio=1.5, total_steps=4000, deterministic=False)
     assert set(threading.enumerate()) <= before, "no thread of the learner is left"
-    rows = list(csv.DictReader(open(tmp_path / "run" / "metrics.csv")))
+    rows = lock_step.metrics_of(tmp_path / "run")
     begin, end = (
         {name: float(row[name]) for name in ("step", "hours", "stats/updates")} for row in (rows[2], rows[-1])
     )
@@ -745,7 +744,7 @@ def test_environments_that_crash_cost_their_unfinished_sequences_only(tmp_path, 
         monkeypatch.setattr(r2d2, name, partial(keep, getattr(r2d2, name)))
     run(
         tmp_path, env="toy_envs:CrashAtStep-v0", env_kwargs='{"n": 150}', deterministic=False, feed=feed,
-        num_servers=1, total_steps=2000, replay_ratio=1e-3,
+        num_servers=1, total_steps=2000, replay_ratio=1e-3, replay_gb=1e-3,
     )  # fmt: skip
     log = (tmp_path / "run" / "out.log").read_text()
     assert "this toy breaks here" in log or "lost" in log, log
@@ -837,8 +836,7 @@ def train_task(tmp_path, run_main, task: str, *arguments: str) -> list[float]:
     flags = f"{TASKS[task]} --root {tmp_path} --name run --no_tensorboard --deterministic"
     code, output = run_main(r2d2, *flags.split(), *arguments)
     assert code == 0, output
-    with open(tmp_path / "run" / "metrics.csv") as file:
-        return [float(row["charts/episodic_return"]) for row in csv.DictReader(file)]
+    return [float(row["charts/episodic_return"]) for row in lock_step.metrics_of(tmp_path / "run")]
 
 
 @pytest.mark.long
