@@ -144,13 +144,14 @@ def test_actors_that_compute_while_they_make_and_reset_environments_are_not_give
     assert (sorted(ready), lost, pool.total_restarts) == ([0, 1], [], 0)
 
 
-@pytest.mark.parametrize("how", ["time.sleep(1000)", "compute(1000)"])
-@pytest.mark.parametrize("where", ["make", "reset", "step"])
-def test_an_actor_that_hangs_is_given_up_wherever_it_does(start, monkeypatch, how, where):
+@pytest.mark.parametrize(
+    "where, how", [*((where, "time.sleep(1000)") for where in ("make", "reset", "step")), ("reset", "compute(1000)")]
+)
+def test_an_actor_that_hangs_is_given_up_wherever_it_does(start, monkeypatch, where, how):
     monkeypatch.setattr(actors, "IMPORT_SECONDS", 10.0 if where != "make" else 2.0)
     monkeypatch.setattr(actors, "MAX_SILENT_TIMEOUTS", 3)
-    pool = start(timeout=1.0, **{where: how})
-    with pytest.raises(WorkerFailure, match=r"actor 0 did not answer for [13] s \(--env_timeout\)"):
+    pool = start(timeout=0.5, **{where: how})
+    with pytest.raises(WorkerFailure, match=r"actor 0 did not answer for (0.5|1.5) s \(--env_timeout\)"):
         wait_for(pool, 2)
         pool.go(1, 1, 0)
         wait_for(pool, 1)

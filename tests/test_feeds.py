@@ -103,7 +103,7 @@ def test_an_update_may_edit_its_batch_in_place_and_an_edit_of_observations_raise
             batch[name].fill_(1)
         return outcome
 
-    flags = small_flags(root=str(tmp_path), total_steps=3000, tensorboard=False)
+    flags = small_flags(root=str(tmp_path), total_steps=1000, tensorboard=False)
     monobeast.train(dataclasses.replace(flags, name="careful"))
     monkeypatch.setattr(monobeast, "update", careless)
     monobeast.train(dataclasses.replace(flags, name="careless"))

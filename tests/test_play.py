@@ -14,7 +14,7 @@ from beast.run import checkpoint
 
 
 def test_test_mode_plays_whole_games_with_given_seeds_and_writes_them_down(tmp_path):
-    flags = small_flags(root=str(tmp_path), name="run", core="lstm", total_steps=2000, tensorboard=False)
+    flags = small_flags(root=str(tmp_path), name="run", core="lstm", total_steps=1000, tensorboard=False)
     monobeast.train(flags)
     flags = dataclasses.replace(flags, mode="test", episodes=7)
     results = [
