@@ -212,6 +212,17 @@ HD NOINLINE inline void place_ball(Tia& tia) {
   set_object(tia, kBL, mask, on);
 }
 
+// P0 to BL: each that has a position.
+HD inline void place_object(Tia& tia, int object) {
+  if (object < kM0) {
+    place_player(tia, object);
+  } else if (object < kBL) {
+    place_missile(tia, object - kM0);
+  } else {
+    place_ball(tia);
+  }
+}
+
 HD NOINLINE inline void place_playfield(Tia& tia) {
   const uint8_t pf0 = tia.playfield[0] >> 4, pf1 = tia.playfield[1], pf2 = tia.playfield[2];
   // Each half has 80 pixels: the first 64, and the last 16.
@@ -564,6 +575,13 @@ struct RegisterWrite {
     const int clock = 3 * cycle + delay;
     if (has_undrawn(tia, clock)) keep(tia, settings, canvas, object, clock);
   }
+  // REFP, ENAM, ENABL and VDEL: of the value they keep one bit, which changes what one object shows.
+  HD ALWAYS_INLINE void set_bit(uint8_t& kept, uint8_t bit, int object, int delay) const {
+    if (kept == (value & bit)) return;
+    change(object, delay);
+    kept = value & bit;
+    place_object(tia, object);
+  }
 
   HD ALWAYS_INLINE void vsync() const {
     if (value & 2) {
@@ -623,13 +641,6 @@ struct RegisterWrite {
     place_ball(tia);
   }
 
-  HD ALWAYS_INLINE void refp(int i) const {
-    if (tia.reflected[i] == (value & 8)) return;
-    change(kP0 + i, 1);
-    tia.reflected[i] = value & 8;
-    place_player(tia, i);
-  }
-
   // It shows from the next cell of 4 pixels on.
   HD ALWAYS_INLINE void playfield(int i) const {
     if (tia.playfield[i] == value) return;
@@ -667,12 +678,8 @@ struct RegisterWrite {
   HD ALWAYS_INLINE void resm_or_resbl(int object) const {
     change(object, object == kBL ? 0 : 8);
     tia.position[object] = static_cast<uint8_t>(strobe_position(object, 3 * column(), 3 * (cycle - tia.hmove_cycle)));
-    if (object == kBL) {
-      place_ball(tia);
-    } else {
-      if (object == kM0) tia.shake_shape = 0;
-      place_missile(tia, object - kM0);
-    }
+    if (object == kM0) tia.shake_shape = 0;
+    place_object(tia, object);
   }
 
   // Each also makes the other's delayed graphics current, GRP1 the ball's.
@@ -688,21 +695,7 @@ struct RegisterWrite {
     if (i == 1 && tia.delayed[2]) place_ball(tia);
   }
 
-  HD ALWAYS_INLINE void enam(int i) const {
-    if (tia.missile_on[i] == (value & 2)) return;
-    change(kM0 + i, 0);
-    tia.missile_on[i] = value & 2;
-    place_missile(tia, i);
-  }
-
-  HD ALWAYS_INLINE void enabl() const {
-    if (tia.ball_on == (value & 2)) return;
-    change(kBL, 0);
-    tia.ball_on = value & 2;
-    place_ball(tia);
-  }
-
-  // 21 cycles after an HMOVE it begins to shake missile 0.
+  // HMM0 changed from 7x to 6x, 21 cycles after an HMOVE, makes missile 0 shake (Cosmic Ark's stars).
   HD ALWAYS_INLINE void hmm0() const {
     if (tia.motion[kM0] == 0x70 && (value & 0xF0) == 0x60 && cycle - tia.hmove_cycle == 21) {
       go_on(tia, settings, canvas, 3 * cycle);
@@ -710,20 +703,6 @@ struct RegisterWrite {
       tia.shake_step = 0;
     }
     tia.motion[kM0] = value & 0xF0;
-  }
-
-  HD ALWAYS_INLINE void vdelp(int i) const {
-    if (tia.delayed[i] == (value & 1)) return;
-    change(kP0 + i, 0);
-    tia.delayed[i] = value & 1;
-    place_player(tia, i);
-  }
-
-  HD ALWAYS_INLINE void vdelbl() const {
-    if (tia.delayed[2] == (value & 1)) return;
-    change(kBL, 0);
-    tia.delayed[2] = value & 1;
-    place_ball(tia);
   }
 
   HD ALWAYS_INLINE void resmp(int i) const {
@@ -755,14 +734,8 @@ struct RegisterWrite {
       if (distance == 0 && !restored) continue;
       change(i, 0);
       tia.position[i] = static_cast<uint8_t>(wrap(tia.position[i] + distance));
-      if (i < 2) {
-        tia.without_first[i] = 0;
-        place_player(tia, i);
-      } else if (i < 4) {
-        place_missile(tia, i - 2);
-      } else {
-        place_ball(tia);
-      }
+      if (i < kM0) tia.without_first[i] = 0;
+      place_object(tia, i);
     }
     tia.shaking = 0;
   }
@@ -794,7 +767,7 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
     case kColubk: write.color(which - kColup0); break;
     case kCtrlpf: write.ctrlpf(); break;
     case kRefp0:
-    case kRefp1: write.refp(which - kRefp0); break;
+    case kRefp1: write.set_bit(tia.reflected[which - kRefp0], 8, kP0 + which - kRefp0, 1); break;
     case kPf0:
     case kPf1:
     case kPf2: write.playfield(which - kPf0); break;
@@ -806,8 +779,8 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
     case kGrp0:
     case kGrp1: write.grp(which - kGrp0); break;
     case kEnam0:
-    case kEnam1: write.enam(which - kEnam0); break;
-    case kEnabl: write.enabl(); break;
+    case kEnam1: write.set_bit(tia.missile_on[which - kEnam0], 2, kM0 + which - kEnam0, 0); break;
+    case kEnabl: write.set_bit(tia.ball_on, 2, kBL, 0); break;
     case kHmm0: write.hmm0(); break;
     case kHmp0:
     case kHmp1:
@@ -815,8 +788,8 @@ HD inline int write_tia(Tia& tia, const TiaSettings& settings, const Canvas& can
     case kHmbl:
     case kHmclr: write_motion(tia, address, value); break;
     case kVdelp0:
-    case kVdelp1: write.vdelp(which - kVdelp0); break;
-    case kVdelbl: write.vdelbl(); break;
+    case kVdelp1: write.set_bit(tia.delayed[which - kVdelp0], 1, kP0 + which - kVdelp0, 0); break;
+    case kVdelbl: write.set_bit(tia.delayed[2], 1, kBL, 0); break;
     case kResmp0:
     case kResmp1: write.resmp(which - kResmp0); break;
     case kHmove: write.hmove(); break;
