@@ -14,7 +14,7 @@
 
 #include "device.h"
 
-// TAIL is there where each instruction calls the next.
+// TAIL is defined where each instruction calls the next.
 #if defined(__CUDACC__) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #elif defined(__clang__)
 #define TAIL [[clang::musttail]]

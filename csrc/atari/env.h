@@ -192,8 +192,7 @@ class Protocol {
     const bool has_ended = result.terminated || result.truncated;
     if (settings_.life_loss_info && state.lives < scratch.before.lives) result.terminated = true;
     if (settings_.clip_rewards) result.reward = (result.reward > 0) - (result.reward < 0);
-    // The frame that ends an episode is never shown. If it was the step's last, the image is the maximum of the last but
-    // one and the image before; if it came earlier, that image stays.
+    // An episode's last frame is never shown: see the file's head.
     if (seen.last) {
       show_frames(seen, env.rgb, scratch);
       push(env, scratch);

@@ -74,8 +74,8 @@ struct Game {
   uint8_t lives;  // right after a reset
 
   HD bool has(GameFlags flag) const { return flags & flag; }
-  // Whether environments equal those of ale-py. All but the three with long frames did over 500 random steps in each
-  // protocol, which an on-demand test of tests/test_atari_env.py plays.
+  // Whether environments equal those of ale-py. An on-demand test of tests/test_atari_env.py compares two of each of
+  // these games over 500 random steps in each protocol. Games without rules or with long frames are not among them.
   bool is_exact() const { return rules != kNoRules && !has(kHasLongFrames); }
 };
 
