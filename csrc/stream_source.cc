@@ -91,10 +91,10 @@ class DialedStreams : public StreamSource {
     if (!std::exchange(place.is_retired, true)) ++num_retired_;
     const int64_t num_left = places_.size() - num_retired_;
     if (num_left < options_.min_streams) return owner_->fail(std::move(error));
-    owner_->say(why + "\nThis stream rests for " + std::to_string(static_cast<int64_t>(place.rest.count())) + " s; " +
+    const Seconds pause = std::exchange(place.rest, std::min(2 * place.rest, kLongestRest));
+    owner_->say(why + "\nThis stream rests for " + std::to_string(static_cast<int64_t>(pause.count())) + " s; " +
                 std::to_string(num_left) + " of " + std::to_string(places_.size()) + " are left.");
-    owner_->begin_after(index, place.rest);
-    place.rest = std::min(2 * place.rest, kLongestRest);
+    owner_->begin_after(index, pause);  // last: from now on another thread has the place
   }
 
   const DialOptions options_;

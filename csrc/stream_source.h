@@ -49,7 +49,7 @@ std::optional<Ending> ending_of(Function&& function) {
 
 // A pool has a number of places, with one stream after the other at each. The pool calls a source's functions in this
 // order: start(), then in turn for each place take(), accepted() if the stream is of use, and go_on_after() once it is
-// lost; end() when no place has a stream.
+// lost; end() when no place has a stream. Once the run is about to end, or after kFailed, go_on_after() is not called.
 class StreamSource {
  public:
   // The pool. Its functions may be called from any thread.
