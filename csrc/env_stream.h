@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -89,5 +91,8 @@ class EnvStream {
   // Instead of another call, where the stream is of no use: tells a peer that has called why.
   virtual void refuse(const std::string& why) = 0;
 };
+
+// Takes a stream that has come, whose peer has this name. False if no place is free.
+using Admit = std::function<bool(std::shared_ptr<EnvStream> stream, std::string name)>;
 
 }  // namespace beast

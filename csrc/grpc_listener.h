@@ -32,7 +32,6 @@ struct ListenerOptions {
 // half of all descriptors.
 class GrpcListener {
  public:
-  using Admit = std::function<bool(std::shared_ptr<EnvStream> stream, std::string name)>;  // false: no place is free
   using Check = std::function<std::string(const StreamSpec& spec)>;  // why it is of no use, else empty
 
   // Binds the address. Throws std::invalid_argument.

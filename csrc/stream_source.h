@@ -104,8 +104,6 @@ struct DialOptions {
 std::unique_ptr<StreamSource> dialed_streams(std::vector<std::string> addresses, Connect connect,
                                              const DialOptions& options = {});
 
-// Takes a stream that has come, whose peer has this name. False if no place is free.
-using Admit = std::function<bool(std::shared_ptr<EnvStream> stream, std::string name)>;
 // Lets streams come, from now on; with null, no more. May throw.
 using Listen = std::function<void(Admit admit)>;
 
