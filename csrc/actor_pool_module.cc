@@ -230,6 +230,9 @@ std::unique_ptr<PythonActorPool> make_pool(
   if (listener && !env_server_addresses.empty()) {
     throw py::value_error("env_server_addresses and listener exclude each other");
   }
+  if (max_env_restarts < 0) {
+    throw py::value_error("max_env_restarts is " + std::to_string(max_env_restarts) + ", must be 0 or more");
+  }
   const GrpcOptions grpc_options{"",
                                  token,
                                  root_certificates,

@@ -19,10 +19,6 @@ class DialedStreams : public StreamSource {
  public:
   DialedStreams(std::vector<std::string> addresses, Connect connect, const DialOptions& options)
       : options_(options), connect_(std::move(connect)) {
-    if (options_.max_restarts < 0) {
-      throw std::invalid_argument("max_env_restarts is " + std::to_string(options_.max_restarts) +
-                                  ", must be 0 or more");
-    }
     if (addresses.empty()) throw std::invalid_argument("env_server_addresses is empty: a pool needs at least one");
     for (std::string& address : addresses) places_.push_back({std::move(address)});
   }

@@ -335,6 +335,12 @@ def test_min_streams_above_the_listeners_places_is_refused(unix):
             learning(listener, min_streams=3)
 
 
+def test_a_negative_max_env_restarts_is_refused_with_a_listener_too(unix):
+    with listening(unix, None) as listener:
+        with pytest.raises(ValueError, match="max_env_restarts is -1, must be 0 or more"):
+            learning(listener, max_env_restarts=-1)
+
+
 @pytest.mark.long
 def test_a_connection_takes_calls_for_half_a_minute_only_and_its_stream_goes_on(unix):
     states = []
