@@ -171,7 +171,7 @@ class ActorPool::Actor : public EnvStream::Owner {
   void accept(const StreamSpec& spec) {
     const std::string missing = find_missing_field(spec, pool_.options_.row_fields);
     if (!missing.empty()) throw HandshakeError(server() + ": " + missing);
-    const std::string other = difference(spec, pool_.expect(spec));
+    const std::string other = pool_.compare_with_first(spec);
     if (!other.empty()) throw HandshakeError(server() + " has " + other);
     ++num_lives_;
     pool_.source_->accepted(place_);
@@ -478,12 +478,14 @@ ActorPoolCounters ActorPool::counters() const {
   return counters;
 }
 
-StreamSpec ActorPool::expect(const StreamSpec& spec) {
+std::string ActorPool::compare_with_first(const StreamSpec& spec) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!expected_) expected_ = spec;
-  // Unknown to who expects it, the number is the first stream's.
-  if (!expected_->frames_per_step) expected_->frames_per_step = spec.frames_per_step;
-  return *expected_;
+  StreamSpec expected = expected_.value_or(spec);
+  // Unknown to who expects it, the number is that of the first stream which has no other difference.
+  if (!expected.frames_per_step) expected.frames_per_step = spec.frames_per_step;
+  std::string other = difference(spec, expected);
+  if (other.empty()) expected_ = std::move(expected);
+  return other;
 }
 
 void ActorPool::fail(std::exception_ptr failure) {

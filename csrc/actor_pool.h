@@ -80,8 +80,9 @@ class ActorPool final : private StreamSource::Owner {
   bool wait_and_begin_those_due();  // waits for 100 ms at most; false if the run is over
   void log_messages(const Log& log);
   bool stopping() const { return stopping_; }
-  StreamSpec expect(const StreamSpec& spec);  // the pool's first spec, which all others must equal
-  bool keeps_waiting(Actor& actor);           // whether the actor has to wait until enough others are there
+  // What `spec` has otherwise than the pool's first one, which all others must equal; empty if it is the first.
+  std::string compare_with_first(const StreamSpec& spec);
+  bool keeps_waiting(Actor& actor);  // whether the actor has to wait until enough others are there
   void count_connected(int64_t change);
   void end_those_that_left();  // while they waited for others: nothing else tells that they have
 

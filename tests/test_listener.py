@@ -231,6 +231,22 @@ def test_an_env_server_that_does_not_fit_is_told_both_values_and_the_others_go_o
         assert honest.call.is_active() and learner.pool.counters()["streams_connected"] == 1
 
 
+def test_a_stream_that_is_refused_does_not_say_how_many_frames_a_step_the_others_have(unix):
+    with listening(unix, None) as listener:
+        with Caller(unix):
+            expected = listener.first_hello()
+        del expected["frames_per_step"]  # unknown to who expects it
+        with learning(listener, expected=expected) as learner:
+            with Caller(unix, hello(num_envs=3, frames_per_step=4)) as other:
+                with pytest.raises(AssertionError, match="has 3 environments instead of 1"):
+                    other.accepted()
+            with Caller(unix, hello(frames_per_step=2)) as right:
+                right.accepted().play()
+                Lives(learner).take(3)
+            with Caller(unix, hello(frames_per_step=4)) as late:
+                assert "has 4 frames a step instead of 2" in late.end()[1]
+
+
 def test_a_wrong_token_or_method_is_refused_before_a_message_and_the_honest_go_on(unix):
     with listening(unix, token="sesame") as listener, learning(listener) as learner:
         with Caller(unix, token="sesame") as honest:
