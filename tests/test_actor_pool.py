@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from pools import (
 from waiting import wait_until
 
 import libbeast
+from beast.envs.rows import written_by
 from beast.hosts import wire
 
 # ------------------------------------------------------------------------------------------- the rollout's contract
@@ -763,6 +765,27 @@ def test_a_hello_that_memory_cannot_be_laid_out_by_is_refused_and_not_tried_agai
         with pytest.raises(ConnectionRefusedError, match=error) as raised:
             libbeast.handshake(address, timeout=60)
         assert address_in(address, str(raised.value))
+
+
+@pytest.mark.parametrize("change", ["left out", "of another type", "of another shape"])
+@pytest.mark.parametrize("name", written_by("env"))
+def test_a_hello_needs_every_field_that_environments_write_as_the_table_of_fields_has_it(tmp_path, name, change):
+    message = wire.FromServer.FromString(hello())
+    fields = message.hello.fields
+    (field,) = (field for field in fields if field.name == name)
+    if change == "left out":
+        fields.remove(field)
+        error = f'a row has no field "{name}"'
+    elif change == "of another type":
+        field.dtype = "int64"
+        error = f'field "{name}" is int64 of shape []'
+    else:
+        field.shape.append(1)
+        error = f'field "{name}" is {field.dtype} of shape [1]'
+    address = f"unix:{tmp_path}/envs"
+    with server_that_says(address, message.SerializeToString()):
+        with pytest.raises(ConnectionRefusedError, match=re.escape(error)):
+            libbeast.handshake(address, timeout=60)
 
 
 ROW_BYTES = 4 + 4 + 3 + 4 + 4

@@ -10,14 +10,15 @@
 #include <set>
 #include <thread>
 
+#include "wire.h"
+
 namespace beast {
 namespace {
 
 using std::chrono::milliseconds;
 
 const Interrupt kNever;
-const std::vector<std::string> kRowFields = {"reward",         "done",       "episode_step",
-                                             "episode_return", "terminated", "truncated"};
+const std::vector<std::string> kRowFields = required_fields();
 
 Executor& transport() {  // whose threads tell the streams' events
   static auto* executor = new Executor(3);
