@@ -195,7 +195,8 @@ class ActorPool::Actor : public EnvStream::Owner {
     });
   }
 
-  // Says so of numbers that are not finite: one would spoil a whole update, and nobody would know whose it was.
+  // Why the learner must not get this row, or empty. One number that is not finite would spoil a whole update, and
+  // nobody would know whose it was.
   std::string fault_of_row() const {
     if (const std::string fault = rollout_->find_fault(row_); !fault.empty()) {
       return "received a row whose " + readable(fault);

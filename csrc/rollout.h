@@ -69,7 +69,7 @@ class Rollout {
   struct Layout {
     StreamSpec spec;
     std::vector<size_t> row_fields;  // indices into spec.fields, in the order of env_outputs
-    size_t done;                     // another one
+    size_t done;                     // index into spec.fields, too
     int64_t num_rows;                // T+1
     Origin origin;
   };
