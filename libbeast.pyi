@@ -267,8 +267,8 @@ class ActorPool:
         """`unroll_length` is T, 1 to 1,000,000 steps; addresses are "unix:/path" or "host:port"; leaves of
         `initial_agent_state` are [L, 1, ...] and are repeated to [L, K, ...].
 
-        - `row_fields`: the fields of a row that `env_outputs` have, by name and in this order. A server without one of
-          them is refused; what else it sends is left out.
+        - `row_fields`: the fields of a row that `env_outputs` have, by name and in this order, each once and none of
+          the observation's. A server without one of them is refused; what else it sends is left out.
         - `token`: the content of the servers' --token_file, ASCII without white space around it.
         - `root_certificates`: PEM; if given, host:port is reached over TLS.
         - `insecure`: allows a token to cross a network without TLS.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <set>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -169,8 +170,8 @@ class ActorPool::Actor : public EnvStream::Owner {
 
   // Refuses a stream that has not what the first stream of the pool had, in any life: the learner takes them together.
   void accept(const StreamSpec& spec) {
-    const std::string missing = find_missing_field(spec, pool_.options_.row_fields);
-    if (!missing.empty()) throw HandshakeError(server() + ": " + missing);
+    const std::string unfit = fault_of_fields(spec, pool_.options_.row_fields);
+    if (!unfit.empty()) throw HandshakeError(server() + ": " + unfit);
     const std::string other = pool_.compare_with_first(spec);
     if (!other.empty()) throw HandshakeError(server() + " has " + other);
     ++num_lives_;
@@ -373,6 +374,12 @@ void ActorPool::check_arguments() const {
   if (options_.unroll_length < 1 || options_.unroll_length > kMaxUnrollLength) {
     throw std::invalid_argument("unroll_length is " + std::to_string(options_.unroll_length) + ", must be 1 to " +
                                 std::to_string(kMaxUnrollLength) + " steps");
+  }
+  std::set<std::string> names;
+  for (const std::string& name : options_.row_fields) {
+    if (!names.insert(name).second) {
+      throw std::invalid_argument("row_fields has \"" + name + "\" twice: the two would share memory");
+    }
   }
   initial_agent_state_.for_each([](const Array& array) {
     if (array.shape().size() < 2 || array.shape()[1] != 1) {

@@ -82,11 +82,18 @@ Array numbered(int64_t num_rows, int64_t num_columns) {  // each row is 0, 1, 2,
 
 }  // namespace
 
-std::string find_missing_field(const StreamSpec& spec, const std::vector<std::string>& row_fields) {
+std::string fault_of_fields(const StreamSpec& spec, const std::vector<std::string>& row_fields) {
+  const std::vector<int64_t> observed = spec.observation.flatten();
   for (const std::string& name : row_fields) {
-    if (spec.index_of(name) >= 0) continue;
-    return "a row has no field \"" + name + "\", which is one of the learner's row_fields: serve environments that " +
-           "write it, or leave it out of row_fields";
+    const int64_t index = spec.index_of(name);
+    if (index < 0) {
+      return "a row has no field \"" + name + "\", which is one of the learner's row_fields: serve environments that " +
+             "write it, or leave it out of row_fields";
+    }
+    if (std::find(observed.begin(), observed.end(), index) != observed.end()) {
+      return "the learner's row_fields have \"" + name + "\", which belongs to the observation: leave it out, or the " +
+             "two would share memory";
+    }
   }
   const int64_t done = spec.index_of(kDone);
   if (done >= 0 && spec.fields[done].dtype == DType::kBool) return "";

@@ -25,8 +25,9 @@
 
 namespace beast {
 
-// Which of these fields, or `done`, the rows of such a stream do not have, for a message; empty if they have all.
-std::string find_missing_field(const StreamSpec& spec, const std::vector<std::string>& row_fields);
+// Why env_outputs cannot have these fields of such a stream, for a message: its rows lack one of them, or `done`, or
+// one belongs to the observation, with which it would share memory. Empty if they can.
+std::string fault_of_fields(const StreamSpec& spec, const std::vector<std::string>& row_fields);
 
 // Refuses rollouts that this machine cannot hold before memory is allocated for one. Throws std::invalid_argument.
 void check_memory(const StreamSpec& spec, int64_t unroll_length);
@@ -39,7 +40,7 @@ struct Origin {
 
 class Rollout {
  public:
-  // No field is missing.
+  // fault_of_fields() has found none.
   Rollout(const StreamSpec& spec, const std::vector<std::string>& row_fields, int64_t unroll_length, Origin origin);
 
   // The rollout after this one, whose row 0 is this one's last row.

@@ -535,6 +535,16 @@ def test_a_server_without_a_field_that_the_learner_names_is_refused_with_the_fie
     assert 'a row has no field "ghost", which is one of the learner\'s row_fields' in str(error)
 
 
+def test_row_fields_that_belong_to_the_observation_are_refused(tmp_path):
+    address = f"unix:{tmp_path}/envs"
+    with in_process_server(counting_group, address), Learner([address], row_fields=["reward", "count"]) as learner:
+        with pytest.raises(AssertionError, match="has ended"):
+            list(learner.rollouts(1))
+        (error,) = learner.errors
+    assert isinstance(error, ConnectionRefusedError) and address_in(address, str(error))
+    assert 'the learner\'s row_fields have "count", which belongs to the observation' in str(error)
+
+
 def test_the_hello_of_atari_says_four_frames_a_step_and_all_others_one(tmp_path):
     with ServerProcess(tmp_path, "PongNoFrameskip-v4") as server:
         spec = libbeast.handshake(server.address, timeout=60)
@@ -638,6 +648,7 @@ print("refused")
         ({"env_timeout": 0.0}, "env_timeout is 0"),
         ({"connect_timeout": float("nan")}, "connect_timeout is nan"),
         ({"max_env_restarts": -1}, "max_env_restarts is -1"),
+        ({"row_fields": ["reward", "done", "reward"]}, 'row_fields has "reward" twice'),
     ],
 )
 def test_impossible_arguments_are_refused_by_name(changes, message):

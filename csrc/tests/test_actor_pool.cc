@@ -432,13 +432,18 @@ TEST(ActorPool, AFailureToMakeAStreamEndsTheRun) {
 }
 
 TEST(ActorPool, EnvOutputsHaveTheFieldsThatTheLearnerHasNamedInItsOrder) {
-  Learner learner(dialed_streams({"here"}, always(4)), {"episode_step", "done", "x"});
+  Learner learner(dialed_streams({"here"}, always(4)), {"episode_step", "done"});
   const ArrayNest item = learner.next();
   const ArrayNest::Tuple& env_outputs = item.tuple()[0].tuple()[0].tuple();
-  ASSERT_EQ(env_outputs.size(), 7u);
+  ASSERT_EQ(env_outputs.size(), 6u);
   EXPECT_EQ(env_outputs[1].leaf().dtype(), DType::kInt32);
   EXPECT_EQ(env_outputs[2].leaf().dtype(), DType::kBool);
-  EXPECT_EQ(env_outputs[3].leaf().shape(), (Shape{4, 4, 2}));
+}
+
+TEST(ActorPool, RowFieldsThatWouldShareMemoryAreRefused) {
+  Learner observed(dialed_streams({"here"}, always(4)), {"reward", "x"});
+  EXPECT_NE(observed.wait().find("row_fields have \"x\", which belongs to the observation"), std::string::npos);
+  EXPECT_THROW(Learner(dialed_streams({"here"}, always(4)), {"reward", "reward"}), std::invalid_argument);
 }
 
 TEST(ActorPool, ClosingBothQueuesEndsStreamsThatHang) {
