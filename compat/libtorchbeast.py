@@ -25,7 +25,8 @@ from beast.hosts import env_server, security, throttle, wire  # noqa: E402
 from libbeast import AsyncError, ClosedBatchingQueue  # noqa: E402
 
 __all__ = ["ActorPool", "AsyncError", "BatchingQueue", "ClosedBatchingQueue", "DynamicBatcher", "Server"]
-NUM_ENV_OUTPUTS = 5  # libbeast adds `terminated`, `truncated`, `group`, `life` and `env_number`
+ROW_FIELDS = ("reward", "done", "episode_step", "episode_return")  # what follows the observation, in TorchBeast's order
+NUM_ENV_OUTPUTS = 1 + len(ROW_FIELDS)  # libbeast adds `group`, `life` and `env_number`
 # What std::future_error says of a dropped batch: in libstdc++, then in libc++, which TorchBeast's own tests expect.
 BROKEN_PROMISE = (
     "std::future_error: Broken promise. The associated promise has been destructed prior to the associated state "
@@ -108,8 +109,9 @@ class ActorPool(libbeast.ActorPool):
         long as it takes."""
         options = {"connect_timeout": 600.0, "env_timeout": 999_999.0} | options
         super().__init__(
-            unroll_length, learner_queue, inference_batcher, env_server_addresses, initial_agent_state, **options
-        )
+            unroll_length, learner_queue, inference_batcher, env_server_addresses, initial_agent_state,
+            row_fields=ROW_FIELDS, **options,
+        )  # fmt: skip
         learner_queue._is_of_actors = inference_batcher._is_of_actors = True
 
     def run(self) -> None:

@@ -384,7 +384,7 @@ def test_streams_that_ask_at_once_for_the_hello_wait_for_one_example(tmp_path):
     assert OldEnv.made == made + 1 and SlowToMake.most == 1 and SlowToMake.alive == 0
 
 
-def test_a_pool_waits_as_long_as_torchbeasts_for_its_environments_by_default(monkeypatch):
+def test_a_pool_names_torchbeasts_fields_of_a_row_and_waits_as_long_by_default(monkeypatch):
     given, make = [], libtorchbeast.libbeast.ActorPool.__init__
 
     def make_and_tell(pool, *arguments, **options):
@@ -395,10 +395,8 @@ def test_a_pool_waits_as_long_as_torchbeasts_for_its_environments_by_default(mon
     queues = libtorchbeast.BatchingQueue(), libtorchbeast.DynamicBatcher()
     for options in ({}, {"env_timeout": 1.0, "seed": 2}):
         libtorchbeast.ActorPool(3, *queues, ["unix:/nowhere"], (), **options)
-    assert given == [
-        {"connect_timeout": 600.0, "env_timeout": 999_999.0},
-        {"connect_timeout": 600.0, "env_timeout": 1.0, "seed": 2},
-    ]
+    always = {"connect_timeout": 600.0, "row_fields": ("reward", "done", "episode_step", "episode_return")}
+    assert given == [{"env_timeout": 999_999.0, **always}, {"env_timeout": 1.0, "seed": 2, **always}]
 
 
 def test_a_server_that_other_machines_can_reach_must_be_wanted():
