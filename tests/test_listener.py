@@ -22,6 +22,7 @@ import grpc
 import numpy as np
 import pytest
 from env_hosts import ROOT, Dialing, ServerProcess, make_certificate
+from gymnasium.spaces import Box, Discrete
 from pools import (
     LIMIT,
     NO_MEMORY,
@@ -37,6 +38,7 @@ from programs import Program
 from waiting import PATIENCE, wait_until
 
 import libbeast
+from beast.envs import rows
 from beast.hosts import wire
 
 
@@ -941,3 +943,39 @@ def test_polybeast_refuses_callers_of_no_use_and_takes_the_environments_of_the_n
     lines = capsys.readouterr().err.splitlines()
     assert all("refused" in line for line in lines) and len(lines) <= 20, lines
     assert "this env server has lies" in lines[0] and "no space is described" in lines[1]
+
+
+def test_a_first_hello_whose_rows_are_not_those_of_the_table_of_fields_is_refused_and_the_next_is_taken(
+    monkeypatch, unix, capsys
+):
+    polybeast, servers = pytest.importorskip("polybeast"), pytest.importorskip("beast.run.servers")
+    monkeypatch.setitem(rows.ROW_FIELDS, "lives", rows.RowField("int32", "env"))
+    spaces = {
+        "observation_space": wire.space_to_json(Box(-1, 1, (2,), np.float32)),
+        "action_space": wire.space_to_json(Discrete(2)),
+        "action": wire.Field(dtype="int64"),
+    }
+
+    def saying(dtype: str | None, *shape: int) -> bytes:
+        message = wire.FromServer.FromString(hello([("obs/obs", "float32", (2,))], **spaces))
+        *_, lives = message.hello.fields
+        assert lives.name == "lives"
+        if dtype is None:
+            message.hello.fields.remove(lives)
+        else:
+            lives.CopyFrom(wire.Field(name="lives", dtype=dtype, shape=shape))
+        return message.SerializeToString()
+
+    found: queue.SimpleQueue = queue.SimpleQueue()
+    with listening(unix, None) as listener:
+        arguments = polybeast.Flags(listen=unix), polybeast.validate, listener
+        threading.Thread(target=lambda: found.put(servers.first_hello(*arguments)), daemon=True).start()
+        for said in (saying(None), saying("float32"), saying("int32", 1)):
+            with Caller(unix, said) as other:
+                code, details = other.end()
+                assert code == "FAILED_PRECONDITION", details
+                assert "'lives': ('int32', ())" in details and "or one of another version" in details, details
+        with Caller(unix, saying("int32")) as right:
+            assert found.get(timeout=PATIENCE)["fields"]["lives"] == ("int32", ())
+            assert right.end()[0] == "UNAVAILABLE"
+    assert "its rows have" in capsys.readouterr().err

@@ -23,6 +23,7 @@ except ModuleNotFoundError:
 
 from beast.device import choose_device, keep_freed_memory
 from beast.envs.probe import probe_env
+from beast.envs.rows import written_by
 from beast.envs.spaces import EnvSpaces, action_shape_dtype, observation_field, spaces_by_name
 from beast.errors import InputError, Unreachable
 from beast.feeds.local_servers import LocalServers
@@ -208,10 +209,10 @@ def use_hello(flags, validate: Validate, server: str, hello: dict) -> tuple[Any,
     has_final = any(name.startswith("final_obs/") for name in hello["fields"])
     frames = hello["frames_per_step"]
     spaces = EnvSpaces(spaces_by_name(observation_space), action_space, has_final, hello["env"], frames)
-    described = {f"obs/{name}": observation_field(space)[::-1] for name, space in spaces.observations.items()}
-    served = {name: field for name, field in hello["fields"].items() if name.startswith("obs/")}
-    if described != served or hello["action"] != action_shape_dtype(action_space)[::-1]:
-        raise InputError(
-            wire.readable(f"{server} has spaces of {described}, its rows have {served}: it is no env server of Beast")
-        )
+    numbers = {name: (dtype, ()) for name, dtype in written_by("env").items()}
+    expected = {f"obs/{name}": observation_field(space)[::-1] for name, space in spaces.observations.items()} | numbers
+    served = {n: field for n, field in hello["fields"].items() if n.startswith("obs/") or n in numbers}
+    if expected != served or hello["action"] != action_shape_dtype(action_space)[::-1]:
+        text = f"{server} has spaces for which rows have {expected}, its rows have {served}"
+        raise InputError(wire.readable(f"{text}: it is no env server of Beast, or one of another version"))
     return flags, spaces
