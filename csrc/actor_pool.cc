@@ -548,8 +548,8 @@ void ActorPool::end_those_that_left() {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto waiting = std::find(waiting_.begin(), waiting_.end(), actor);
     if (waiting == waiting_.end()) continue;  // it acts
-    waiting_.erase(waiting);
-    executor_->post([actor] { actor->leave(); });
+    waiting_.erase(waiting);  // nothing else lets it go on now, but it may have been in another life before
+    executor_->post([actor] { actor->has_left() ? actor->leave() : actor->go_on(); });
   }
 }
 

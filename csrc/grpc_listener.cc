@@ -23,6 +23,7 @@ constexpr milliseconds kHelloTimeout{10000};
 constexpr milliseconds kResetTime{240000};  // more than for a step: 128 of Atari take 25 to 66 CPU seconds
 constexpr milliseconds kAcceptTime{50};       // until a thread looks whether its server ends
 constexpr int kMaxWaiting = 64;               // callers that have not said their hello
+constexpr size_t kMaxUnknown = 1024;          // connections without a hello
 constexpr size_t kMaxRefusals = 20;           // that are kept for the log
 constexpr size_t kQuotaBytes = 64 << 20;      // of all connections, beside their messages
 
@@ -52,7 +53,7 @@ class DialedCall : public GrpcCall {
     return found == headers.end() ? "" : std::string(found->second.data(), found->second.size());
   }
   const std::string& method() const { return context_.method(); }
-  std::string peer() const { return readable(context_.peer()); }
+  std::string peer() const { return decoded_peer(context_.peer()); }
   void set_answer(const grpc::Status& answer) { answer_ = answer; }
 
  private:
@@ -99,7 +100,7 @@ bool equal(const std::string& a, const std::string& b) {
 class DialedStream : public GrpcStream {
  public:
   DialedStream(GrpcLoop& loop, std::shared_ptr<DialedCall> call, milliseconds env_timeout)
-      : GrpcStream(loop, call->peer(), env_timeout), dialed_(call) {
+      : GrpcStream(loop, readable(call->peer()), env_timeout), dialed_(call) {
     call_ = std::move(call);
   }
 
@@ -252,11 +253,12 @@ class GrpcListener::Server {
       if (connection < 0) continue;
       // Each descriptor below that of a new connection is taken.
       const int limit = max_descriptors(), own = limit / 8;
-      if (!listener_.connections_.add(connection, limit / 2)) {
-        ::close(connection);
-        listener_.log_refusal("closed a connection of a host that has " + std::to_string(limit / 2) +
-                              " already, half of all descriptors (ulimit -n)");
-      } else if (connection < limit - own) {
+      const size_t most = std::min<size_t>(limit / 4, kMaxUnknown);
+      if (const std::string ended = listener_.connections_.add(connection, most); !ended.empty()) {
+        listener_.log_refusal("closed the connection of " + ended + ", which has said no hello, for a new one: " +
+                              std::to_string(most) + " may be without");
+      }
+      if (connection < limit - own) {
         grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
         parameters.fd = connection;
         connections_->HandleNewConnection(&parameters);
@@ -294,7 +296,12 @@ class GrpcListener::Server {
     if (call->method() != kDialMethod) {
       return refuse(stream, grpc::UNIMPLEMENTED, "this is a learner that env servers dial: it serves no " + call->method());
     }
+    const std::string source = source_of(call->peer());
+    if (!options_.token.empty() && !listener_.guesses_.may_try(source)) {
+      return refuse(stream, grpc::RESOURCE_EXHAUSTED, "too many wrong tokens came from there: dial again in a second");
+    }
     if (!options_.token.empty() && !equal(call->header("authorization"), authorization(options_.token))) {
+      listener_.guesses_.was_wrong(source);
       return refuse(stream, grpc::UNAUTHENTICATED, "the token is not the one of the learner's --token_file");
     }
     if (num_waiting_ >= kMaxWaiting) return refuse(stream, grpc::RESOURCE_EXHAUSTED, "too many say hello at a time");
@@ -304,6 +311,7 @@ class GrpcListener::Server {
       --num_waiting_;
       if (!said.ok() && is_ending_) return stream->turn_away(said);  // its connection was ended here
       if (!said.ok()) return refuse(stream, said.error_code(), said.error_message());
+      listener_.connections_.know(call->peer());
       const std::string id = call->header("beast-stream");
       const std::shared_ptr<DialedStream> predecessor = end_predecessor(id, stream);
       grpc::Status status = on_hello_(*this, stream);

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "callers.h"
 #include "env_stream.h"
 #include "listening_sockets.h"
 
@@ -28,8 +29,8 @@ struct ListenerOptions {
 
 // Takes streams of environments from servers that call. It learns from the first caller of use what the environments
 // are, and takes no message then that is longer than theirs. The token is compared before a message is read. Some
-// descriptors are left for the rest of the process: a connection that would take one of them is closed. A host may have
-// half of all descriptors.
+// descriptors are left for the rest of the process: a connection that would take one of them is closed. Who has said no
+// hello yields to new connections, and who sends wrong tokens has to wait.
 class GrpcListener {
  public:
   using Check = std::function<std::string(const StreamSpec& spec)>;  // why it is of no use, else empty
@@ -67,7 +68,8 @@ class GrpcListener {
 
   const ListenerOptions options_;
   ListeningSockets sockets_;
-  HostConnections connections_;
+  Connections connections_;
+  Guesses guesses_;  // of the one thread that takes calls
   std::mutex mutex_;  // guards what follows
   std::condition_variable said_hello_;
   std::deque<Hello> hellos_;  // that first_hello() has to look at

@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <iterator>
 #include <limits>
 #include <memory>
 #include <stdexcept>
@@ -40,21 +39,6 @@ int listen_at(const sockaddr* address, socklen_t length) {
   close(descriptor);
   errno = error;
   return -1;
-}
-
-// A name of the host at the other end; empty if it has none.
-std::string host_of(int connection) {
-  sockaddr_storage peer{};
-  socklen_t length = sizeof(peer);
-  char name[NI_MAXHOST];
-  if (getpeername(connection, reinterpret_cast<sockaddr*>(&peer), &length) || peer.ss_family == AF_UNIX) return "";
-  const auto* generic = reinterpret_cast<const sockaddr*>(&peer);
-  return getnameinfo(generic, length, name, sizeof(name), nullptr, 0, NI_NUMERICHOST) ? "" : name;
-}
-
-ino_t inode_of(int descriptor) {  // 0 if it is closed
-  struct stat found;
-  return fstat(descriptor, &found) ? 0 : found.st_ino;
 }
 
 in_port_t& port_of(sockaddr* address) {
@@ -164,34 +148,6 @@ int ListeningSockets::accept(std::chrono::milliseconds timeout) {
     if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) std::this_thread::sleep_for(timeout);
   }
   return -1;
-}
-
-bool HostConnections::add(int connection, size_t most) {
-  constexpr size_t kLookInterval = 1024;  // hosts that are gone take memory until then
-  if (++num_added_ % kLookInterval == 0) {
-    for (auto host = hosts_.begin(); host != hosts_.end();) {
-      forget_closed(host->second);
-      host = host->second.empty() ? hosts_.erase(host) : std::next(host);
-    }
-  }
-  const std::string host = host_of(connection);
-  Open& open = hosts_[host];
-  if (open.size() >= most) forget_closed(open);
-  if (open.size() >= most && !host.empty()) return false;
-  open[connection] = inode_of(connection);
-  return true;
-}
-
-void HostConnections::end_all() {
-  for (auto& [host, open] : hosts_) {
-    forget_closed(open);
-    for (const auto& [connection, inode] : open) shutdown(connection, SHUT_RDWR);
-  }
-  hosts_.clear();
-}
-
-void HostConnections::forget_closed(Open& open) {
-  for (auto it = open.begin(); it != open.end();) it = inode_of(it->first) == it->second ? std::next(it) : open.erase(it);
 }
 
 int max_descriptors() {

@@ -2,10 +2,7 @@
 // for want of descriptors (grpc issue 20418).
 #pragma once
 
-#include <sys/types.h>
-
 #include <chrono>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -34,23 +31,6 @@ class ListeningSockets {
   std::string address_;
   std::vector<int> sockets_;
   size_t next_ = 0;  // the socket that is asked first
-};
-
-// How many connections each host has. It is not told when one is closed, but looks.
-class HostConnections {
- public:
-  // Counts a connection; false where its host has `most` others that are open. A unix socket has no hosts.
-  bool add(int connection, size_t most);
-  // Ends those that are still open, without their owner's knowledge.
-  void end_all();
-
- private:
-  using Open = std::map<int, ino_t>;  // by descriptor, which another connection may have had since
-
-  void forget_closed(Open& open);
-
-  std::map<std::string, Open> hosts_;
-  size_t num_added_ = 0;
 };
 
 // How many descriptors this process may have.

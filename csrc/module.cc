@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "batching.h"
+#include "grpc_log.h"
 #include "grpc_stream.h"
 #include "python_nest.h"
 
@@ -146,6 +147,7 @@ PYBIND11_MODULE(libbeast, module) {
   module.doc() = "Batching queues and the actor pool of PolyBeast, in C++.";
   module.attr("__version__") = BEAST_VERSION;
   beast::watch_main_thread();
+  beast::guard_grpc_log();
   beast::bind_errors(module);
   beast::bind_batching_queue(module);
   beast::bind_dynamic_batcher(module);

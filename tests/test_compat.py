@@ -408,6 +408,25 @@ def test_a_server_that_other_machines_can_reach_must_be_wanted():
 # --------------------------------------------------------------------------------- a learner in TorchBeast's style
 
 
+def test_the_first_releases_modules_have_the_same_classes():
+    from libtorchbeast import actorpool, rpcenv
+
+    for module in (actorpool, rpcenv):
+        for name in module.__all__:
+            assert getattr(module, name) is getattr(libtorchbeast, name)
+    assert {*actorpool.__all__, *rpcenv.__all__} == {*libtorchbeast.__all__}
+
+
+def test_the_documented_adapter_gives_four_values():
+    source = re.search(r"```python\n(class FourValues.*?)```", (ROOT / "docs" / "polybeast.md").read_text(), re.DOTALL)
+    exec(source[1], names := {"gymnasium": gymnasium})
+    env = names["FourValues"](gymnasium.make("CartPole-v1", max_episode_steps=3))
+    served = libtorchbeast.ServedEnv(env)
+    assert served.observation_fields == {"observation/0": ((4,), "float32")}
+    assert len(env.reset()) == 4
+    assert [env.step(0)[2] for _ in range(3)] == [False, False, True]
+
+
 def test_the_six_names_are_there():
     assert issubclass(libtorchbeast.ClosedBatchingQueue, RuntimeError)
     assert issubclass(libtorchbeast.AsyncError, RuntimeError)

@@ -214,6 +214,42 @@ def test_a_learner_that_does_not_fit_ends_the_server(unix, hello, message):
     assert message in dialing.dialer.failure and unix in dialing.dialer.failure
 
 
+@pytest.mark.parametrize("expects", ["another environment", "another path"])
+def test_a_learner_that_refuses_is_left_out_while_another_trains(tmp_path, quick, monkeypatch, expects):
+    first, second = f"unix:{tmp_path / '1'}", f"unix:{tmp_path / '2'}"
+    proxy = (grpc.StatusCode.UNIMPLEMENTED, "404") if expects == "another path" else None
+    with (
+        Learner(first, refusal=proxy) as refuses,
+        Learner(second) as trains,
+        Dialing(first, second, max_streams=2) as dialing,
+    ):
+        refused = refuses.call()  # one of two neighbours began here
+        if not proxy:
+            refused.accept(env="Pong-v0")
+        for call in [trains.call().accept() for _ in range(2)]:
+            call.row()
+            call.act()
+        assert not dialing.dialer.failure
+        assert ("UNIMPLEMENTED): 404" if proxy else "expects environment 'Pong-v0'") in dialing.text()
+        with pytest.raises(queue.Empty):
+            refuses.call(0.1)
+        monkeypatch.setattr(dialer, "REFUSED_SECONDS", 0.0)  # both are dialed again, and the other refuses now, too
+        trains._refusal = grpc.StatusCode.UNAUTHENTICATED, "no"
+        call.end()
+        refused = refuses.call()
+        if not proxy:
+            refused.accept(env="Pong-v0")
+        wait_until(lambda: dialing.dialer.failure)
+
+
+def test_why_there_is_no_learner_is_told_again_after_ten_minutes(tmp_path, quick, monkeypatch):
+    nowhere = f"unix:{tmp_path / 'nobody'}"
+    with Dialing(nowhere) as dialing:
+        wait_until(lambda: dialing.text().count("UNAVAILABLE") == 1)
+        monkeypatch.setattr(dialer, "RETOLD_SECONDS", 0.0)
+        wait_until(lambda: dialing.text().count("UNAVAILABLE") > 3)
+
+
 def test_a_full_learner_sends_a_stream_on_to_the_next(tmp_path, quick):
     first, second = f"unix:{tmp_path / '1'}", f"unix:{tmp_path / '2'}"
     full = grpc.StatusCode.RESOURCE_EXHAUSTED, "no place is free"
@@ -544,6 +580,7 @@ def test_with_tls_the_learner_shows_its_certificate_before_it_gets_the_token(tmp
     with Learner("127.0.0.1:0", tls=(key, cert)) as learner:
         with Dialing(learner.address, token="sesame", root_certificates=stranger) as unknown:
             wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in unknown.text())
+        assert dialer.UNTRUSTED in unknown.text()
         with Dialing(learner.address, token="sesame") as plain:
             wait_until(lambda: "UNAVAILABLE" in plain.text())
         assert not unknown.dialer.failure and not plain.dialer.failure
@@ -554,6 +591,18 @@ def test_with_tls_the_learner_shows_its_certificate_before_it_gets_the_token(tmp
             assert call.headers["authorization"] == "Bearer sesame"
             call.row()
             call.act()
+
+
+def test_a_certificate_that_cannot_be_trusted_is_told_with_the_remedy_whatever_was_told_before(tmp_path, quick):
+    cert, key = (path.read_bytes() for path in make_certificate(tmp_path, "IP:10.0.0.1"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with Dialing(address, root_certificates=cert) as dialing:
+        wait_until(lambda: "UNAVAILABLE" in dialing.text())  # nobody listens yet
+        assert dialer.UNTRUSTED not in dialing.text()
+        with Learner(address, tls=(key, cert)):
+            wait_until(lambda: dialer.UNTRUSTED in dialing.text(), dialing.text)
+        assert "--tls_ca" in dialer.UNTRUSTED
 
 
 def test_other_hosts_are_dialed_with_token_and_tls_or_the_word_insecure(tmp_path, token_file, certificate):

@@ -30,7 +30,7 @@ from beast import envs
 from beast.envs.groups import EnvGroup
 from beast.envs.rows import nest_observations
 from beast.errors import InputError
-from beast.hosts import env_server, security, served_group, wire
+from beast.hosts import env_server, security, served_group, throttle, wire
 from beast.run.command_line import read_source
 from beast.run.flags import EnvFlags
 
@@ -655,6 +655,52 @@ def test_a_learner_that_is_lost_without_a_word_is_missed_after_the_two_times_of_
         link.cut()
         wait_until(lambda: any("closed the environments" in line for line in lines), seconds=20)
     server.stop()
+
+
+def test_who_guesses_tokens_has_to_wait_and_streams_go_on(unix):
+    def make_group():
+        return served_group.VectorEnvGroup(envs.make("CartPole-v1", 2))
+
+    server = env_server.EnvServer(make_group, unix, token="sesame")
+    server.start()
+
+    def code(token: str) -> grpc.StatusCode:
+        with Stream(unix, token=token, wait_for_hello=False, only_hello=True) as stream:
+            return stream.end()[0]
+
+    with Stream(unix, token="sesame") as stream:
+        stream.row()
+        answers = [code(f"guess {number}") for number in range(25)]
+        assert answers[:20] == [grpc.StatusCode.UNAUTHENTICATED] * 20, answers
+        assert answers[-1] == code("sesame") == grpc.StatusCode.RESOURCE_EXHAUSTED, "nothing tells the right one"
+        stream.act(np.zeros(2, np.int64))
+        time.sleep(1.1)
+        assert code("sesame") == grpc.StatusCode.OK
+    server.stop()
+
+
+def test_a_network_of_ipv6_guesses_as_one(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(throttle.time, "monotonic", lambda: now[0])
+    guesses = throttle.Guesses()
+    for number in range(20):
+        assert guesses.may_try(peer := f"ipv6:%5Bfd00::{number}%5D:{4000 + number}")
+        guesses.was_wrong(peer)
+    assert not guesses.may_try("ipv6:%5Bfd00::ffff:1%252%5D:1") and guesses.may_try("ipv6:%5Bfd00:1:2:3::%5D:1")
+    assert guesses.may_try("ipv4:10.0.0.1:1")
+    now[0] += 1
+    assert guesses.may_try(peer)
+    guesses.was_wrong(peer)
+    assert not guesses.may_try(peer)
+    now[0] += 10
+    assert guesses.may_try(peer)
+
+
+def test_sources_of_guesses_that_are_long_gone_are_forgotten():
+    guesses = throttle.Guesses()
+    for number in range(3 * throttle.MAX_SOURCES):
+        guesses.was_wrong(f"ipv4:10.{number >> 16}.{number >> 8 & 255}.{number & 255}:1")
+    assert len(guesses._all_paid) <= throttle.MAX_SOURCES
 
 
 def test_with_tls_a_learner_with_the_certificate_is_served_and_plain_text_is_not(tmp_path, token_file, certificate):

@@ -21,6 +21,7 @@ import ends
 import grpc
 import numpy as np
 import pytest
+from attacks import attacks
 from env_hosts import ROOT, Dialing, ServerProcess, make_certificate
 from gymnasium.spaces import Box, Discrete
 from pools import (
@@ -273,6 +274,25 @@ def test_a_wrong_token_or_method_is_refused_before_a_message_and_the_honest_go_o
             assert listener.refusals() == ([], 0)
             lives.take(20)
             assert honest.call.is_active()
+
+
+def test_who_guesses_tokens_has_to_wait_and_streams_go_on(unix):
+    with listening(unix, token="sesame") as listener, learning(listener) as learner:
+        with Caller(unix, token="sesame") as honest:
+            honest.play()
+            lives = Lives(learner)
+            lives.take(3)
+            answers = []
+            for number in range(25):
+                with Caller(unix, token=f"guess {number}") as guess:
+                    answers.append(guess.end()[0])
+            assert answers[:20] == ["UNAUTHENTICATED"] * 20 and answers[-1] == "RESOURCE_EXHAUSTED", answers
+            with Caller(unix, token="sesame", name="right") as right:  # nothing tells the right one from others
+                assert right.end()[1] == "too many wrong tokens came from there: dial again in a second"
+            lives.take(3)
+            time.sleep(1.1)
+            with Caller(unix, token="sesame") as right:
+                right.accepted()
 
 
 def test_a_full_learner_says_so_and_a_freed_place_is_given_away(unix):
@@ -833,7 +853,7 @@ def test_more_mute_connections_than_there_are_descriptors_shut_nobody_out(begins
                 assert is_taken.wait(60), "an honest env server is shut out"  # 5 seconds, and a pause or two
 
 
-def test_one_host_may_have_half_of_all_descriptors():
+def test_a_quarter_of_all_descriptors_is_for_connections_without_a_hello_which_yield_to_new_ones():
     with contextlib.ExitStack() as stack:
         address, process = stack.enter_context(learner_with_few_descriptors())
 
@@ -841,10 +861,35 @@ def test_one_host_may_have_half_of_all_descriptors():
             return len(os.listdir(f"/proc/{process.pid}/fd"))
 
         own = num_descriptors()
-        with mute_connections(address, 200, "127.0.0.2"):
-            wait_until(lambda: num_descriptors() == own + 128)
-            with mute_connections(address, 20, "127.0.0.3"):
-                wait_until(lambda: num_descriptors() == own + 148)
+        first = stack.enter_context(Caller(address).accepted())  # it has said its hello, so it stays
+        host, port = address.rsplit(":", 1)
+
+        def connect(source: str) -> socket.socket:
+            return stack.enter_context(socket.create_connection((host, int(port)), 1, (source, 0)))
+
+        def is_closed(connection: socket.socket) -> bool:
+            with contextlib.suppress(OSError):
+                connection.settimeout(0.01)
+                while connection.recv(1000):  # of HTTP/2
+                    pass
+                return True
+            return False
+
+        few = [connect("127.0.0.3") for _ in range(5)]
+        many = [connect("127.0.0.2") for _ in range(100)]
+        wait_until(lambda: num_descriptors() == own + 1 + 64)
+        assert [is_closed(each) for each in few] == [False] * 5, "they are not those of whom there are most"
+        assert [is_closed(each) for each in (many[0], many[40], many[-1])] == [True, True, False]
+        assert first.call.is_active()
+
+
+def test_two_sources_that_renew_mute_connections_shut_nobody_out():
+    with contextlib.ExitStack() as stack:
+        address, _ = stack.enter_context(learner_with_few_descriptors())
+        attacks.renewed_connections(address, stack, seconds=2)
+        began = time.monotonic()
+        stack.enter_context(Caller(address).accepted())
+        assert time.monotonic() - began < 10, "half a minute and longer where they keep what they have"
 
 
 # ---------------------------------------------------------------------------------------------------------- polybeast

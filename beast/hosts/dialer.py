@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import math
 import queue
 import random
 import secrets
@@ -20,6 +21,7 @@ PAUSE, FULL_PAUSE = (0.5, 30.0), (1.0, 10.0)  # seconds between two calls: first
 END_SECONDS = 3.0  # for a step to be done, and a learner to end a stream that was closed on this side
 CLOSE_SECONDS = 1.0  # more for environments to close when the server is told to stop
 ANSWER_SECONDS = 10.0  # for a call to end that was answered without a hello
+REFUSED_SECONDS, RETOLD_SECONDS = 300.0, 600.0  # until a refused call is tried again, a reason told again
 MAX_FAILURES, FAILURE_SECONDS = 5, 600.0  # of environments, before the server ends
 # With these a learner says what another call would not change.
 FINAL = {
@@ -27,9 +29,11 @@ FINAL = {
     grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED,
 }  # fmt: skip
 
+UNTRUSTED = "its certificate is not in --tls_ca, has expired, or names another host than --learner does: make a new one"
+
 
 class Final(Exception):
-    """What another call would not change; the message is for the user."""
+    """What another call to this learner would not change; the message is for the user."""
 
 
 class EnvironmentFailure(Exception):
@@ -57,7 +61,7 @@ class Dialer:
             make_group: called in the thread of each stream, for environments of its own (see `VectorEnvGroup`).
             addresses: of the learners, `unix:/path` or `host:port`. A stream goes on to the next when one is full or
                 gone.
-            env_id: what the hello says; a learner that expects another one ends this server.
+            env_id: what the hello says. A learner that expects another one is left out; the last one ends this server.
             max_streams: how many there are.
             token: what the learners ask for; it is sent as it is where there are no certificates.
             root_certificates: in PEM, for TLS; None speaks plain text.
@@ -73,6 +77,7 @@ class Dialer:
         self.headers = [(wire.TOKEN_HEADER, f"Bearer {token}")] if token else []
         self._on_first_stream: Callable | None = on_first_stream
         self._lock, self._failures = threading.Lock(), collections.deque[float](maxlen=MAX_FAILURES)
+        self.refusals: dict[str, float] = {}  # address -> when its learner said so last
         first = random.randrange(len(addresses))  # so that servers spread over the learners, and streams of one too
         self._streams = [DialedStream(self, index, first + index) for index in range(max_streams)]
         self.name = secrets.token_hex(16)
@@ -110,8 +115,16 @@ class Dialer:
             return grpc.secure_channel(address, self._credentials, options)
         return grpc.insecure_channel(address, options)
 
+    def refused(self, address: str, message: str) -> None:
+        """Leave a learner out that would refuse another call, too. Where all have refused, this server ends."""
+        self.refusals[address] = time.monotonic()
+        if self.refusals.keys() >= set(self.addresses):
+            return self.fail(message)
+        self.log_connection(f"{message}; it is dialed again in {REFUSED_SECONDS / 60:.0f} minutes")
+
     def accepted(self, address: str) -> None:
         with self._lock:
+            self.refusals.pop(address, None)
             on_first_stream, self._on_first_stream = self._on_first_stream, None
             if on_first_stream:
                 with contextlib.suppress(OSError):  # it prints, and nobody reads that any more
@@ -146,7 +159,7 @@ class DialedStream(threading.Thread):
         self._call: Any = None
         self._lock = threading.Lock()
         self._interrupt: Callable | None = None  # ends what this stream waits for
-        self._told: set = set()  # why it has no learner, as the log says
+        self._told: dict = {}  # why it has no learner, as the log says, and when it did
         self._pauses = _pauses()
 
     def leave(self) -> None:
@@ -172,13 +185,17 @@ class DialedStream(threading.Thread):
         while not self._stopping.is_set():
             address = addresses[self._turn % len(addresses)]
             self._turn += 1
+            if time.monotonic() < self._dialer.refusals.get(address, -math.inf) + REFUSED_SECONDS:
+                continue  # never all of them
             try:
                 if not self._group:
                     self._make_group()
                 self._live(address)
                 self._tell_lost(address, "it ended the stream")
             except Final as final:
-                self._dialer.fail(str(final))
+                self._dialer.refused(address, str(final))
+            except InputError as error:  # of the environments
+                self._dialer.fail(str(error))
             except EnvironmentFailure as failure:
                 self._log(f"stream {self._index}: its environment failed\n{failure}")
                 self._close_group()
@@ -188,8 +205,12 @@ class DialedStream(threading.Thread):
             except grpc.RpcError as error:
                 code, details = error.code(), wire.readable(error.details() or "")
                 if code in FINAL:
-                    self._dialer.fail(f"the learner at {address} refuses this env server ({code.name}): {details}")
-                self._tell_lost(address, f"{code.name}: {details}", kind=code)
+                    details = f"the learner at {address} refuses this env server ({code.name}): {details}"
+                    self._dialer.refused(address, details)
+                    continue
+                if is_distrusted := "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification" in details:
+                    details = f"{UNTRUSTED} ({details})"
+                self._tell_lost(address, f"{code.name}: {details}", kind=(code, is_distrusted))
                 if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
                     self._stopping.wait(random.uniform(*FULL_PAUSE))
                     continue
@@ -201,8 +222,8 @@ class DialedStream(threading.Thread):
         try:
             self._group = self._dialer.make_group()
             self._served = served_group.ServedGroup(self._group, self._dialer.env_id)
-        except InputError as error:
-            raise Final(str(error)) from error
+        except InputError:
+            raise
         except (Exception, SystemExit, KeyboardInterrupt):
             raise EnvironmentFailure(served_group.last_traceback()) from None
         seconds = time.monotonic() - began
@@ -290,9 +311,10 @@ class DialedStream(threading.Thread):
                 self._interrupt = None
 
     def _tell_lost(self, address: str, reason: str, kind: object = None) -> None:
-        """Log why there is no learner, once for each kind of reason until one takes this stream."""
-        if not self._stopping.is_set() and (address, kind) not in self._told:
-            self._told.add((address, kind))
+        """Log why there is no learner: once in ten minutes for each kind of reason, until one takes this stream."""
+        told = self._told.get((address, kind), -math.inf)
+        if not self._stopping.is_set() and time.monotonic() > told + RETOLD_SECONDS:
+            self._told[address, kind] = time.monotonic()
             self._dialer.log_connection(f"{address}: stream {self._index} dials on, as it has no learner: {reason}")
 
 

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from beast.errors import InputError
 from beast.hosts import served_group, wire
 from beast.hosts.served_group import Refusal
-from beast.hosts.throttle import Throttled
+from beast.hosts.throttle import Guesses, Throttled
 
 PLACE_SECONDS = 5.0  # for a stream that has ended to close its environments, before another one is refused
 END_SECONDS = 0.7  # for environments to close when the server ends
@@ -31,6 +31,8 @@ NO_COMPRESSION = ("grpc.per_message_decompression", 0)
 KEEPALIVE = [
     ("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 20_000), ("grpc.http2.ping_timeout_ms", 20_000),
 ]  # fmt: skip
+
+TOO_MANY = Refusal("too many wrong tokens came from there: dial again in a second", grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 class EnvServer(grpc.GenericRpcHandler):
@@ -61,7 +63,7 @@ class EnvServer(grpc.GenericRpcHandler):
         """
         self._make_group, self._env_id, self._max_streams = make_group, env_id, max_streams
         self._token, self._log, self._stuck_seconds = token.encode(), log, stuck_seconds
-        self._log_refusal = Throttled(log)
+        self._log_refusal, self._guesses = Throttled(log), Guesses()
         self._places = threading.BoundedSemaphore(max_streams)
         self._hello: wire.FromServer | None = None
         self._example_lock = threading.Lock()
@@ -141,6 +143,11 @@ class EnvServer(grpc.GenericRpcHandler):
     # The rest runs in the threads of the streams.
 
     def _refuse(self, refusal: Refusal, requests: Iterator, context: grpc.ServicerContext) -> None:
+        if refusal.code == grpc.StatusCode.UNAUTHENTICATED:
+            if self._guesses.may_try(context.peer()):
+                self._guesses.was_wrong(context.peer())
+            else:
+                refusal = TOO_MANY
         self._log_refusal(f"refused {_peer_of(context)}: {refusal}")
         context.abort(refusal.code, str(refusal))
 
@@ -151,6 +158,8 @@ class EnvServer(grpc.GenericRpcHandler):
         if self._stuck_seconds:  # a thread that hangs in an environment keeps its place
             context.add_callback(stuck.start)
         try:
+            if self._token and not self._guesses.may_try(context.peer()):
+                raise TOO_MANY  # or the answer would tell that the token is right
             if hello.only_hello:
                 yield self._example_hello()
                 return

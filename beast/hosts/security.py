@@ -32,9 +32,7 @@ def of_env_server(flags, log: Callable[[str], None]) -> dict[str, Any]:
         if flags.tls_ca:
             raise InputError("--tls_ca checks a learner's certificate, so it goes with --learner: leave it out")
         token, tls = security(flags.address, flags.token_file, flags.tls_cert, flags.tls_key, flags.insecure)
-        if tls:
-            log("TLS is on; a learner that speaks plain text (it lacks --tls_ca) shows below as WRONG_VERSION_NUMBER")
-        elif not is_local(flags.address):
+        if not (tls or is_local(flags.address)):
             log(f"--insecure: all who can connect to {flags.address} can read along, and without a token step too")
         return {"token": token, "tls": tls}
     if flags.tls_cert or flags.tls_key:

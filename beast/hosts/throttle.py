@@ -1,13 +1,16 @@
 """Logs of an env host and of who is called by one: no caller fills a disk."""
 
 import contextlib
+import ipaddress
 import math
 import sys
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable
 
 LINES_PER_MINUTE = 20
+FREE_GUESSES, MAX_SOURCES = 20, 4096  # wrong tokens of one source; sources that are remembered
 
 
 class Throttled:
@@ -26,6 +29,30 @@ class Throttled:
             self._lines += 1
             if self._lines <= LINES_PER_MINUTE:
                 self._log(line)
+
+
+class Guesses:
+    """Slows who guesses: a peer's host (of IPv6, a network of 64 bits) has 20 wrong tokens, and one more a second."""
+
+    def __init__(self):
+        self._lock, self._all_paid = threading.Lock(), dict[str, float]()  # when a source has all its tries again
+
+    def may_try(self, peer: str) -> bool:
+        return self._all_paid.get(_source_of(peer), 0.0) <= time.monotonic() + FREE_GUESSES - 1
+
+    def was_wrong(self, peer: str) -> None:
+        source, now = _source_of(peer), time.monotonic()
+        with self._lock:
+            if len(self._all_paid) >= MAX_SOURCES:
+                self._all_paid.clear()
+            self._all_paid[source] = max(self._all_paid.get(source, now), now) + 1.0
+
+
+def _source_of(peer: str) -> str:
+    host = urllib.parse.unquote(peer).rpartition(":")[0]  # ipv6:%5B::1%5D:53080
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.IPv6Network((host.removeprefix("ipv6:").strip("[]").partition("%")[0], 64), strict=False))
+    return host
 
 
 def log_to_stderr(line: str) -> None:

@@ -67,8 +67,10 @@ class CountingStream : public EnvStream, public std::enable_shared_from_this<Cou
   }
 
   void refuse(const std::string&) override {}
-  bool has_left() const override { return has_left_; }
+  bool has_left() const override { return has_left_ || says_so_once_.exchange(false); }
   void leave() { has_left_ = true; }  // while the owner awaits nothing
+  void seem_to_leave() { says_so_once_ = true; }  // as one that was at this place before
+  bool seems_to_leave() const { return says_so_once_; }
 
  private:
   void read_row(std::vector<std::byte*> destinations) {
@@ -117,6 +119,7 @@ class CountingStream : public EnvStream, public std::enable_shared_from_this<Cou
   Owner* owner_ = nullptr;
   int64_t seed_ = 0, step_ = 0;
   std::atomic<bool> is_cancelled_{false}, has_left_{false};
+  mutable std::atomic<bool> says_so_once_{false};
   std::mutex mutex_;
   bool is_hanging_ = false;
 };
@@ -312,6 +315,22 @@ TEST(ActorPool, StreamsThatComeAndGoGiveRolloutsOfOneLifeEach) {
   EXPECT_EQ(learner.wait(), "");
   dialer.join();
   EXPECT_GE(learner.pool().counters().streams_come, 50);
+}
+
+TEST(ActorPool, AStreamThatWaitsIsNotEndedForTheOneBeforeIt) {
+  Callers callers;
+  Learner learner(3, /*min_streams=*/2, callers.listen());
+  const auto alone = std::make_shared<CountingStream>(4);
+  wait_until([&] { return callers.dial(alone); });
+  wait_until([&] { return learner.pool().counters().streams_connected == 1; });
+  alone->seem_to_leave();
+  wait_until([&] { return !alone->seems_to_leave(); });
+  std::this_thread::sleep_for(milliseconds(200));
+  ASSERT_EQ(learner.pool().counters().streams_connected, 1);
+  wait_until([&] { return callers.dial(std::make_shared<CountingStream>(4)); });
+  check_rollout(learner.next());  // it still waits for the second one, and goes on with it
+  learner.close();
+  EXPECT_EQ(learner.wait(), "");
 }
 
 TEST(ActorPool, ColumnsOfABatchAreRolloutsOfOneEnvironmentEach) {

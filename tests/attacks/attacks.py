@@ -1,7 +1,7 @@
 """What others can do to an env server and to a learner, tried on this machine alone, within bounds.
 
     python tests/attacks/attacks.py          # ten minutes; prints the tables of benchmarks/results/attacks.md
-    python tests/attacks/attacks.py hello    # only those on a learner that listens whose name has this in it
+    python tests/attacks/attacks.py hello    # only those whose name has this in it
 
 Each attack on a server goes on while a learner that knows the token connects; the table has the seconds until it has a
 row, the memory that the server took meanwhile, and the bytes that it logged. Each attack on a learner is an env server
@@ -20,6 +20,7 @@ import os
 import queue
 import re
 import resource
+import selectors
 import socket
 import subprocess
 import sys
@@ -94,6 +95,34 @@ def mute_connections(address: str, stack: contextlib.ExitStack) -> None:
             stack.enter_context(socket.create_connection((host, int(port)), timeout=1))
 
 
+def renewed_connections(address: str, stack: contextlib.ExitStack, seconds: float = 7) -> None:
+    """200 mute ones of each of two source addresses, each dialed again as soon as it is closed."""
+    host, port = address.rsplit(":", 1)
+    stopping = threading.Event()
+    stack.callback(stopping.set)
+
+    def renew(source: str) -> None:
+        selector, missing = selectors.DefaultSelector(), 200
+        while not stopping.is_set():
+            for _ in range(min(missing, 8)):  # not all at once, so that they are not closed at once
+                with contextlib.suppress(OSError):
+                    connection = socket.create_connection((host, int(port)), 1, (source, 0))
+                    selector.register(connection, selectors.EVENT_READ)
+            for key, _ in selector.select(0.02):
+                with contextlib.suppress(OSError):
+                    if key.fileobj.recv(1000):  # of HTTP/2, which the other side begins at once
+                        continue
+                selector.unregister(key.fileobj)
+                key.fileobj.close()
+            missing = 200 - len(selector.get_map())
+        for key in list(selector.get_map().values()):
+            key.fileobj.close()
+
+    for source in ("127.0.0.2", "127.0.0.3"):
+        threading.Thread(target=renew, args=[source], daemon=True).start()
+    time.sleep(seconds)  # silence is closed after 5 seconds, at first all of it at once
+
+
 def idle_connections(address: str, stack: contextlib.ExitStack) -> None:
     for _ in range(300):
         channel = stack.enter_context(grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]))
@@ -116,7 +145,9 @@ SERVER_ATTACKS = [
     ("10 messages of 63 MB without the token", large_messages),
     ("20 headers of 1 MB", large_headers),
     ("400 connections that say nothing, a server of 256 descriptors", mute_connections),
+    ("two sources renew 200 connections each that say nothing, a server of 256 descriptors", renewed_connections),
     ("300 connections without a stream, a server of 256 descriptors", idle_connections),
+    ("calls with bad headers that write to the terminal, for 5 s", lambda *args: bad_headers(*args)),
     ("2,000 tokens of 500 bytes guessed", guesses),
 ]
 
@@ -229,11 +260,46 @@ def attack_learner(greeting: Callable, streamed: Callable | None) -> list[str]:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
+    try:
+        return run_learner(address)
+    finally:
+        server.stop(0).wait()
+
+
+@contextlib.contextmanager
+def server_of_bad_headers() -> Iterator[str]:
+    """The address of a server that answers with 180 MB of bad headers."""
+    bad = b"".join(literal(name, ESCAPES) for name in (b":status", b"grpc-status", b"grpc-encoding")) * 40
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer_one(connection: socket.socket) -> None:
+            with contextlib.suppress(OSError), connection:
+                connection.sendall(frame(4, 0, 0, b"") + frame(4, 1, 0, b""))
+                while data := connection.recv(65536):
+                    for at in range(len(data) - 9):  # HEADERS of a call, as far as they are not cut
+                        if data[at + 3 : at + 5] == b"\1\4" and data[at + 5 : at + 8] == bytes(3):
+                            number = int.from_bytes(data[at + 5 : at + 9], "big")
+                            connection.sendall(frame(1, 0, number, bad))
+                            for _ in range(10_000):  # of one header block, which never ends
+                                connection.sendall(frame(9, 0, number, bad))
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection = listener.accept()[0]
+                    threading.Thread(target=answer_one, args=[connection], daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def run_learner(address: str) -> list[str]:
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "polybeast.py", "--addresses", address, "--root", directory, "--name", "run"]
         command += ["--env_timeout", "3", "--max_env_restarts", "1", "--total_steps", "3000", "--no_tensorboard"]
         began = time.monotonic()
-        with open(Path(directory) / "printed", "w+") as printed:
+        with open(Path(directory) / "printed", "w+", errors="replace") as printed:
             process, highest = subprocess.Popen(command, cwd=ROOT, stdout=printed, stderr=printed), 0
             while process.poll() is None and time.monotonic() < began + LONGEST_RUN:
                 with contextlib.suppress(psutil.Error):
@@ -242,14 +308,15 @@ def attack_learner(greeting: Callable, streamed: Callable | None) -> list[str]:
             process.kill()  # of one that hangs, so the table has -9; nothing of one that has ended
             process.wait()
             printed.seek(0)
-            lines = printed.read().splitlines()
-    server.stop(0).wait()
-    told = next((line for line in lines if re.search("error|environment server|received", line)), lines[-1])
+            logged = printed.read()
+            lines = logged.splitlines()
+    told = next((line for line in lines if re.search("error:|environment server|received", line)), lines[-1])
     told = told.replace(address, "ADDRESS")
     longest = max(lines, key=len)
-    assert told.isprintable() and len(longest) < 3000, f"it writes to the terminal, or fills it: {longest[:200]!r}"
+    assert longest.isprintable() and len(longest) < 3000, f"it writes to the terminal, or fills it: {longest[:200]!r}"
     seconds = time.monotonic() - began
-    return [f"{process.returncode} after {seconds:.0f} s", f"{highest / MEGABYTE:.0f} MB", told[:160]]
+    took = [f"{process.returncode} after {seconds:.0f} s", f"{highest / MEGABYTE:.0f} MB"]
+    return [*took, f"{len(logged):,} bytes", told[:160]]
 
 
 # ---------------------------------------------------------------------------------------- on a learner that listens
@@ -343,13 +410,17 @@ def literal(name: bytes, value: bytes) -> bytes:
     return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
-CALL_HEADERS = b"".join(
-    literal(name, value)
-    for name, value in [
-        (b":method", b"POST"), (b":scheme", b"http"), (b":path", wire.DIAL.encode()), (b":authority", b"x"),
-        (b"te", b"trailers"), (b"content-type", b"application/grpc"),
-    ]
-)  # fmt: skip
+def call_headers(**changes: bytes) -> bytes:
+    sent = {
+        ":method": b"POST", ":scheme": b"http", ":path": wire.DIAL.encode(), ":authority": b"x",
+        "te": b"trailers", "content-type": b"application/grpc",
+    }  # fmt: skip
+    return b"".join(literal(name.encode(), value) for name, value in (sent | changes).items())
+
+
+CALL_HEADERS = call_headers()
+ESCAPES = b"\x1b]0;owned\x07\x9b2J" + b"x" * 80
+BAD_HEADERS = [":method", ":scheme", "te", "content-type", "grpc-encoding", "grpc-timeout", "grpc-status", ":status"]
 
 
 def raw(address: str, stack: contextlib.ExitStack, receive_buffer: int = 0) -> socket.socket:
@@ -391,6 +462,20 @@ def reset_streams(address: str, stack: contextlib.ExitStack) -> None:
         while time.monotonic() < until:
             number += 2
             connection.sendall(frame(1, 4, number, CALL_HEADERS) + frame(3, 0, number, b"\0\0\0\x08"))
+
+
+def bad_headers(address: str, stack: contextlib.ExitStack) -> None:
+    """For 5 s, one connection after the other with calls of which one header each is not what it has to be."""
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError), contextlib.ExitStack() as own:
+            connection = raw(address, own)
+            for first in range(1, 10**6, 32):
+                calls = enumerate([*BAD_HEADERS, *BAD_HEADERS])
+                sent = [frame(1, 5, first + 2 * i, call_headers(**{name: ESCAPES})) for i, name in calls]
+                connection.sendall(b"".join(sent + [frame(3, 0, first + 2 * i, b"\0\0\0\x08") for i in range(16)]))
+                if time.monotonic() > until:
+                    break
 
 
 def headers_without_reading(address: str, stack: contextlib.ExitStack) -> None:
@@ -468,6 +553,8 @@ def listener_attacks() -> list[tuple[str, Callable]]:
         ("2,000 tokens guessed", dials(2000, [(wire.TOKEN_HEADER, "Bearer guess")])),
         ("400 connections that say nothing, a learner of 256 descriptors", mute_connections),
         ("300 connections without a stream, a learner of 256 descriptors", idle_connections),
+        ("two sources renew 200 connections each that say nothing, a learner of 256 descriptors", renewed_connections),
+        ("calls with bad headers that write to the terminal, for 5 s", bad_headers),
         ("20 connections, a byte a second", drip(lambda: PREFACE, 20)),
         ("with the token: 32 hellos, a byte a second", hello_by_bytes),
         ("one connection that begins and resets streams for 5 s", reset_streams),
@@ -497,7 +584,7 @@ log = lambda line: print(line, flush=True)
 options = {"max_streams": 1, "env_id": attacks.HONEST[0], "token": attacks.TOKEN, "log": log}
 served = lambda address: log("served")
 server = dialer.Dialer(attacks.make_group, [address], **options, on_first_stream=served)
-server._name = name
+server.name = name
 log("ready")
 sys.stdin.readline()
 server.start()
@@ -627,16 +714,17 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     columns = ["attack on a learner that listens", "another env server is served after", "memory taken"]
     columns += ["the first one's stream", "logged"]
-    rows = attack_listeners(" ".join(sys.argv[1:]))
-    print(table(columns, rows), end="\n\n")
-    if sys.argv[1:]:
-        return
-    on_server = [[name, *attack_server(attack)] for name, attack in SERVER_ATTACKS]
+    chosen = " ".join(sys.argv[1:])
+    print(table(columns, attack_listeners(chosen)), end="\n\n")
+    on_server = [[name, *attack_server(attack)] for name, attack in SERVER_ATTACKS if re.search(chosen, name)]
     print(
         table(["attack on an env server", "a learner is served after", "memory taken", "logged"], on_server), end="\n\n"
     )
-    on_learner = [[name, *attack_learner(greeting, streamed)] for name, greeting, streamed in LEARNER_ATTACKS]
-    print(table(["attack on a learner", "exit code", "highest memory", "what it says"], on_learner))
+    on_learner = [[name, *attack_learner(*lies)] for name, *lies in LEARNER_ATTACKS if re.search(chosen, name)]
+    if re.search(chosen, answers := "answers with bad headers that write to the terminal"):
+        with server_of_bad_headers() as address:
+            on_learner.append([answers, *run_learner(address)])
+    print(table(["attack on a learner", "exit code", "highest memory", "logged", "what it says"], on_learner))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 What differs from libbeast: the queues keep TorchBeast's rules (`as_torchbeast` in libbeast.pyi); an ActorPool's
 `env_outputs` are TorchBeast's five, (observation, reward, done, episode_step, episode_return); and `Server` serves
 environments of the old gym, whose `step` returns observation, reward, done and what TorchBeast does not read.
+`libtorchbeast.actorpool` and `libtorchbeast.rpcenv` are the same by the names of TorchBeast's first release.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parent.parent))  # libbeast and beast, where they are not installed
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # libbeast and beast, where they are not installed
 
 import nest  # noqa: E402
 import numpy as np  # noqa: E402

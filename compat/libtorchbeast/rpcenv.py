@@ -1,0 +1,5 @@
+"""Server, where TorchBeast's first release had it."""
+
+from libtorchbeast import Server
+
+__all__ = ["Server"]
