@@ -62,6 +62,8 @@ TESTS = {  # of each file, those that fail first
     "beast/feeds/shared_memory.py": ["tests/test_shared_memory.py", "tests/test_feeds.py"],
     "beast/hosts/wire.py": WIRE,
     "beast/hosts/served_group.py": WIRE,
+    "beast/hosts/throttle.py": ["tests/test_env_server.py::test_a_network_of_ipv6_guesses_as_one"],
+    "beast/hosts/dialer.py": ["tests/test_dial.py::test_a_learner_that_refuses_is_left_out_while_another_trains"],
 }
 SLOW = (
     "learned or crash or killed or a_second or every_checkpoint or films or atari or its_replay_ratio or "
@@ -480,6 +482,13 @@ OTHER_MUTANTS = {
         ("choices from 0", 'start=description["start"], **extra)', "**extra)"),
         ("joint choices from 0", 'dtype.type, start=description["start"])', "dtype.type)"),
         ("parts of a Dict sorted", "for key, part in space.items()]}", "for key, part in sorted(space.items())]}"),
+    ],
+    "beast/hosts/throttle.py": [
+        ("guesses of each address", 'partition("%")[0], 64)', 'partition("%")[0], 128)'),
+        ("guesses without a limit", "+ FREE_GUESSES - 1", "+ 1e9"),
+    ],
+    "beast/hosts/dialer.py": [
+        ("one refusal ends all", "if self.refusals.keys() >= set(self.addresses):", "if self.refusals:"),
     ],
     "beast/hosts/served_group.py": [
         ("fields one byte early", "memory, size - layout.itemsize)", "memory, size - layout.itemsize - 1)"),
