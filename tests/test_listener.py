@@ -977,7 +977,7 @@ def test_polybeast_refuses_callers_of_no_use_and_takes_the_environments_of_the_n
                 assert code == "FAILED_PRECONDITION" and message in details, details
         for _ in range(40):
             with Caller(unix) as stranger:
-                assert stranger.end()[0] == "UNAUTHENTICATED"
+                assert stranger.end()[0] in ("UNAUTHENTICATED", "RESOURCE_EXHAUSTED")  # after 20 of one host
         token = tmp_path / "token"
         token.write_text("sesame")
         token.chmod(0o600)
