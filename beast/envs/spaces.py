@@ -8,6 +8,8 @@ from gymnasium import Space, spaces
 
 from beast.errors import InputError
 
+CATEGORICAL = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
 
 class EnvSpaces(NamedTuple):
     """What the rows of an environment look like, and what it is called."""
@@ -73,18 +75,32 @@ def channels_first(shape: tuple[int, ...]) -> bool:
     return max(second, third) * min(first, second) < max(first, second) * min(second, third)
 
 
+def leaves(space: Space) -> list[Space]:
+    """The spaces that a nest of Dicts and Tuples consists of, in order; of any other space, itself."""
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return [space]
+    return [leaf for part in (space.values() if isinstance(space, spaces.Dict) else space) for leaf in leaves(part)]
+
+
+def choices(space: Space) -> np.ndarray:
+    """Number of choices of each number of a Discrete, MultiDiscrete or MultiBinary space, in its shape."""
+    if isinstance(space, spaces.MultiBinary):
+        return np.full(space.shape, 2)
+    return np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+
+
 def category_sizes(space: Space) -> list[int]:
     """Number of choices of each categorical part, nested spaces in order."""
-    if isinstance(space, spaces.Discrete):
-        return [int(space.n)]
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.nvec.flatten().tolist()
-    if isinstance(space, spaces.Tuple) and len(space) > 0:
-        return [size for part in space for size in category_sizes(part)]
-    raise InputError(
-        f"action space {space} is not supported; supported are Discrete, MultiDiscrete, a Tuple of these, and a Box of "
-        "floats: wrap the environment so that its actions are one of them"
-    )
+    if isinstance(space, CATEGORICAL):  # the quick way, as each forward pass asks
+        return choices(space).flatten().tolist()
+    parts = leaves(space)
+    if not parts or not all(isinstance(part, CATEGORICAL) for part in parts):
+        raise InputError(
+            f"action space {space} is not supported; supported are Discrete, MultiDiscrete, MultiBinary, a Dict or "
+            "Tuple of these, and a Box of floats that stands alone, as choices and floats together have no policy "
+            "here: wrap the environment so that its actions are one of them"
+        )
+    return [size for part in parts for size in category_sizes(part)]
 
 
 def policy_width(space: Space) -> int:
@@ -92,30 +108,50 @@ def policy_width(space: Space) -> int:
     return 2 * action_shape_dtype(space)[0][0] if isinstance(space, spaces.Box) else sum(category_sizes(space))
 
 
-def env_actions(space: Space, actions: np.ndarray):
+def env_actions(space: Space, actions: np.ndarray) -> Any:
     """Actions [K, *action_shape] as a rollout stores them, in the form that a vector env of this action space takes.
 
-    Adds a space's `start`, nests the parts of a Tuple, and takes [-1, 1] to the bounds of a Box that is bounded on
-    both sides (clipped to them; a number without two bounds is only clipped). Raises ValueError for a category that the
-    space does not have: ale-py would hang on it.
+    Adds a space's `start`, nests the parts of a Dict or Tuple, and takes [-1, 1] to the bounds of a Box that is bounded
+    on both sides (clipped to them; a number without two bounds is only clipped). Raises ValueError for a category that
+    the space does not have: ale-py would hang on it.
     """
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        sizes = space.n if isinstance(space, spaces.Discrete) else space.nvec
-        actions = actions.reshape(-1, *np.shape(sizes))
+    if isinstance(space, CATEGORICAL):
+        sizes = choices(space)
+        actions = actions.reshape(-1, *sizes.shape)
         if (actions < 0).any() or (actions >= sizes).any():
             raise ValueError(f"actions {actions.tolist()} are not all in {space} (counted from 0)")
-        return (actions + space.start).astype(space.dtype)
-    if isinstance(space, spaces.Tuple):
-        parts, first = [], 0
-        for part in space:
+        return (actions + getattr(space, "start", 0)).astype(space.dtype)
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts, first = {}, 0
+        for key, part in space.items() if isinstance(space, spaces.Dict) else enumerate(space):
             width = len(category_sizes(part))
-            columns = actions[:, first] if isinstance(part, spaces.Discrete) else actions[:, first : first + width]
-            parts.append(env_actions(part, columns))
+            parts[key] = env_actions(part, actions[:, first : first + width])
             first += width
-        return tuple(parts)
+        return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     actions = actions.reshape(-1, *space.shape).astype(np.float64)
     bounded = np.isfinite(low) & np.isfinite(high)
     with np.errstate(invalid="ignore"):  # inf - inf where a number has no bounds
         scaled = np.where(bounded, low + (actions + 1) / 2 * (high - low), actions)
     return np.clip(scaled, low, high).astype(space.dtype)
+
+
+def random_actions(space: Space, num_envs: int, random: np.random.Generator, allowed=None) -> np.ndarray:
+    """Uniform actions [K, *action_shape] as a rollout stores them. Where `allowed` [K, …] has a number for each choice
+    of each categorical part, 0 forbids it; a part whose choices are all forbidden takes any."""
+    shape, dtype = action_shape_dtype(space)
+    if isinstance(space, spaces.Box):
+        return random.uniform(-1, 1, (num_envs, *shape)).astype(dtype)
+    sizes = category_sizes(space)
+    scores = random.random((num_envs, sum(sizes)))
+    if np.size(allowed) == scores.size:
+        scores += np.reshape(allowed, scores.shape) != 0  # above all that are forbidden
+    parts = np.split(scores, np.cumsum(sizes)[:-1], axis=1)
+    return np.stack([part.argmax(1) for part in parts], axis=1).reshape(num_envs, *shape)
+
+
+def categories_by_part(env_spaces: EnvSpaces) -> dict[str, str]:
+    """What the shapes of a row do not say: the spaces of observations (by the names of a rollout's fields) and actions
+    that are choices, for another process to compare."""
+    named = {**{f"obs/{name}": space for name, space in env_spaces.observations.items()}, "action": env_spaces.action}
+    return {name: str(space) for name, space in named.items() if not isinstance(space, spaces.Box)}

@@ -5,8 +5,9 @@ A policy puts out one flat float32 vector of parameters per decision; it travels
 | space                                  | parameters                          | one action in the rollout        |
 |----------------------------------------|-------------------------------------|----------------------------------|
 | Discrete(n)                            | n logits                            | int64 []                         |
-| MultiDiscrete of any shape, Tuple of   | the logits of each part in order    | int64 [parts]                    |
-| Discrete, MultiDiscrete or such Tuples |                                     |                                  |
+| MultiDiscrete of any shape             | the logits of each part in order    | int64 [parts]                    |
+| MultiBinary(n) of any shape            | the logits of 0 and 1, n times      | int64 [n]                        |
+| Dict or Tuple of these, nested or not  | those of each part in order         | int64 [parts]                    |
 | Box of floats of any shape, d numbers  | d means, then d log std. deviations | float32 [d]                      |
 
 Categories count from 0; the environment adapter adds a space's `start`. Where a Box is bounded on both sides, [-1, 1]
@@ -22,7 +23,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from beast.envs.spaces import action_shape_dtype, category_sizes, policy_width
+from beast.envs.spaces import action_shape_dtype, category_sizes, leaves, policy_width
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0  # in units of half a Box's range: 0.0067 to 7.4
 HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
@@ -142,23 +143,28 @@ def policy_of(net: torch.nn.Module, parameters: Tensor) -> Categoricals | Gaussi
 def to_features(space: spaces.Space, action: Tensor) -> Tensor:
     """An action [..., *action_shape] as input of a model, float32 [..., gymnasium.spaces.flatdim(space)].
 
-    One-hot for each categorical part; the numbers of a Box clamped to [-1, 1], its bounds where it has them. Raises
-    ValueError if the space is not supported or the action has another shape.
+    One-hot for each categorical part, but itself for 0 or 1 of a MultiBinary; the numbers of a Box clamped to [-1, 1],
+    its bounds where it has them. Raises ValueError if the space is not supported or the action has another shape.
     """
-    shape, sizes = _action_layout(space)
+    shape, sizes, first = _action_layout(space)
     leading = action.shape[: action.dim() - len(shape)]
     _check_action(action, leading + shape)
     if not sizes:
         return action.float().clamp(-1.0, 1.0)
     choices = action.long().reshape(leading + (len(sizes),)).split(1, dim=-1)
     zeros = [torch.zeros(leading + (size,), device=action.device) for size in sizes]
-    return torch.cat([part.scatter_(-1, choice, 1.0) for part, choice in zip(zeros, choices)], dim=-1)
+    one_hot = [part.scatter_(-1, choice, 1.0) for part, choice in zip(zeros, choices)]
+    return torch.cat([part[..., i:] if i else part for part, i in zip(one_hot, first)], dim=-1)
 
 
 @torch.compiler.assume_constant_result  # numpy's integers would break the graph
-def _action_layout(space: spaces.Space) -> tuple[tuple[int, ...], list[int]]:
-    """The shape of an action, and the sizes of its categorical parts, none of a Box."""
-    return action_shape_dtype(space)[0], [] if isinstance(space, spaces.Box) else category_sizes(space)
+def _action_layout(space: spaces.Space) -> tuple[tuple[int, ...], list[int], list[int]]:
+    """The shape of an action, and of each categorical part, none of a Box, its size and the first choice shown."""
+    shape, sizes = action_shape_dtype(space)[0], [] if isinstance(space, spaces.Box) else category_sizes(space)
+    if isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete)):
+        return shape, sizes, [0] * len(sizes)
+    first = [int(isinstance(part, spaces.MultiBinary)) for part in leaves(space) for _ in category_sizes(part)]
+    return shape, sizes, first
 
 
 def _check_action(action: Tensor, expected: tuple[int, ...]) -> None:
