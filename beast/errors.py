@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+
+SHOW_TRACEBACKS = "BEAST_TRACEBACK"  # the environment variable with which a UserError shows its traceback, too
 
 
 class UserError(Exception):
@@ -45,13 +48,16 @@ def first_line(error: BaseException) -> str:
 
 
 def raised(error: BaseException) -> str:
-    """Type, first line and place of an error of a user's code: the innermost line outside of the calling libraries."""
+    """Type, first line and place of an error of a user's code: the innermost line outside of the calling libraries, and
+    the innermost of all where that is a package's. An error without a message is told by its line of code."""
     lines = traceback.extract_tb(error.__traceback__)
-    found = f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__
+    message = first_line(error) if str(error).strip() else lines[-1].line if lines else ""
+    found = f"{type(error).__name__}: {message}" if message else type(error).__name__
     if not lines:
         return found
     rank, last = max((_is_users(line.filename), index) for index, line in enumerate(lines))
-    return f"{found} ({lines[last].filename}:{lines[last].lineno}, in {lines[last].name})"
+    places = [lines[last], *(x for x in lines[-1:] if x.filename != lines[last].filename and _is_users(x.filename))]
+    return f"{found} ({', from '.join(f'{x.filename}:{x.lineno}, in {x.name}' for x in places)})"
 
 
 def _is_users(filename: str) -> int:
@@ -78,4 +84,6 @@ def exit_with_message() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.raise_signal(signal.SIGINT)
     except (UserError, WorkerFailure) as error:
+        if os.environ.get(SHOW_TRACEBACKS):
+            traceback.print_exc()
         sys.exit(f"error: {error}")

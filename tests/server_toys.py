@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from beast.envs.probe import SEED
 from beast.hosts.wire import DTYPES
 
 _meeting = threading.Barrier(2, timeout=60)
@@ -73,12 +74,18 @@ class Dtypes(_Toy):
 
 
 class _InSecondStep(_Toy):
-    """Does something in its second step, before the step is done."""
+    """Does something in its second step, before the step is done, but not for `probe_env`."""
 
     observation_space = spaces.Discrete(2)
+    is_probed = False
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.is_probed = seed in (SEED, SEED + 1)
+        return super().reset(seed=seed)
 
     def step(self, action):
-        if self.count == 1:
+        if self.count == 1 and not self.is_probed:
             self.do()
         return super().step(action)
 

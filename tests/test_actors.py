@@ -394,6 +394,13 @@ def test_what_a_child_prints_fills_no_disk_and_its_last_words_are_told(monkeypat
     assert child.end(1).endswith("what it printed last:\nthe end")
 
 
+def test_what_the_user_can_mend_ends_an_actor_with_one_line(start):
+    pool = start(make="from beast.errors import InputError; raise InputError('this toy is odd')")
+    with pytest.raises(WorkerFailure, match="error: this toy is odd") as failure:
+        wait_for(pool, 1)
+    assert "Traceback" not in str(failure.value)
+
+
 def test_actors_do_not_import_torch_and_stay_small(tmp_path):
     flags = small_flags(env="PongNoFrameskip-v4", group_width=2, batch_width=2, max_env_restarts=0)
     memory = RolloutMemory(rollout_fields(spaces_of(flags)), 2, 4, 2)

@@ -29,6 +29,7 @@ import polybeast_env
 from beast import envs
 from beast.envs.groups import EnvGroup
 from beast.envs.rows import nest_observations
+from beast.envs.spaces import category_sizes
 from beast.errors import InputError
 from beast.hosts import env_server, security, served_group, throttle, wire
 from beast.run.command_line import read_source
@@ -353,7 +354,7 @@ def test_a_same_step_environment_sends_its_final_observations_beside_the_others(
     server.stop()
 
 
-@pytest.mark.parametrize("env", ["Counting", "Dict", "MultiDiscrete", "Tuple"])
+@pytest.mark.parametrize("env", ["Counting", "Dict", "MultiDiscrete", "Tuple", "Buttons"])
 @pytest.mark.parametrize("width", [1, 8])
 def test_rows_are_those_of_the_same_environments_here(tmp_path, env, width):
     env_id, seed = f"toy_envs:{env}-v0", 17
@@ -364,8 +365,8 @@ def test_rows_are_those_of_the_same_environments_here(tmp_path, env, width):
         Stream(server.address, seed=seed, env=env_id) as stream,
     ):
         here = {field.name: np.zeros((width, *field.shape), field.dtype) for field in stream.hello.fields}
-        space, (shape, _) = group.spaces.action, group.fields["action"]
-        sizes = [space.n] if isinstance(space, spaces.Discrete) else [3, 4]
+        space, (shape, _) = wire.space_from_json(stream.hello.action_space), group.fields["action"]
+        sizes = category_sizes(space)
         ends = 0
         group.reset(seed, nest_observations(here))
         there = stream.row()

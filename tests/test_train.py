@@ -105,6 +105,7 @@ def test_total_minutes_stop_a_run_and_count_over_all_its_starts(tmp_path):
     [
         {"env": "Pendulum-v1", "reward_scale": 0.1},
         {"env": "toy_envs:MultiDiscrete-v0"},
+        {"env": "toy_envs:Buttons-v0"},
         {"env": "toy_envs:Dict-v0", "core": "gru"},
         {"env": "toy_envs:Nested-v0"},
         {"env": "Blackjack-v1"},

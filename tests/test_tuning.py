@@ -1,5 +1,6 @@
 """--mode tune and --auto: what stages cost, and the setting that follows from it."""
 
+import contextlib
 import json
 import re
 import types
@@ -9,6 +10,7 @@ import torch
 import toy_envs  # noqa: F401  registers its environments
 
 import monobeast
+from beast.envs.probe import probe_env
 from beast.run import tuning
 from beast.run.tuning import WORK_CONSERVATION, Cost
 
@@ -85,6 +87,14 @@ def test_tune_measures_no_width_that_the_highest_policy_lag_rules_out(tmp_path, 
 def test_tune_knows_every_kind_of_action_and_observation(tmp_path, quick, capsys, env):
     monobeast.tune(small(tmp_path, env=env, batch_width=8))
     assert "choose --num_actors" in capsys.readouterr().out
+
+
+def test_tune_takes_no_action_that_a_mask_forbids(tmp_path, quick):
+    """The toy raises where one is taken."""
+    flags = monobeast.validate(small(tmp_path, env="toy_envs:FirstIllegal-v0", batch_width=8))
+    spaces = probe_env(monobeast.create_env, flags)
+    with contextlib.closing(tuning.Stages(flags, monobeast.create_env, spaces, 0.1)) as stages:
+        stages.env()
 
 
 @pytest.mark.parametrize("gain, is_chosen", [(2.0, True), (1.02, False)])

@@ -117,6 +117,22 @@ class Tuple(MultiDiscrete):
         return super()._pay([action[0], action[1] - 10])
 
 
+class Buttons(_Matching):
+    """Shows two buttons and a direction, one-hot; each of the three that the action repeats pays a third."""
+
+    def __init__(self):
+        self.observation_space = spaces.Box(0, 1, (5,), np.float32)
+        self.action_space = spaces.Dict(buttons=spaces.MultiBinary(2), direction=spaces.Discrete(3, start=7))
+
+    def _show(self):
+        self.shown = self.np_random.integers([2, 2, 3])
+        return np.concatenate([self.shown[:2], np.eye(3)[self.shown[2]]]).astype(np.float32)
+
+    def _pay(self, action):
+        assert action in self.action_space
+        return float(np.mean([*(action["buttons"] == self.shown[:2]), action["direction"] - 7 == self.shown[2]]))
+
+
 class Dict(_Matching):
     """Which half of an image is bright and the sign of a number make one of four actions: both parts are needed."""
 
@@ -199,6 +215,15 @@ class Masked(gymnasium.Env):
         return {"numbers": np.zeros(2, np.float32), "action_mask": shown.astype(np.int8)}
 
 
+class FirstIllegal(Masked):
+    """The same, but action 0 is always forbidden, and never action 1."""
+
+    def _observation(self):
+        observation = super()._observation()
+        self.allowed[:2] = 0, 1
+        return observation | {"action_mask": self.allowed * np.int8(self.count < 10)}
+
+
 class Pixel(gymnasium.Env):
     """Costs nothing: one Atari-sized image that never changes, episodes of 50 steps, no reward."""
 
@@ -217,14 +242,14 @@ class Pixel(gymnasium.Env):
 
 
 class AtStep(Counting):
-    """Misbehaves in the `n`th step since it was made, whatever episode that is in."""
+    """Misbehaves in the `n`th step since it was made, in whatever episode; for `probe_env` only in its first."""
 
     def __init__(self, n: int = 50):
         super().__init__()
-        self.steps_left = n
+        self.steps_left, self.is_seen = n, n == 1
 
     def step(self, action):
-        self.steps_left -= 1
+        self.steps_left -= self.is_seen or self.name not in (SEED, SEED + 1)
         if self.steps_left == 0:
             self.misbehave()
         return super().step(action)
@@ -265,7 +290,7 @@ class CrashInReset(Counting):
     """Cannot be reset, but with the seed of `probe_env`."""
 
     def reset(self, *, seed=None, options=None):
-        if seed not in (SEED, SEED + 1):
+        if seed not in (SEED, SEED + 1, None):
             raise RuntimeError("this toy cannot be reset")
         return super().reset(seed=seed)
 
@@ -311,9 +336,11 @@ for _toy in (
     MemoryCue,
     MultiDiscrete,
     Tuple,
+    Buttons,
     Dict,
     Nested,
     Masked,
+    FirstIllegal,
     Pixel,
     CrashAtStep,
     CrashInReset,

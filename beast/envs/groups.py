@@ -1,5 +1,8 @@
 """Groups: environments stepped together, each result written in place into a row of a rollout."""
 
+import contextlib
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -7,8 +10,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from beast.envs.atari import LifeEpisodes
 from beast.envs.rows import is_final, rollout_fields, written_by
-from beast.envs.spaces import EnvSpaces, env_actions, parts_by_name, spaces_by_name
-from beast.errors import InputError
+from beast.envs.spaces import CATEGORICAL, EnvSpaces, choices, env_actions, parts_by_name, spaces_by_name
+from beast.errors import InputError, raised
 
 
 class EnvGroup:
@@ -41,12 +44,17 @@ class EnvGroup:
         self._observe_into = None if isinstance(inner, VectorWrapper) else getattr(inner, "observe_into", None)
         self.spaces = EnvSpaces(observations, env.single_action_space, mode == AutoresetMode.SAME_STEP)
         self.fields, self._numbers = rollout_fields(self.spaces), list(written_by("env"))
+        indices = {name: space for name, space in observations.items() if isinstance(space, CATEGORICAL)}
+        starts = {name: np.asarray(getattr(space, "start", 0)) for name, space in indices.items()}
+        self._limits = {name: (starts[name], starts[name] + choices(space)) for name, space in indices.items()}
+        _tolerate(env)
 
     def reset(self, seed: int, row: dict) -> None:
         """Begin new episodes with seeds `seed`, `seed + 1`, … (below 2³¹) and write their first row."""
         if self._observe_into:
             self._observe_into(row["obs"]["obs"])
         observations, info = self.env.reset(seed=int(seed))
+        info = info if isinstance(info, dict) else {}
         self._write_observations(observations, row["obs"])
         for array in row.get("final_obs", {}).values():
             array[...] = 0
@@ -63,6 +71,9 @@ class EnvGroup:
             self._observe_into(row["obs"]["obs"])
         observations, reward, terminated, truncated, info = self.env.step(actions)
         self._write_observations(observations, row["obs"])
+        reward = np.reshape(reward, self.num_envs)
+        terminated, truncated = (np.asarray(x, bool).reshape(self.num_envs) for x in (terminated, truncated))
+        info = info if isinstance(info, dict) else {}
         ended = terminated | truncated
         game_over = ended & ~info.get("life_over", np.False_)
         if self.spaces.final_observations:
@@ -84,7 +95,7 @@ class EnvGroup:
         self._write_numbers(computed, info, row)
 
     def close(self) -> None:
-        self.env.close()
+        close(self.env)
 
     def _write_numbers(self, computed: dict, info: dict, row: dict) -> None:
         """Write the fields of ROW_FIELDS that environments write: those not `computed` here are in the infos, or 0."""
@@ -95,6 +106,19 @@ class EnvGroup:
         for name, part in parts_by_name(self.env.single_observation_space, observations).items():
             if part is not fields[name]:
                 fields[name][...] = part
+        self._check_limits(fields)
+
+    def _check_limits(self, fields: dict[str, np.ndarray], columns=slice(None)) -> None:
+        """Raise InputError for an index outside of its space: it would end inference, and with it the whole run."""
+        for name, (low, high) in self._limits.items():
+            values = fields[name][columns]
+            if (bad := (values < low) | (values >= high)).any():
+                number = np.arange(self.num_envs)[columns][np.argwhere(bad)[0][0]]
+                raise InputError(
+                    f"{name_of(self.env)}: environment {number} of its group gave {values[bad][0]} in {name!r}, which "
+                    f"is outside of the space {self.spaces.observations[name]}: declare one that has it (for -1 give "
+                    "start=-1 and one choice more)"
+                )
 
     def _write_final_observations(self, info: dict, truncated: np.ndarray, fields: dict[str, np.ndarray]) -> np.ndarray:
         """Copy the last observations of truncated episodes; returns which of them there were, bool [K]."""
@@ -108,7 +132,67 @@ class EnvGroup:
                 last = parts_by_name(space, final[k])
             for name, part in last.items():
                 fields[name][k] = part
+        self._check_limits(fields, found)
         return found
+
+
+def name_of(env: VectorEnv) -> str:
+    """The id with which a vector env was made, or the class of its environments."""
+    first = next(iter(getattr(env.unwrapped, "envs", [])), env)
+    spec = env.spec or first.spec
+    return (env.metadata or {}).get("env_id") or (spec.id if spec else type(first.unwrapped).__name__)
+
+
+def close(env: VectorEnv) -> None:
+    """Close a vector env. An exception is told in one line on stderr, and nothing else follows from it."""
+    try:
+        env.close()
+    except (Exception, SystemExit) as error:
+        print(f"warning: {name_of(env)}: close() raised {raised(error)}", file=sys.stderr, flush=True)
+        for single in getattr(env.unwrapped, "envs", []):  # those that were still to be closed
+            with contextlib.suppress(Exception, SystemExit):
+                single.close()
+        with contextlib.suppress(Exception):
+            env.closed = True  # or Python closes it once more when it collects it, and shows a traceback
+
+
+def _tolerate(env: VectorEnv) -> None:
+    """Have a vector env of gymnasium's, and those that it holds, take any infos, and rewards of shape (1,)."""
+    own: Any = vars(env)
+    if "_add_info" not in own:  # else this is done
+        inner = [each for each in own.values() if isinstance(each, VectorEnv)]
+        if getattr(type(env), "_add_info", None) is VectorEnv._add_info:
+            own["_add_info"] = _Infos(env.num_envs)._add_info
+        if isinstance(own.get("_rewards"), np.ndarray):
+            own["_rewards"] = own["_rewards"].view(_Rewards)
+        for each in inner:
+            _tolerate(each)
+
+
+class _Infos(VectorEnv):
+    """Gathers infos as gymnasium does, but leaves out what does not fit together."""
+
+    def __init__(self, num_envs: int):
+        self.num_envs = num_envs
+
+    def _add_info(self, infos: dict, info: Any, number: int) -> dict:
+        try:
+            return super()._add_info(infos, info, number)
+        except Exception:  # of many types: a value of another shape or kind than that of another environment
+            for key, value in info.items() if isinstance(info, Mapping) else ():
+                try:
+                    super()._add_info(infos, {key: value}, number)
+                except Exception:
+                    infos.pop(key, None)
+                    infos.pop(f"_{key}", None)
+            return infos
+
+
+class _Rewards(np.ndarray):
+    """Takes a reward of shape (1,), as continuous tasks compute it, for the number that it holds."""
+
+    def __setitem__(self, index, reward):
+        super().__setitem__(index, reward.item() if type(reward) is np.ndarray else reward)
 
 
 def finished_episodes(rows: dict) -> list[tuple[float, int]]:

@@ -1,20 +1,22 @@
 """What `create_env` makes, found out and checked by making some of it."""
 
+import contextlib
+import math
 import sys
+import time
 import traceback
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import Space
+from gymnasium import Space, spaces
 from gymnasium.error import DependencyNotInstalled
-from gymnasium.vector import VectorEnv, VectorWrapper
-from gymnasium.vector.utils import batch_space, iterate
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
 
-from beast.envs.groups import EnvGroup
-from beast.envs.spaces import EnvSpaces, action_shape_dtype, env_actions, parts_by_name, spaces_by_name
+from beast.envs.groups import EnvGroup, close, name_of
+from beast.envs.rows import nest_observations
+from beast.envs.spaces import EnvSpaces, observation_field, parts_by_name, random_actions, spaces_by_name
 from beast.errors import InputError, MissingPackage, UserError, first_line, raised
 
 HOW = "return a vector env, as in gymnasium.vector.SyncVectorEnv([lambda: YourEnv()] * num_envs)"
@@ -22,7 +24,12 @@ HOW_TO_RENDER = (
     "Take **overrides in create_env and hand them to the environment, which has to render with render_mode='rgb_array'"
 )
 AGENTS = "possible_agents"  # an attribute of PettingZoo's environments
-SEED = 0  # of the reset that finds out whether it works
+SEED = 2**30  # of the reset that finds out whether it works: as large as a run's
+HINT_OF_SEED = (
+    ". Its seed was {}; those of a run are any numbers below 2**31. Where seeds number 100 scenarios, say, let reset() "
+    "of a wrapper return self.env.reset(seed=None if seed is None else seed % 100, options=options)"
+)
+STEPS, SECONDS = 200, 1.0  # of trying, unless an episode ends before
 # What wrappers call the statistics that they keep, gymnasium's and most others: the flag that does the same in the net.
 STATISTICS = {"obs_rms": "--normalize_observations", "return_rms": "--normalize_returns on"}
 
@@ -30,12 +37,13 @@ STATISTICS = {"obs_rms": "--normalize_observations", "return_rms": "--normalize_
 def probe_env(create_env: Callable, flags, **overrides) -> EnvSpaces:
     """What the rows of the environments of `create_env(flags, num_envs, **overrides)` look like.
 
-    Makes two of them (one where --group_width is 1), resets and steps them once. With the override
+    Makes two of them (one where --group_width is 1) and steps them by random actions, which a mask may limit, until an
+    episode ends, for 200 steps or a second at most. All that they give is checked. With the override
     `render_mode="rgb_array"` it renders them, too.
 
     `env_id` is --env, unless `create_env` does not look at it: then it is the environment's own name. Frames are those
-    that `beast.envs.make` says; other environments have one frame a step. A wrapper with statistics of its own is
-    warned of on stderr.
+    that `beast.envs.make` says; other environments have one frame a step. Wrappers with statistics of their own, and
+    parts of observations that the space does not have, are warned of on stderr.
 
     Raises InputError or MissingPackage for whatever cannot be trained on. The message quotes the first line of an
     exception and says where it was raised.
@@ -47,32 +55,31 @@ def probe_env(create_env: Callable, flags, **overrides) -> EnvSpaces:
     except (Exception, SystemExit) as error:
         raise _not_made(error, flags.env if "env" in read else "create_env()", overrides) from error
     _check_kind(env, num_envs)
-    with closing(env):
+    with contextlib.ExitStack() as to_close:
+        to_close.callback(close, env)
         name = flags.env if "env" in read else name_of(env)
         try:
-            spaces = EnvGroup(env).spaces
+            group = EnvGroup(env)
         except InputError as error:
             raise InputError(f"{name}: {error}") from error
-        try:
-            actions = _some_actions(env.single_action_space, num_envs)
-            _check_rows(env, name, env.single_observation_space, actions, (num_envs,))
-        except UserError:
-            for single in getattr(env.unwrapped, "envs", [])[:1]:  # tells more where it is the one that is wrong
-                actions = iterate(batch_space(single.action_space, 1), _some_actions(single.action_space, 1))
-                _check_rows(single, name, single.observation_space, next(iter(actions)), ())
-            raise
+        _warn_of_statistics(env, name)
+        unseen: set[str] = set()
+        vector: Any = env.unwrapped
+        if isinstance(vector, SyncVectorEnv):  # tells more than the vector env can where one of them is wrong
+            vector.envs = [_Checked(single, name, single.observation_space, (), unseen) for single in vector.envs]
+        group.env = _Checked(env, name, env.single_observation_space, (num_envs,), unseen)
+        _try(group, name)
         if overrides.get("render_mode"):
             _check_frames(env, name)
-        _warn_of_statistics(env, name)
+        if unseen:
+            what = ", ".join(sorted(unseen))
+            _warn(f"{name}: the agent will not see {what}, which the observation space lacks: add it there or drop it")
         known = {key: x for key, x in (env.metadata or {}).items() if key in ("frames_per_step", "atari_backend")}
-        return spaces._replace(env_id=name, **known)
+        return group.spaces._replace(env_id=name, **known)
 
 
-def name_of(env: VectorEnv) -> str:
-    """The id with which a vector env was made, or the class of its environments."""
-    first = next(iter(getattr(env.unwrapped, "envs", [])), env)
-    spec = env.spec or first.spec
-    return (env.metadata or {}).get("env_id") or (spec.id if spec else type(first.unwrapped).__name__)
+def _warn(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def _warn_of_statistics(env: VectorEnv, name: str) -> None:
@@ -82,11 +89,10 @@ def _warn_of_statistics(env: VectorEnv, name: str) -> None:
         layers += [layer.env] if isinstance(layer, (gymnasium.Wrapper, VectorWrapper)) else []
         attributes = getattr(layer, "__dict__", {})
         for flag in (flag for statistics, flag in STATISTICS.items() if statistics in attributes):
-            message = (
-                f"warning: {name}: {type(layer).__name__} normalizes by statistics of its own in every actor. "
+            _warn(
+                f"{name}: {type(layer).__name__} normalizes by statistics of its own in every actor. "
                 f"Checkpoints do not have them, and an evaluation begins without them. Take it out and give {flag}"
             )
-            print(message, file=sys.stderr, flush=True)
 
 
 def _watch(flags) -> tuple[Any, set[str]]:
@@ -105,19 +111,29 @@ def _watch(flags) -> tuple[Any, set[str]]:
 
 def _not_made(error: BaseException, name: str, overrides: dict) -> UserError:
     """What to tell of an exception that `create_env` raised."""
+    if isinstance(error, ImportError) and not isinstance(error, UserError):
+        return MissingPackage(f"{name}: {raised(error)}")
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        made = getattr(frame.f_locals.get("self"), "envs", None)  # SyncVectorEnv looks for spaces that there are not
+        made = [
+            frame.f_locals.get("env"),
+            *(made if isinstance(made, list) else []),
+        ]  # gymnasium.make for gymnasium.Env
+        for env in made:
+            if hasattr(env, AGENTS):
+                return _several_agents(env)
+    if "render_mode" in overrides and "render_mode" in str(error):
+        return InputError(f"--video: {name} takes no render_mode: {raised(error)}. {HOW_TO_RENDER}")
+    return _failure(name, "making it", error, _hint(error, overrides))
+
+
+def _failure(name: str, what: str, error: BaseException, hint: str = "") -> UserError:
+    """What to tell of an exception that an environment raised."""
     if isinstance(error, UserError):
         return error
     if isinstance(error, DependencyNotInstalled):
         return MissingPackage(f"{name}: {first_line(error)}")
-    if isinstance(error, ImportError):
-        return MissingPackage(f"{name}: {raised(error)}")
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        made = getattr(frame.f_locals.get("self"), "envs", None)  # SyncVectorEnv looks for spaces that there are not
-        if isinstance(made, list) and made and hasattr(made[0], AGENTS):
-            return _several_agents(made[0])
-    if "render_mode" in overrides and "render_mode" in str(error):
-        return InputError(f"--video: {name} takes no render_mode: {raised(error)}. {HOW_TO_RENDER}")
-    return InputError(f"{name} cannot be made: {raised(error)}{_hint(error, overrides)}")
+    return InputError(f"{name}: {what} raised {raised(error)}{hint}")
 
 
 def _several_agents(env) -> InputError:
@@ -142,46 +158,106 @@ def _check_kind(env, num_envs: int) -> None:
         raise InputError(f"create_env(flags, num_envs={num_envs}) returned {env.num_envs} environments: {HOW}")
 
 
-def _check_rows(env, name: str, space: Space, actions: Any, before: tuple[int, ...]) -> None:
-    """Raise InputError unless `reset` and `step` give observations of the space, with dimensions `before` its own."""
-    _check_shapes(name, "reset", space, _call(name, "reset", 2, env.reset, seed=SEED)[0], before)
-    _check_shapes(name, "step", space, _call(name, "step", 5, env.step, actions)[0], before)
-
-
-def _some_actions(space: Space, num_envs: int) -> Any:
-    shape, dtype = action_shape_dtype(space)
-    return env_actions(space, np.zeros((num_envs, *shape), dtype))
-
-
-def _call(name: str, method: str, length: int, call: Callable, *args, **kwargs) -> tuple:
+def _try(group: EnvGroup, name: str) -> None:
+    """Step environments until an episode ends and the next one begins. Raises InputError if they or their rows fail."""
+    arrays = {field: np.zeros((group.num_envs, *shape), dtype) for field, (shape, dtype) in group.fields.items()}
+    row, random = nest_observations(arrays), np.random.default_rng(SEED)
     try:
-        result = call(*args, **kwargs)
-    except DependencyNotInstalled as error:
-        raise MissingPackage(f"{name}: {first_line(error)}") from error
-    except (Exception, SystemExit) as error:
-        raise InputError(f"{name}: {method}() raised {raised(error)}") from error
-    if not isinstance(result, tuple) or len(result) != length:
-        expected = "(observation, info)" if method == "reset" else "(observation, reward, terminated, truncated, info)"
-        found = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
-        raise InputError(f"{name}: {method}() returned {found} instead of {expected}, gymnasium's interface since 0.26")
-    return result
+        group.reset(SEED, row)
+        ended, deadline = False, time.monotonic() + SECONDS
+        for _ in range(STEPS):
+            was_ended, allowed = ended, row["obs"].get("action_mask")
+            group.step(random_actions(group.spaces.action, group.num_envs, random, allowed), row)
+            ended = bool((row["terminated"] | row["truncated"]).any())
+            if was_ended or time.monotonic() > deadline:
+                break
+    except Exception as error:
+        raise _failure(name, "making a row of what it gives", error) from error
 
 
-def _check_shapes(name: str, method: str, space: Space, observation: Any, before: tuple[int, ...]) -> None:
-    expected = spaces_by_name(space)
+class _Checked:
+    """An environment, or a vector env, that checks what it gives. All shapes begin with `before`. Names of what it
+    shows beside its space go into `unseen`."""
+
+    def __init__(self, env, name: str, space: Space, before: tuple[int, ...], unseen: set[str]):
+        self._env, self._name, self._space, self._before, self._unseen = env, name, space, before, unseen
+
+    def __getattr__(self, name: str):
+        return getattr(self._env, name)
+
+    def reset(self, **arguments):
+        return self._call("reset", "observation, info", **arguments)
+
+    def step(self, action):
+        result = self._call("step", "observation, reward, terminated, truncated, info", action)
+        # A reward of shape (1,) is a number, but AsyncVectorEnv cannot join it with the 0 of a reset.
+        is_async = isinstance(getattr(self._env, "unwrapped", None), AsyncVectorEnv)
+        for field, value in zip(("reward", "terminated", "truncated"), result[1:]):
+            dtype = "float64" if field == "reward" else "bool"
+            self._check(f"step() gave {field!r}", value, dtype, "needed is", is_flat=not is_async)
+        return result
+
+    def _call(self, method: str, expected: str, *args, **kwargs) -> tuple:
+        does, seed = f"{self._name}: {method}()", kwargs.get("seed")
+        try:
+            result = getattr(self._env, method)(*args, **kwargs)
+        except (Exception, SystemExit) as error:
+            hint = HINT_OF_SEED.format(seed) if seed is not None and self._minds(seed, error) else ""
+            raise _failure(self._name, f"{method}()", error, hint) from error
+        if not isinstance(result, tuple) or len(result) != len(expected.split()):
+            found = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
+            raise InputError(f"{does} returned {found} instead of ({expected}), gymnasium's interface since 0.26")
+        try:
+            parts = parts_by_name(self._space, result[0])
+            self._unseen.update(_unseen(self._space, result[0]))
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            found = "it is None" if result[0] is None else first_line(error)
+            nest = f"not nested as its space {self._space}"
+            raise InputError(f"{does} gave an observation that is {nest}: {found}") from error
+        for name, space in spaces_by_name(self._space).items():
+            what = f"{method}() gave {'observations' if name == 'obs' else repr(name)}"
+            says = f"the observation space {space} says"
+            self._check(what, parts[name], observation_field(space)[1], says, space.shape or ())
+        return result
+
+    def _minds(self, seed: int, error: BaseException) -> bool:
+        """Whether a reset with this seed failed because it is large."""
+        with contextlib.suppress(Exception, SystemExit):
+            self._env.reset(seed=0)
+            return True
+        return any(str(seed + number) in str(error) for number in range(self._before[0] if self._before else 1))
+
+    def _check(self, what: str, value, dtype: str, says: str, shape=(), is_flat=False) -> None:
+        """Raise InputError unless the value is an array of this shape, or `is_flat` to be made so, without a loss of
+        this dtype."""
+        array, shape = _array(value), (*self._before, *shape)
+        found, is_fit = f"{value!r:.80}", array.dtype.kind in "biuf"
+        if is_fit:
+            with np.errstate(invalid="ignore"):
+                is_fit = np.dtype(dtype).kind == "f" or bool((array.astype(dtype) == array).all())
+            # gymnasium refuses to round what single environments observe, even where that changes nothing.
+            is_fit &= is_flat or bool(self._before) or np.can_cast(array.dtype, dtype, "same_kind")
+            is_fit &= array.shape == shape or (is_flat and array.size == math.prod(shape))
+            found = f"{array.dtype} of shape {array.shape}"
+        if not is_fit:
+            raise InputError(f"{self._name}: {what} {found}, {says} {dtype} of shape {shape}: make both the same")
+
+
+def _array(value: Any) -> np.ndarray:
+    """The value as an array, one of objects where it cannot be one of numbers."""
     try:
-        parts = parts_by_name(space, observation)
-    except (LookupError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{name}: {method}() gave an observation that is not nested as its space {space}: {first_line(error)}"
-        ) from error
-    for part, found in parts.items():
-        shape = (*before, *(expected[part].shape or ()))
-        if np.shape(found) != shape:
-            raise InputError(
-                f"{name}: {method}() gave {'observations' if part == 'obs' else repr(part)} of shape "
-                f"{np.shape(found)}, the observation space {expected[part]} says {shape}: make both the same"
-            )
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):  # ragged, or a tensor of a GPU
+        return np.empty((), object)
+
+
+def _unseen(space: Space, nest: Any) -> list[str]:
+    """Names of what a nest has beside the parts of its space."""
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return []
+    keys, found = (list(x.keys() if isinstance(space, spaces.Dict) else range(len(x))) for x in (space, nest))
+    inner = [f"{key}.{name}" for key in keys for name in _unseen(space[key], nest[key])]
+    return [str(key) for key in found if key not in keys] + inner
 
 
 def _check_frames(env, name: str) -> None:
@@ -190,10 +266,8 @@ def _check_frames(env, name: str) -> None:
         raise InputError(f"--video: {name} has the render_mode {getattr(env, 'render_mode', None)}. {HOW_TO_RENDER}")
     try:
         frames = env.render()
-    except DependencyNotInstalled as error:
-        raise MissingPackage(f"--video: {name}: {first_line(error)}") from error
     except (Exception, SystemExit) as error:
-        raise InputError(f"--video: render() of {name} raised {raised(error)}{_hint(error, True)}") from error
+        raise _failure(f"--video: {name}", "render()", error, _hint(error, True)) from error
     frame: Any = None if frames is None or not len(frames) else frames[0]
     if np.ndim(frame) != 3:
         what = f"an array of shape {np.shape(frame)}" if isinstance(frame, np.ndarray) else f"a {type(frame).__name__}"

@@ -14,7 +14,8 @@ import time
 import traceback
 
 from beast.envs.groups import EnvGroup
-from beast.errors import InputError
+from beast.envs.spaces import categories_by_part
+from beast.errors import SHOW_TRACEBACKS, InputError, UserError
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.processes import end_with_parent
 
@@ -30,15 +31,16 @@ class Actor:
 
     def __init__(self, create_env, flags, memory: RolloutMemory, groups: dict[int, int], made=lambda group: None):
         """`groups` maps the number of each group to the seed of its environments; `made(group)` is called when they
-        are made. Raises InputError if they do not observe what the memory has fields for."""
+        are made. Raises InputError if their observations and actions are not those that the memory is for."""
         self.memory, self.seeds = memory, groups
         self.groups = {}
-        expected = {name: field for name, field in memory.fields.items() if name.startswith("obs/")}
+        expected: dict = {**memory.fields, **memory.categories}
         for number in groups:
             group = self.groups[number] = EnvGroup(create_env(flags, memory.group_width))
-            found = {name: field for name, field in group.fields.items() if name.startswith("obs/")}
-            if found != expected:
-                raise InputError(f"create_env() gave observations {found}, its first call gave {expected}")
+            found = {**group.fields, **(memory.categories and categories_by_part(group.spaces))}
+            if different := sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name)):
+                here, first = ({name: each.get(name) for name in different} for each in (found, expected))
+                raise InputError(f"create_env() gave {here}, its first call gave {first}: each has to give the same")
             made(number)
 
     def write_row(self, group: int, slot: int, row: int) -> None:
@@ -65,8 +67,11 @@ def run_if_actor(flags_class, create_env) -> None:
     end_with_parent()  # even while an environment hangs and no socket is read
     try:
         _act(socket.socket(fileno=int(sys.argv[2])), flags_class, create_env)
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        if isinstance(error, UserError) and not os.environ.get(SHOW_TRACEBACKS):
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            traceback.print_exc()
         os._exit(1)  # at once, whatever threads an environment has
     os._exit(0)
 

@@ -24,10 +24,15 @@ class RolloutMemory:
     """The arrays of all slots in one anonymous file that other processes map by its descriptor.
 
     `fields` maps a name to (shape, dtype) of one column of one row, as `rollout_fields` does. Each field is one array
-    `[num_slots, T+1, K, *shape]` in `arrays`. Raises OutOfMemory when the machine has not so much memory.
+    `[num_slots, T+1, K, *shape]` in `arrays`. `categories` are for actors to compare with those of their environments
+    (`categories_by_part`). Raises OutOfMemory when the machine has not so much memory.
     """
 
-    def __init__(self, fields: Fields, num_slots: int, unroll_length: int, group_width: int, fd: int | None = None):
+    def __init__(
+        self, fields: Fields, num_slots: int, unroll_length: int, group_width: int,
+        categories: dict[str, str] | None = None, fd: int | None = None,
+    ):  # fmt: skip
+        self.categories = categories or {}
         self.fields = {name: (tuple(shape), str(np.dtype(dtype))) for name, (shape, dtype) in fields.items()}
         self.num_slots, self.unroll_length, self.group_width = num_slots, unroll_length, group_width
         places, self.num_bytes = {}, 0
@@ -49,7 +54,8 @@ class RolloutMemory:
 
     def description(self) -> dict:
         """What another process that has the file descriptor needs to map the same arrays: JSON-compatible."""
-        return {name: getattr(self, name) for name in ("fields", "num_slots", "unroll_length", "group_width", "fd")}
+        names = ("fields", "num_slots", "unroll_length", "group_width", "categories", "fd")
+        return {name: getattr(self, name) for name in names}
 
     def row(self, slot: int, row: int) -> dict:
         """One row as views `[K, *shape]`; observations under `row["obs"][name]`."""

@@ -26,7 +26,7 @@ from beast.device import keep_freed_memory, num_learner_threads, pin_memory, str
 from beast.envs import family_of
 from beast.envs.probe import probe_env
 from beast.envs.rows import rollout_fields
-from beast.envs.spaces import EnvSpaces
+from beast.envs.spaces import EnvSpaces, categories_by_part
 from beast.errors import UserError, WorkerFailure
 from beast.feeds.actors import ActorProcesses, Actors, LocalActors
 from beast.feeds.feed import Consumer, Feed
@@ -362,7 +362,8 @@ def open_feed(
     Each actor process runs `script`, the agent's file, until it comes to `run_if_actor`.
     """
     flags, log = training.flags, training.run.log
-    memory = RolloutMemory(rollout_fields(spaces), flags.num_slots, flags.unroll_length, flags.group_width)
+    layout = rollout_fields(spaces), flags.num_slots, flags.unroll_length, flags.group_width
+    memory = RolloutMemory(*layout, categories_by_part(spaces))
     if training.device.type == "cuda":
         training.cleanup.callback(pin_memory(memory.buffer, training.device, log))
     actors: Actors

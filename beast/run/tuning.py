@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from torch import nn
 
 from beast.device import choose_device, wait_for
 from beast.envs.rows import rollout_fields, written_by
-from beast.envs.spaces import EnvSpaces
+from beast.envs.spaces import EnvSpaces, random_actions
 from beast.feeds.actor import Actor
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.slots import even_policy_lag
@@ -60,6 +61,9 @@ class Stages:
         self.flags, self._seconds = flags, seconds
         num_slots = max(flags.batch_width // flags.group_width, 1)
         memory = RolloutMemory(rollout_fields(spaces), num_slots, flags.unroll_length, flags.group_width)
+        self._actions, self._masks = memory.arrays["action"], memory.arrays.get("obs/action_mask")
+        self._choose = partial(random_actions, spaces.action, flags.group_width, np.random.default_rng(flags.seed))
+        self._allowed: np.ndarray | None = None  # the mask of the latest row
         self._actor = Actor(create_env, flags, memory, {0: flags.seed})
         self.rollouts = [map_tensors(torch.from_numpy, memory.rollout(slot)) for slot in range(num_slots)]
         for name in written_by("agent"):
@@ -113,7 +117,11 @@ class Stages:
 
     def _simulate(self, slot: int, first_row: int = 1) -> None:
         for row in range(first_row, self.flags.unroll_length + 1):
+            if self._allowed is not None:  # an environment may raise where its mask is not obeyed
+                self._actions[slot, row] = self._choose(self._allowed)
             self._actor.write_row(0, slot, row)
+            if self._masks is not None:
+                self._allowed = self._masks[slot, row]
 
     def _measure(self, stage: Callable, num_rollouts: int = 1, num_threads: int = 1) -> Cost:
         """Medians over calls of `stage`, each of which handles `num_rollouts` rollouts of a group."""
