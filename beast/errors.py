@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import resource
 import signal
 import sys
 import sysconfig
@@ -87,3 +89,8 @@ def exit_with_message() -> Iterator[None]:
         if os.environ.get(SHOW_TRACEBACKS):
             traceback.print_exc()
         sys.exit(f"error: {error}")
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        sys.exit(f"error: {limit} open files are the limit of this process, and too few: give `ulimit -n 1024` before")

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import glob
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from beast.errors import InputError, first_line
+
+
+@contextlib.contextmanager
+def same_directory() -> Iterator[None]:
+    """Come back to the working directory in the end, wherever an environment has gone. For functions, too."""
+    directory = os.getcwd()
+    try:
+        yield
+    finally:
+        os.chdir(directory)
 
 
 def replace_file(path: str | os.PathLike, write: Callable[[BinaryIO], object]) -> None:

@@ -1,4 +1,4 @@
-"""What this machine has: cores, processor, memory."""
+"""What this machine has: cores, processor, memory, and processes that belong together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import math
 import os
 import platform
 import re
+import signal
+import time
 from pathlib import Path
+
+FAMILY = "BEAST_FAMILY"  # environment variable: the mark of a process that Beast has started, and of what that starts
 
 
 def usable_cores() -> int:
@@ -37,3 +41,33 @@ def available_memory() -> float:
     with contextlib.suppress(OSError, ValueError):  # a ValueError: "max"
         available = min(available, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return available
+
+
+def family_of(pid: int | None, mark: str = "") -> list[int]:
+    """Processes that `pid` has started, directly or through others, and those that `mark` (see FAMILY) says belong to
+    it, in whichever session they are (Linux; elsewhere none). This process is left out."""
+    parents: dict[int, int] = {}
+    found: set[int] = set()
+    for name in filter(str.isdecimal, os.listdir("/proc") if os.path.isdir("/proc") else ()):
+        with contextlib.suppress(OSError):
+            state, parent = Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+            if state not in "ZX":
+                parents[int(name)] = int(parent)
+                if mark and f"{FAMILY}={mark}".encode() in Path(f"/proc/{name}/environ").read_bytes():
+                    found.add(int(name))
+    while more := {each for each, parent in parents.items() if parent == pid or parent in found} - found:
+        found |= more
+    return list(found - {os.getpid()})
+
+
+def kill_family(pid: int | None = None, mark: str = "") -> None:
+    """Kill the processes of `family_of`, by default this one's, and those that they start meanwhile."""
+    if not (pid or mark):
+        pid, mark = os.getpid(), os.environ.get(FAMILY, "")
+    for _ in range(20):  # none can be killed that another user's privileges protect
+        if not (found := family_of(pid, mark)):
+            return
+        for each in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(each, signal.SIGKILL)
+        time.sleep(0.01)

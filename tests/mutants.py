@@ -60,6 +60,8 @@ TESTS = {  # of each file, those that fail first
     "beast/envs/groups.py": ["tests/test_envs.py", "tests/test_oddities.py"],
     "beast/envs/probe.py": ["tests/test_oddities.py"],
     "beast/envs/spaces.py": ["tests/test_oddities.py"],
+    "beast/envs/numbers.py": ["tests/test_own_processes.py"],
+    "beast/feeds/processes.py": ["tests/test_own_processes.py"],
     "beast/feeds/slots.py": ["tests/test_shared_memory.py", "tests/test_rollout.py", "tests/test_feeds.py"],
     "beast/feeds/shared_memory.py": ["tests/test_shared_memory.py", "tests/test_feeds.py"],
     "beast/hosts/wire.py": WIRE,
@@ -420,6 +422,15 @@ OTHER_MUTANTS = {
         ("masks inverted", "np.reshape(allowed, scores.shape) != 0", "np.reshape(allowed, scores.shape) == 0"),
         ("parts of a Dict all begin at the first", "first += width", "first += 0"),
         ("categories not compared", "{name: str(space) for", "{name: '' for"),
+    ],
+    "beast/envs/numbers.py": [
+        ("locks not asked for", "fcntl.lockf(_file, fcntl.LOCK_EX | fcntl.LOCK_NB, num_envs, first)", "pass"),
+        ("own numbers given again", "_taken.add(numbers)", "pass"),
+        ("numbers never given back", "_taken.discard(numbers)", "pass"),
+    ],
+    "beast/feeds/processes.py": [
+        ("games in their own sessions left", "kill_family(None, self.mark)", "pass"),
+        ("no time to close", "CLOSING_SECONDS = 10.0", "CLOSING_SECONDS = 0.3"),
     ],
     "beast/feeds/slots.py": [
         ("newest rollouts first", "self._full.popleft()", "self._full.pop()"),

@@ -13,8 +13,10 @@ import gymnasium
 from gymnasium.vector import VectorEnv
 
 from beast.envs.atari import ATARI_ID, atari_games, make_atari
+from beast.envs.handover import handed_over
 from beast.envs.images import process_images
 from beast.envs.minatar import MINATAR_GAMES, register_minatar
+from beast.envs.numbers import reserve_numbers as reserve_numbers
 from beast.envs.texts import leave_out_texts
 from beast.errors import InputError, MissingPackage, raised
 
@@ -115,7 +117,7 @@ def _make_registered(env_id: str, num_envs: int, of_images: dict[str, Any], kwar
             raise InputError(f"{env_id}: the module {module} cannot be imported: {raised(error)}") from error
     if name.startswith("MinAtar/"):
         register_minatar(env_id)
-    spec = gymnasium.registry.get(name)
+    spec = gymnasium.registry.get(name) or handed_over(name)
     # Once ale-py is imported, Pong-v4 and its like are registered: raw screens that no net here is made for.
     if spec is None or (not module and str(spec.entry_point).startswith("ale_py")):
         raise _unknown_id(env_id)

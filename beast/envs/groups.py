@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from beast.envs.atari import LifeEpisodes
+from beast.envs.numbers import keep_numbers
 from beast.envs.rows import is_final, rollout_fields, written_by
 from beast.envs.spaces import CATEGORICAL, EnvSpaces, choices, env_actions, parts_by_name, spaces_by_name
 from beast.errors import InputError, raised
@@ -30,6 +31,7 @@ class EnvGroup:
 
     def __init__(self, env: VectorEnv):
         """Raises InputError for a space that is not supported and for an env that does not reset itself."""
+        keep_numbers(env)
         # ale-py 0.12.1 writes its mode into the dict that all vector env classes share, so the env's own attribute
         # comes first.
         mode = getattr(env.unwrapped, "autoreset_mode", None) or (env.metadata or {}).get("autoreset_mode")

@@ -18,6 +18,7 @@ from beast.envs.groups import EnvGroup, close, name_of
 from beast.envs.rows import nest_observations
 from beast.envs.spaces import EnvSpaces, observation_field, parts_by_name, random_actions, spaces_by_name
 from beast.errors import InputError, MissingPackage, UserError, first_line, raised
+from beast.files import same_directory
 
 HOW = "return a vector env, as in gymnasium.vector.SyncVectorEnv([lambda: YourEnv()] * num_envs)"
 HOW_TO_RENDER = (
@@ -34,6 +35,7 @@ STEPS, SECONDS = 200, 1.0  # of trying, unless an episode ends before
 STATISTICS = {"obs_rms": "--normalize_observations", "return_rms": "--normalize_returns on"}
 
 
+@same_directory()
 def probe_env(create_env: Callable, flags, **overrides) -> EnvSpaces:
     """What the rows of the environments of `create_env(flags, num_envs, **overrides)` look like.
 

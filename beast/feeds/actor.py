@@ -5,25 +5,42 @@ numbers only. Either side learns of the other's death, whatever killed it, by th
 """
 
 import contextlib
+import functools
+import importlib
 import json
 import os
+import pkgutil
+import random
 import socket
 import struct
 import sys
 import time
 import traceback
+from collections.abc import Callable
+
+import numpy as np
+from gymnasium.vector import SyncVectorEnv
 
 from beast.envs.groups import EnvGroup
 from beast.envs.spaces import categories_by_part
 from beast.errors import SHOW_TRACEBACKS, InputError, UserError
 from beast.feeds.memory import RolloutMemory
-from beast.feeds.processes import end_with_parent
+from beast.feeds.processes import CLOSING_SECONDS, end_with_parent
+from beast.machine import kill_family
 
 GO = struct.Struct("<HHH")  # to an actor: group, slot, row to write, each below 2¹⁶; row 0 means reset
 # From an actor: group whose row is written (the first time: whose environments are made), and seconds that the actor
 # has waited and stepped since its last message.
 READY = struct.Struct("<Hff")
+ALIVE = 2**16 - 1  # instead of a group: one more environment is being made or reset
 ACTOR_ARGUMENT = "--beast-actor"
+SCRIPT = "BEAST_ACTOR_SCRIPT"  # environment variable: the agent's file, for processes that an actor starts
+
+agents: dict[str, Callable] = {}  # agent's file -> the `create_env` that it has defined in this process
+
+
+class FileIsRead(BaseException):
+    """An agent's file has been read as far as an actor reads it."""
 
 
 class Actor:
@@ -31,8 +48,12 @@ class Actor:
 
     def __init__(self, create_env, flags, memory: RolloutMemory, groups: dict[int, int], made=lambda group: None):
         """`groups` maps the number of each group to the seed of its environments; `made(group)` is called when they
-        are made. Raises InputError if their observations and actions are not those that the memory is for."""
+        are made. The first seed is that of `random` and `np.random`, too. Raises InputError if their observations and
+        actions are not those that the memory is for."""
         self.memory, self.seeds = memory, groups
+        seed = next(iter(groups.values()))
+        random.seed(seed)
+        np.random.seed(seed)
         self.groups = {}
         expected: dict = {**memory.fields, **memory.categories}
         for number in groups:
@@ -52,37 +73,53 @@ class Actor:
             self.groups[group].step(rows["action"], rows)
 
     def close(self) -> None:
-        for group in self.groups.values():
-            group.close()
+        with contextlib.ExitStack() as stack:  # the second group, too, if the first one raises
+            for group in self.groups.values():
+                stack.callback(group.close)
 
 
 def run_if_actor(flags_class, create_env) -> None:
     """Return at once in an ordinary interpreter. In one that `ActorProcesses` started, be an actor until the end.
 
     A variant calls this right below its `Flags` and `create_env`, before it imports torch: an actor process reads the
-    variant's file no further than that, which keeps it small and quick to start.
+    variant's file no further than that, which keeps it small and quick to start. So do processes that an environment
+    starts by `multiprocessing` with spawn or forkserver, which read the main module again (see the end of this file).
     """
+    caller = sys._getframe(1).f_globals
+    if getattr(caller.get("__spec__"), "name", "") == __spec__.name:
+        raise FileIsRead
+    agents[os.path.abspath(caller["__file__"])] = create_env
     if len(sys.argv) != 3 or sys.argv[1] != ACTOR_ARGUMENT:
         return
-    end_with_parent()  # even while an environment hangs and no socket is read
+    connection = socket.socket(fileno=int(sys.argv.pop()))
+    sys.argv.pop()  # no process that this one starts takes itself for the actor
+    sys.path.append(sys.path.pop(0))  # the agent's directory comes where the parent has it, in PYTHONPATH
+    os.environ[SCRIPT] = caller["__file__"]
+    sys.modules["__main__"].__spec__ = __spec__  # by which multiprocessing names the main module
+    end_with_parent(CLOSING_SECONDS)  # even while an environment hangs and no socket is read
+    code = 1
     try:
-        _act(socket.socket(fileno=int(sys.argv[2])), flags_class, create_env)
+        _act(connection, flags_class, create_env)
+        code = 0
     except BaseException as error:
         if isinstance(error, UserError) and not os.environ.get(SHOW_TRACEBACKS):
             print(f"error: {error}", file=sys.stderr)
         else:
             traceback.print_exc()
-        os._exit(1)  # at once, whatever threads an environment has
-    os._exit(0)
+    kill_family()
+    os._exit(code)  # at once, whatever threads an environment has
 
 
 def _act(connection: socket.socket, flags_class, create_env) -> None:
     messages = connection.makefile("rb")
     task = json.loads(messages.readline())
+    if task["create_env"]:
+        create_env = pkgutil.resolve_name(task["create_env"])
     flags = flags_class(**task["flags"])
     os.nice(max(task["niceness"] - os.nice(0), 0))
     if task["cpu"] is not None:
         os.sched_setaffinity(0, {task["cpu"]})
+    _tell_of_each_environment(connection, min(1.0, flags.env_timeout / 4))
     memory, groups = RolloutMemory(**task["memory"]), dict(task["groups"])
     actor = Actor(create_env, flags, memory, groups, lambda group: connection.sendall(READY.pack(group, 0.0, 0.0)))
     with contextlib.closing(actor):
@@ -94,3 +131,33 @@ def _act(connection: socket.socket, flags_class, create_env) -> None:
             actor.write_row(group, slot, row)
             written = time.monotonic()
             connection.sendall(READY.pack(group, waited, written - received))
+
+
+def _tell_of_each_environment(connection: socket.socket, pause: float) -> None:
+    """Send a sign of life before each environment that a SyncVectorEnv makes or resets, or `pause` seconds later."""
+    told_at = 0.0
+
+    def telling(call: Callable) -> Callable:
+        @functools.wraps(call)
+        def told(*args, **kwargs):
+            nonlocal told_at
+            if time.monotonic() - told_at > pause:
+                told_at = time.monotonic()
+                with contextlib.suppress(OSError):  # the parent has gone
+                    connection.sendall(READY.pack(ALIVE, 0.0, 0.0))
+            return call(*args, **kwargs)
+
+        return told
+
+    def initialize(self, env_fns, *args, initialize=SyncVectorEnv.__init__, **kwargs) -> None:
+        initialize(self, [telling(make) for make in env_fns], *args, **kwargs)
+        for env in self.envs:
+            env.reset = telling(env.reset)
+
+    SyncVectorEnv.__init__ = initialize
+
+
+if __name__ == "__mp_main__":  # multiprocessing has started this process in an actor: it needs the file's definitions
+    __file__ = os.environ[SCRIPT]
+    with contextlib.suppress(importlib.import_module(__spec__.name).FileIsRead), open(__file__, "rb") as _file:
+        exec(compile(_file.read(), __file__, "exec", dont_inherit=True))

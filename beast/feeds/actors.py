@@ -10,13 +10,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Protocol
 
-from beast.errors import WorkerFailure
-from beast.feeds.actor import ACTOR_ARGUMENT, GO, READY, Actor
+from beast.envs.handover import importable
+from beast.errors import InputError, WorkerFailure
+from beast.feeds.actor import ACTOR_ARGUMENT, ALIVE, GO, READY, Actor, agents
 from beast.feeds.memory import RolloutMemory
-from beast.feeds.processes import Child, cpu_seconds_of
+from beast.feeds.processes import Child, cpu_seconds_of, end_all
+from beast.machine import family_of
 
 IMPORT_SECONDS = 60.0  # more than the timeout, for an actor's imports
 GROUPS_PER_ACTOR = 2  # double buffering: one group steps while the other's actions are chosen
@@ -85,13 +86,17 @@ class ActorProcesses:
     """Starts, watches, restarts and stops the actor processes, which step the groups of environments of a feed. Used by
     one thread, but for `wake` and `close`."""
 
-    def __init__(self, script: str, flags, memory: RolloutMemory, num_groups: int, seed: Callable, log: Callable):
-        """`seed(group, life)` gives the seed of a group's environments in its nth life (0 at first).
+    def __init__(
+        self, script: str, flags, memory: RolloutMemory, num_groups: int, seed: Callable, log: Callable, maker: str = ""
+    ):  # fmt: skip
+        """`seed(group, life)` gives the seed of a group's environments in its nth life (0 at first). `maker` is
+        what `name_of_maker` returns.
 
         An actor that is silent for `env_timeout` seconds counts as dead. `log` gets a line at every restart, and every
         few seconds while environments are made.
         """
         self.script, self.flags, self.memory, self.seed, self.log = script, flags, memory, seed, log
+        self._maker = maker
         # A thread that starts an actor again may have more niceness of its own, which the actor would inherit.
         self.niceness = os.getpriority(os.PRIO_PROCESS, 0) + flags.actor_niceness
         self.timeout, self.num_groups = flags.env_timeout, num_groups
@@ -143,6 +148,8 @@ class ActorProcesses:
             process.heard_at = process.alive_at = time.monotonic()
             spent = dict(process.reported)
             for group, waited, stepped in READY.iter_unpack(data):
+                if group == ALIVE:
+                    continue
                 process.waiting_since.pop(group, None)
                 process.answers[group] += 1
                 spent["wait"] += waited
@@ -174,13 +181,11 @@ class ActorProcesses:
             self._wake_sender.send(b"\0")
 
     def close(self) -> None:
-        """Stop all actors and wait for their end. Takes no longer than half a second, whatever an env does."""
-        running = [process for process in self.processes if process.popen]
-        for process in running:
-            process.connection.close()
-        deadline = time.monotonic() + 0.3
-        for process in running:
-            process.end(max(deadline - time.monotonic(), 0.01))
+        """Stop all actors, which close their environments, for 10 seconds at most."""
+        for process in self.processes:
+            if process.popen:
+                process.connection.close()
+        end_all(self.processes, self.log)
         self._selector.close()
         self._wake_receiver.close()
         self._wake_sender.close()
@@ -203,7 +208,11 @@ class ActorProcesses:
             process.bound_output()
             num_reset = sum(count > 1 for count in process.answers.values())
             if process.popen and num_reset < self.groups_per_actor:
-                seconds = cpu_seconds_of(process.popen.pid)
+                pids = [
+                    process.popen.pid,
+                    *family_of(process.popen.pid),
+                ]  # environments may have processes of their own
+                seconds = sum(map(cpu_seconds_of, pids))
                 if seconds - process.cpu_seconds > MIN_CPU_SHARE * since_last:
                     process.alive_at = max(process.alive_at, now)
                 process.cpu_seconds = seconds
@@ -217,9 +226,7 @@ class ActorProcesses:
 
     def _start(self, process: ActorProcess) -> None:
         process.connection, theirs = socket.socketpair()
-        paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]
         environment = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         with theirs:
             process.start(
                 [sys.executable, self.script, ACTOR_ARGUMENT, str(theirs.fileno())],
@@ -228,6 +235,7 @@ class ActorProcesses:
             )
         cpus = sorted(os.sched_getaffinity(0)) if self.flags.pin_actors and hasattr(os, "sched_getaffinity") else []
         task = {
+            "create_env": self._maker,
             "flags": dataclasses.asdict(self.flags),
             "memory": self.memory.description(),
             "groups": [(group, self.seed(group, process.lives)) for group in process.groups],
@@ -258,6 +266,20 @@ class ActorProcesses:
         return process.groups
 
 
+def name_of_maker(script: str, create_env: Callable) -> str:
+    """How actors that run the agent's file `script` find `create_env`: `module:name`, or empty where it is the file's
+    own. Raises InputError where they do not find it."""
+    if create_env is agents.get(script, create_env):
+        return ""
+    if name := importable(create_env):
+        return name
+    raise InputError(
+        f"create_env: {getattr(create_env, '__qualname__', create_env)} is not that of {script}, which actors run, and "
+        "processes of their own cannot import it. Put it into a module, a file beside your script, or edit a copy of "
+        "the agent's file"
+    )
+
+
 class LocalActors(Actor):
     """All groups in this process and in one fixed order (`--deterministic`); see `Actors`."""
 
@@ -266,6 +288,7 @@ class LocalActors(Actor):
     total_restarts = 0
 
     def __init__(self, create_env, flags, memory: RolloutMemory, num_groups: int, seed: Callable):
+        self._directory = os.getcwd()
         super().__init__(create_env, flags, memory, {group: seed(group, 0) for group in range(num_groups)})
         self.num_groups = num_groups
         self._ready = collections.deque(range(num_groups))
@@ -279,3 +302,9 @@ class LocalActors(Actor):
 
     def wake(self) -> None:
         pass
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            os.chdir(self._directory)  # environments may have gone elsewhere

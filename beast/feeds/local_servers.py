@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from beast.errors import WorkerFailure
-from beast.feeds.processes import Child
+from beast.feeds.processes import CLOSING_SECONDS, Child, end_all
 from beast.hosts.serving import KEPT_GIL
 
 START_SECONDS = 300.0  # until a server listens: imports, and one environment
@@ -19,8 +19,9 @@ class LocalServers:
     """`count` processes of an env server's `script`, each on a unix socket in one temporary directory. `arguments` are
     the script's, but for `--address` and `--parent_pid`. Raises WorkerFailure when one does not start."""
 
-    def __init__(self, script: str, arguments: list[str], count: int, max_restarts: int):
+    def __init__(self, script: str, arguments: list[str], count: int, max_restarts: int, log: Callable):
         self._command = [sys.executable, script, *arguments, "--parent_pid", str(os.getpid()), "--address"]
+        self._log, self._patience = log, CLOSING_SECONDS
         parent = "/tmp" if len(tempfile.gettempdir()) > 80 else None  # a socket's path has at most 107 bytes
         self._directory = tempfile.TemporaryDirectory(prefix="beast-", dir=parent)
         self.addresses = [f"unix:{self._directory.name}/{index}" for index in range(count)]
@@ -53,10 +54,11 @@ class LocalServers:
         self.close()
 
     def close(self) -> None:
-        """End all servers and remove their sockets."""
-        running = [server for server in self.processes if server.popen]
-        for server in running:
-            server.popen.terminate()
-        for server in running:
-            server.end(2)
+        """End all servers, which close their environments, for 10 seconds at most, and remove their sockets. A second
+        call, by who was told not to wait for the first, kills them."""
+        patience, self._patience = self._patience, 0.0
+        for server in self.processes:
+            if popen := server.popen:
+                popen.terminate()
+        end_all(self.processes, self._log, patience)
         self._directory.cleanup()

@@ -4,17 +4,22 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import re
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from beast.errors import WorkerFailure
+from beast.machine import FAMILY, kill_family
 
 FORGIVEN_AFTER = 600.0  # seconds of work after which a child's earlier deaths no longer count
+CLOSING_SECONDS = 10.0  # for environments to close, before their process is killed
 MAX_PRINTED = 16_000_000  # bytes on stderr, after which it is emptied
 
 
@@ -29,12 +34,15 @@ class Child:
         self._cpu_seconds: dict[int, float] = {}  # of each life, by its process id
 
     def start(self, command: list[str], **options) -> None:
-        """`options` are those of subprocess.Popen."""
+        """`options` are those of subprocess.Popen. Python finds the modules that it finds here."""
         self.errors = tempfile.TemporaryFile()  # its stderr
         fcntl.fcntl(self.errors, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)  # after a truncation it goes on at the start
         self.started_at = time.monotonic()
         # Linux with autogroups shares the cores among sessions first. Niceness then counts only within a session, but a
         # run gets more of a busy machine than one session would (benchmarks/results/niceness.md).
+        self.mark = f"{os.environ.get(FAMILY, '')}/{secrets.token_hex(8)}"
+        own = {FAMILY: self.mark, "PYTHONPATH": _python_path()}
+        options["env"] = {**options.get("env", os.environ), **own}
         self.popen = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stderr=self.errors, start_new_session=True, **options
         )
@@ -58,10 +66,12 @@ class Child:
         try:
             code = popen.wait(patience)
         except subprocess.TimeoutExpired:
+            kill_family(popen.pid, self.mark)  # while its children can be told by their parent
             popen.kill()
             code = popen.wait()
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
             os.killpg(popen.pid, signal.SIGKILL)
+        kill_family(None, self.mark)  # games in sessions of their own
         with self.errors as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 8000))
             printed = file.read().decode(errors="replace").strip()
@@ -82,14 +92,39 @@ class Child:
         return f"{why}\nRestarting it ({self.restarts} of --max_env_restarts {self.max_restarts})."
 
 
-def end_with_parent() -> None:
-    """Have this process, which `Child.start` has started, end soon after its parent, with all that it has started. An
-    environment may hang meanwhile. On Linux this process ends even if the environment keeps the GIL."""
+def end_all(children: Sequence[Child], log: Callable[[str], None], patience: float = CLOSING_SECONDS) -> None:
+    """Wait `patience` seconds for their ends, together, then kill them. After a second `log` gets a line. Ctrl-C, which
+    is raised, ends the wait."""
+    running = {child.name: child.popen for child in children if child.popen}
+    began, is_told = time.monotonic(), False
+    try:
+        while (seconds := time.monotonic() - began) < patience:
+            running = {name: popen for name, popen in running.items() if popen.poll() is None}
+            if not running:
+                break
+            if seconds > 1 and not is_told:
+                is_told = True
+                names = ", ".join([*running][:3]) + (f" and {len(running) - 3} more" if len(running) > 3 else "")
+                log(f"waiting up to {patience:g} s for the environments of {names} to close; Ctrl-C ends them now")
+            time.sleep(0.01)
+    finally:
+        for child in children:
+            if child.popen:
+                child.end(0)
+
+
+def end_with_parent(grace: float = 0.0) -> None:
+    """Have this process, which `Child.start` has started, end at most `grace` seconds after its parent, with all that
+    it has started. An environment may hang meanwhile. On Linux this process ends even if the environment keeps the GIL.
+    """
     parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
+        signal.alarm(0 if not grace else int(grace) + 5)  # instead of the one below: the GIL was free
+        time.sleep(grace)
+        kill_family()
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -99,6 +134,12 @@ def end_with_parent() -> None:
         libc = ctypes.CDLL(None)
         libc.signal(signal.SIGHUP, ctypes.cast(libc.alarm, ctypes.c_void_p))
         libc.prctl(1, signal.SIGHUP)  # PR_SET_PDEATHSIG
+
+
+def _python_path() -> str:
+    """Where this interpreter finds modules beside its own libraries, which another Python would stumble over."""
+    libraries = re.compile(r"/lib(64)?/python3[\d.]*(/|\.zip$|$)")
+    return os.pathsep.join(os.path.abspath(path) for path in sys.path if not libraries.search(path))
 
 
 def cpu_seconds_of(pid: int) -> float:

@@ -19,7 +19,7 @@ from beast.hosts import env_server, served_group, throttle, wire
 
 PAUSE, FULL_PAUSE = (0.5, 30.0), (1.0, 10.0)  # seconds between two calls: first and longest; of who found no place
 END_SECONDS = 3.0  # for a step to be done, and a learner to end a stream that was closed on this side
-CLOSE_SECONDS = 1.0  # more for environments to close when the server is told to stop
+CLOSE_SECONDS = 6.0  # more for environments to close when the server is told to stop
 ANSWER_SECONDS = 10.0  # for a call to end that was answered without a hello
 REFUSED_SECONDS, RETOLD_SECONDS = 300.0, 600.0  # until a refused call is tried again, a reason told again
 MAX_FAILURES, FAILURE_SECONDS = 5, 600.0  # of environments, before the server ends
@@ -87,7 +87,7 @@ class Dialer:
             stream.start()
 
     def stop(self) -> None:
-        """End all streams, each after the step that it is in, and close their environments (for 4 seconds at most)."""
+        """End all streams, each after the step that it is in, and close their environments (for 9 seconds at most)."""
         self.stopping.set()
         for stream in self._streams:
             stream.leave()

@@ -20,7 +20,7 @@ from beast.hosts.served_group import Refusal
 from beast.hosts.throttle import Guesses, Throttled
 
 PLACE_SECONDS = 5.0  # for a stream that has ended to close its environments, before another one is refused
-END_SECONDS = 0.7  # for environments to close when the server ends
+END_SECONDS = 0.7, 9.0  # when the server ends, for steps to be done, and for environments to be closed
 CONNECTING_MS, IDLE_MS = 5000, 20_000  # then a connection ends that does not speak HTTP/2, or has no stream
 # Then a connection takes no more calls, so that who is refused again and again does not keep it. Its stream goes on.
 AGE_MS = 30_000
@@ -64,6 +64,7 @@ class EnvServer(grpc.GenericRpcHandler):
         self._make_group, self._env_id, self._max_streams = make_group, env_id, max_streams
         self._token, self._log, self._stuck_seconds = token.encode(), log, stuck_seconds
         self._log_refusal, self._guesses = Throttled(log), Guesses()
+        self._closing: set = set()  # groups of environments
         self._places = threading.BoundedSemaphore(max_streams)
         self._hello: wire.FromServer | None = None
         self._example_lock = threading.Lock()
@@ -89,18 +90,23 @@ class EnvServer(grpc.GenericRpcHandler):
         )
         self._server.add_generic_rpc_handlers((self,))
         self.address = self._bind(address, tls)
-        self.socket_path = Path(address.removeprefix("unix:")) if address.startswith("unix:") else None
+        self.socket_path = Path(address[5:]).absolute() if address.startswith("unix:") else None
 
     def start(self) -> None:
         self._server.start()
 
     def stop(self) -> None:
-        """End all streams, close their environments (for 0.7 seconds at most). gRPC removes the socket in its time."""
+        """End all streams and close their environments, for 9 seconds at most. gRPC removes the socket in its time."""
         self._server.stop(grace=0)
-        deadline = time.monotonic() + END_SECONDS
+        began, is_told = time.monotonic(), False
         for _ in range(self._max_streams):  # all places are free when all environments are closed
-            if not self._places.acquire(timeout=max(deadline - time.monotonic(), 0)):
-                break
+            while not self._places.acquire(timeout=0.05):
+                seconds, limit = time.monotonic() - began, END_SECONDS[bool(self._closing)]
+                if seconds > limit:
+                    return
+                if seconds > 1 and not is_told:
+                    is_told = True
+                    self._log(f"waiting up to {limit:g} s for environments to close; Ctrl-C ends them now")
 
     def _bind(self, address: str, tls: tuple[bytes, bytes] | None) -> str:
         _check_socket_path(address)
@@ -208,7 +214,9 @@ class EnvServer(grpc.GenericRpcHandler):
                 yield served.row
         finally:  # also when the learner has left: gRPC then closes this generator where it is
             stuck.cancel()
+            self._closing.add(group)
             served_group.close_group(group, peer, self._log, self._stuck_seconds > 0)
+            self._closing.discard(group)
 
     def _example_hello(self):
         """The hello of every stream. Where no example was given, environments are made for the first who asks."""

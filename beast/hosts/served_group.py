@@ -16,6 +16,7 @@ from beast.envs.groups import EnvGroup
 from beast.envs.rows import nest_observations, written_by
 from beast.errors import InputError
 from beast.hosts import wire
+from beast.machine import kill_family
 
 CLOSING_SECONDS = 240.0  # for environments to close, before they count as hanging
 MAX_ACTION_BYTES = 2**20  # of one message, where it is not known what the actions are
@@ -170,6 +171,7 @@ def last_traceback() -> str:
 def end_stuck(peer: str, log: Callable[[str], None]) -> None:
     """End this process, as nothing else ends a thread that hangs in an environment."""
     log(f"{peer} has left and its environment hangs: this env server ends; with --keep it starts again")
+    kill_family()  # what the environment started
     if os.getpgrp() == os.getpid():
-        os.killpg(os.getpid(), signal.SIGKILL)  # with what the environment started
+        os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)

@@ -13,6 +13,7 @@ from beast.errors import InputError
 from beast.hosts.security import allow_many_connections
 from beast.hosts.throttle import log_to_stderr
 from beast.hosts.wire import MAKING_SECONDS
+from beast.machine import kill_family
 
 KEPT_GIL = "was ended by SIGALRM, as an environment kept Python's GIL for longer than --gil_timeout"
 
@@ -21,8 +22,8 @@ def serve(server, announcement: str, parent_pid: int = 0, gil_seconds: float = M
     """Start an EnvServer or a Dialer, print `announcement` and serve until Ctrl-C, SIGTERM, the parent's end (exit code
     0), or a `failure` of the server (its message and exit code 1).
 
-    The end of the parent, even by kill -9, is noticed within half a second. Where there is a parent and this process
-    leads its process group, what environments started and did not end is killed too.
+    The end of the parent, even by kill -9, is noticed within half a second. What environments started and did not end
+    is killed at the end. A second Ctrl-C does not wait for them to close.
 
     SIGALRM ends the process when an environment has kept the GIL for `gil_seconds`, unless the environment has a
     handler of its own for that signal.
@@ -41,9 +42,11 @@ def serve(server, announcement: str, parent_pid: int = 0, gil_seconds: float = M
     except KeyboardInterrupt:
         pass
     signal.setitimer(signal.ITIMER_REAL, 0)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    server.stop()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.stop()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    kill_family()
     if server.failure:
         log_to_stderr(f"error: {server.failure}")
     for output in (sys.stdout, sys.stderr):

@@ -38,7 +38,7 @@ class Run:
     def __init__(self, root: str | os.PathLike, name: str, config: Mapping, resume_free: Collection[str] = ()):
         if not name or name in (".", "..") or "/" in name or "\0" in name:
             raise InputError(f"--name {name!r}: a run's name is that of a single directory; put others into --root")
-        path = self.path = Path(root) / name
+        path = self.path = Path(root).absolute() / name  # wherever an environment goes
         self.checkpoint_path, self.best_path = path / "checkpoint.pt", path / "best.pt"
         try:
             path.mkdir(parents=True, exist_ok=True)

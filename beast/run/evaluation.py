@@ -22,7 +22,7 @@ from beast.envs.groups import EnvGroup, finished_episodes
 from beast.envs.probe import probe_env
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.processes import Child
-from beast.files import read_json, write_json
+from beast.files import read_json, same_directory, write_json
 from beast.learn.distributions import policy_of
 from beast.learn.nests import columns, map_tensors
 from beast.run import checkpoint
@@ -43,6 +43,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@same_directory()
 def play(create_env: Callable, net, episodes: int, seed: int, greedy: bool, video: str = "") -> list[tuple[float, int]]:
     """Play `episodes` whole games with a net in eval mode on the CPU; the return and the length in steps of each.
 
@@ -52,6 +53,7 @@ def play(create_env: Callable, net, episodes: int, seed: int, greedy: bool, vide
     generator = torch.Generator().manual_seed(seed)
     width = min(episodes, 1 if video else 10)
     quota = [episodes // width + (index < episodes % width) for index in range(width)]
+    video = video and os.path.abspath(video)  # before an environment goes elsewhere
     group = EnvGroup(create_env(width))
     memory = RolloutMemory(group.fields, 1, 1, width)
     film = Film(group.env, video) if video else None
@@ -180,5 +182,4 @@ class Evaluations:
     def close(self) -> None:
         """Give up the one that runs."""
         if self._process.popen:
-            self._process.popen.kill()
-            self._process.end(1)
+            self._process.end(0)

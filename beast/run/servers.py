@@ -22,6 +22,7 @@ except ModuleNotFoundError:
     sys.exit("PolyBeast needs its C++ part, libbeast: run `make libbeast`, or `pip install .`")
 
 from beast.device import choose_device, keep_freed_memory
+from beast.envs.handover import hand_over
 from beast.envs.probe import probe_env
 from beast.envs.rows import written_by
 from beast.envs.spaces import EnvSpaces, action_shape_dtype, observation_field, spaces_by_name
@@ -82,6 +83,12 @@ def connect(flags, validate: Validate, program, to_close: contextlib.ExitStack) 
     }
     if runs_servers:
         # An environment that cannot be used is reported here.
+        script = os.path.abspath(program.__file__)
+        if getattr(program.create_env, "__module__", program.__name__) != program.__name__:
+            raise InputError(
+                f"the create_env given is not that of {script}, which env servers run: edit create_env there, or start "
+                "a copy of it yourself and give --addresses"
+            )
         probed = probe_env(program.create_env, program.parse_flags(command_line(flags)))
         flags = replace(flags, env=probed.env_id)
         arguments = [
@@ -89,7 +96,8 @@ def connect(flags, validate: Validate, program, to_close: contextlib.ExitStack) 
             *("--stuck_timeout", "5", "--gil_timeout", str(max(flags.env_timeout, wire.MAKING_SECONDS))),
             *(*command_line(flags), "--niceness", str(flags.server_niceness)),
         ]
-        servers = LocalServers(os.path.abspath(program.__file__), arguments, flags.num_servers, flags.max_env_restarts)
+        hand_over(flags.env, script)
+        servers = LocalServers(script, arguments, flags.num_servers, flags.max_env_restarts, tell)
         to_close.callback(servers.close)
         addresses = servers.addresses
     if flags.listen:

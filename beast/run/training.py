@@ -24,11 +24,12 @@ import torch
 from beast.clock import Laps, Profile
 from beast.device import keep_freed_memory, num_learner_threads, pin_memory, stream, use_threads, wait_for
 from beast.envs import family_of
+from beast.envs.handover import hand_over
 from beast.envs.probe import probe_env
 from beast.envs.rows import rollout_fields
 from beast.envs.spaces import EnvSpaces, categories_by_part
-from beast.errors import UserError, WorkerFailure
-from beast.feeds.actors import ActorProcesses, Actors, LocalActors
+from beast.errors import InputError, UserError, WorkerFailure
+from beast.feeds.actors import ActorProcesses, Actors, LocalActors, name_of_maker
 from beast.feeds.feed import Consumer, Feed
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.shared_memory import SharedMemoryFeed
@@ -237,7 +238,8 @@ class Training:
         mean_return = float(np.mean(learner.returns)) if learner.returns else math.nan
         mean = f"mean return of the last {len(learner.returns)} episodes {mean_return:.2f}"
         mean = mean if learner.returns else "no episode has ended yet"
-        run.log(f"stopped at step {learner.steps:,}: {mean}, {learner.seconds / 60:.1f} minutes, {run.checkpoint_path}")
+        path = os.path.join(flags.root, flags.name, run.checkpoint_path.name)
+        run.log(f"stopped at step {learner.steps:,}: {mean}, {learner.seconds / 60:.1f} minutes, {path}")
         run.log(times)
         if failure:
             sys.exit(1)
@@ -359,9 +361,19 @@ def open_feed(
 ) -> SharedMemoryFeed:  # fmt: skip
     """Start actors on this machine, and the feed of what they write; the training closes them.
 
-    Each actor process runs `script`, the agent's file, until it comes to `run_if_actor`.
+    Each actor process runs `script`, the agent's file, until it comes to `run_if_actor`. Raises InputError where it
+    would not have the environments of `create_env`.
     """
-    flags, log = training.flags, training.run.log
+    flags, log, script = training.flags, training.run.log, os.path.abspath(script)
+    has_others = not flags.deterministic or flags.eval_minutes  # processes with environments
+    if has_others:
+        hand_over(flags.env, script)
+    maker = name_of_maker(script, create_env) if has_others else ""
+    if flags.eval_minutes and maker:
+        raise InputError(
+            f"--eval_minutes {flags.eval_minutes:g}: an evaluation runs {script}, which has not your {maker}; leave it "
+            "out, or edit create_env in a copy of that file"
+        )
     layout = rollout_fields(spaces), flags.num_slots, flags.unroll_length, flags.group_width
     memory = RolloutMemory(*layout, categories_by_part(spaces))
     if training.device.type == "cuda":
@@ -370,7 +382,7 @@ def open_feed(
     if flags.deterministic:
         actors = LocalActors(create_env, flags, memory, num_groups, training.env_seed)
     else:
-        actors = ActorProcesses(os.path.abspath(script), flags, memory, num_groups, training.env_seed, log)
+        actors = ActorProcesses(script, flags, memory, num_groups, training.env_seed, log, maker)
     training.cleanup.callback(actors.close)
     consumer = consumer_of(training.learner, max_policy_lag)
     return SharedMemoryFeed(consumer, memory, actors, batch_width, lock_step=flags.deterministic)

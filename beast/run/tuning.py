@@ -21,7 +21,7 @@ from beast.envs.spaces import EnvSpaces, random_actions
 from beast.feeds.actor import Actor
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.slots import even_policy_lag
-from beast.files import read_json
+from beast.files import read_json, same_directory
 from beast.learn.distributions import distribution
 from beast.learn.learner import Learner
 from beast.learn.nests import columns, join, map_tensors
@@ -144,6 +144,7 @@ def settings_of_existing_run(flags):
     return replace(flags, **{name: config[name] for name in TUNED if name in config})
 
 
+@same_directory()
 def choose(flags, create_env, spaces, make_learner: Callable, update: Callable, validate: Callable) -> Any:
     """The flags with the fastest TUNED for this environment, model and machine. Prints a report of the measurements.
 
