@@ -192,8 +192,8 @@ class EnvListener:
 
         A caller that does not send the `token` is refused before a message of it is read. `env_timeout`: seconds for
         one row. `max_streams`: streams at a time. An eighth of this process's descriptors is left to it, and
-        connections without a hello may have a quarter of them, 1,024 at most: the oldest one of the host that has most of
-        them is closed for another. A host may send 20 wrong tokens, and one more each second. Raises ValueError, also
+        connections without a hello may have a quarter of them, 1,024 at most: the oldest one of the host that has most
+        is closed for another. A host may send 20 wrong tokens, and one more each second. Raises ValueError, also
         where only one of certificate and key is given.
         """
 

@@ -537,8 +537,10 @@ def test_a_call_without_a_hello_or_token_is_refused_before_it_has_a_thread_or_a_
                 call = channel.stream_stream(wire.STREAM)(messages, timeout=PATIENCE, metadata=sent)
                 with pytest.raises(grpc.RpcError):
                     next(call)
-                assert call.code() == grpc.StatusCode.UNAUTHENTICATED, call.details()
+                expected = "UNAUTHENTICATED" if index < throttle.FREE_GUESSES else "UNAUTHENTICATED RESOURCE_EXHAUSTED"
+                assert call.code().name in expected.split(), call.details()
                 never.put(None)
+        time.sleep(1.1)  # the guesses of this host have used up its tries
         with Stream(server.address, token="sesame") as stream:
             stream.row()
         assert process.memory_info().rss - before < 100_000_000
