@@ -63,9 +63,9 @@ class AgentFlags(RunFlags):
     core_size: int = 256
     """Units of the recurrent core."""
     center_images: bool = True
-    """Normalize each pixel of a uint8 image by its running mean and deviation: the static background vanishes."""
+    """Normalize each pixel of images with bounds by its running mean and deviation: the static background vanishes."""
     normalize_observations: bool = True
-    """Normalize vectors of floats by running statistics, and clip them to ±10. Checkpoints have the statistics."""
+    """Normalize vectors of numbers by running statistics, and clip them to ±10. Checkpoints have the statistics."""
     initial_std: float = 1.0
     """Standard deviation of continuous actions at the start, in units of half an action's range (bounds are ±1)."""
 
@@ -148,7 +148,7 @@ import torch
 from torch import Tensor, nn
 
 from beast.device import choose_device
-from beast.envs.spaces import EnvSpaces, policy_width
+from beast.envs.spaces import EnvSpaces, is_image, policy_width
 from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import GROUPS_PER_ACTOR
 from beast.feeds.feed import Feed
@@ -173,12 +173,11 @@ class Encoder(nn.Module):
 
     def __init__(self, space: gymnasium.Space, flags: AgentFlags, amp: bool):
         super().__init__()
-        is_grid_of_categories = isinstance(space, spaces.MultiDiscrete)  # one-hot, so no image
-        self.is_image = len(space.shape) == 3 and flags.net != "mlp" and not is_grid_of_categories
+        self.is_image = flags.net != "mlp" and is_image(space, flags.channels)
         normalize = flags.center_images if self.is_image else flags.normalize_observations
         # Casts and normalizes: images to channels first, all others to vectors (categories one-hot). `center.shape` is
         # the shape of one observation after that.
-        self.center = Observations(space, self.is_image, normalize, amp)
+        self.center = Observations(space, self.is_image, normalize, amp, flags.channels)
         if self.is_image:
             self.size = flags.hidden_size
             self.convolutions = MixedPrecision(*self._convolutions(space, flags), amp=amp)
@@ -350,7 +349,7 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
     if flags.reduction == "mean":
         loss = loss / count
     with torch.no_grad():
-        returns = ReturnMoments(mean(vs), variance(vs).sqrt())
+        returns = ReturnMoments(mean(vs), variance(vs).sqrt(), weight.sum())
         metrics = {
             "losses/return_mean": returns.mean,
             "losses/return_deviation": returns.deviation,
@@ -393,10 +392,10 @@ def make_optimizer(flags: AgentFlags, net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.RMSprop(net.parameters(), flags.learning_rate, flags.rmsprop_alpha, flags.optimizer_epsilon)
 
 
-def learning_rate(flags: AgentFlags, steps: int) -> float:
-    """The optimizer's step size after `steps` agent steps."""
+def learning_rate(flags: AgentFlags, steps: int, initial: float | None = None) -> float:
+    """The optimizer's step size after `steps` agent steps; `initial`: that of a group of parameters of its own."""
     left = max(1 - steps / flags.total_steps, 0.0) if flags.lr_decay == "linear" else 1.0
-    return flags.learning_rate * left
+    return (flags.learning_rate if initial is None else initial) * left
 
 
 # FORK HERE: your update, such as a target network or a second optimizer.
@@ -409,8 +408,8 @@ def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) 
     net, optimizer, laps = learner.net, learner.optimizer, learner.laps
     popart = value_head(net)
     outcome: Outcome | None = None
-    for param_group in optimizer.param_groups:
-        param_group["lr"] = learning_rate(flags, learner.steps)
+    for param_group, initial in zip(optimizer.param_groups, learner.rates):
+        param_group["lr"] = learning_rate(flags, learner.steps, initial)
     for epoch in range(flags.epochs):
         for part, state in minibatches(batch, core_state, flags.minibatches):
             with net.register_forward_hook(lambda *_: laps.lap("forward")):  # compute_loss calls the net

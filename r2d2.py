@@ -76,7 +76,7 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
     center_images: bool = True
     """Normalize each pixel by its running mean and deviation. While these settle, the Q targets move with them."""
     normalize_observations: bool = False
-    """Normalize vectors of floats by running statistics, and clip them to ±10."""
+    """Normalize vectors of numbers by running statistics, and clip them to ±10."""
 
     # The replay.
     replay_gb: float = 3.0
@@ -154,7 +154,7 @@ from torch import Tensor, nn
 from beast.device import choose_device, helper_thread, yield_cores
 from beast.envs.groups import finished_episodes
 from beast.envs.rows import is_final
-from beast.envs.spaces import EnvSpaces
+from beast.envs.spaces import EnvSpaces, is_image
 from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import GROUPS_PER_ACTOR
 from beast.feeds.feed import Feed
@@ -180,10 +180,10 @@ class Encoder(nn.Module):
 
     def __init__(self, space: gymnasium.Space, flags: Flags, amp: bool):
         super().__init__()
-        self.is_image = len(space.shape) == 3 and flags.net != "mlp" and not isinstance(space, spaces.MultiDiscrete)
+        self.is_image = flags.net != "mlp" and is_image(space, flags.channels)
         normalize = flags.center_images if self.is_image else flags.normalize_observations
         # Casts, reorders and normalizes; its `shape` is that of one observation for the first layer, channels first.
-        self.center = Observations(space, self.is_image, normalize, amp)
+        self.center = Observations(space, self.is_image, normalize, amp, flags.channels)
         if self.is_image:
             self.size = flags.hidden_size
             self.convolutions = MixedPrecision(*self._convolutions(space, flags), amp=amp)
@@ -264,7 +264,7 @@ class Net(nn.Module):
 
     def acting_policy(self, q: Tensor) -> Categoricals:
         """The ε-greedy policy of Q [..., actions], for --mode test and `beast.load`; training has `act` instead."""
-        epsilon = self.flags.epsilon
+        epsilon = min(self.flags.epsilon, 1 - 1e-6)  # the best action stays the most probable one, for --greedy
         best = nn.functional.one_hot(q.argmax(-1), self.num_actions)
         probabilities = (1 - epsilon) * best + epsilon / self.num_actions
         return Categoricals(probabilities.log(), sizes=[self.num_actions], action_shape=())
@@ -451,8 +451,6 @@ def update(flags: Flags, learner: QLearner, batch: Batch) -> tuple[Outcome, Tens
     """A step of the optimizer on a batch of sequences; none after a NaN or Inf in loss or gradients. Returns what came
     of it and the sequences' new priorities [N]."""
     net, optimizer, laps = learner.net, learner.optimizer, learner.laps
-    for param_group in optimizer.param_groups:
-        param_group["lr"] = flags.learning_rate  # a resumed optimizer may have had another
     with net.register_forward_hook(lambda *_: laps.lap("forward")):  # timing only
         loss, priorities, metrics = compute_loss(flags, net, learner.target, batch)
     laps.lap("loss")

@@ -68,10 +68,42 @@ def action_shape_dtype(space: Space) -> tuple[tuple[int, ...], str]:
     return (() if isinstance(space, spaces.Discrete) else (len(sizes),)), "int64"
 
 
-def channels_first(shape: tuple[int, ...]) -> bool:
-    """Whether an image of this shape is [C, H, W] rather than [H, W, C]. Height and width are the two neighboring sizes
-    that are more alike: [7, 7, 20] and [20, 7, 7] both have 20 channels."""
+def is_image(space: Space, channels: str = "auto") -> bool:
+    """Whether nets see images in this part of an observation: [H, W, C] or [C, H, W], stacks of those, [n, H, W, C] or
+    [n, C, H, W], or gray images [H, W] from 28 pixels a side, whose numbers are bytes or lie in 0 to 1 or 0 to 255."""
+    if isinstance(space, spaces.MultiDiscrete):  # one-hot
+        return False
+    if channels == "legacy" or not isinstance(space, spaces.Box) or len(space.shape) not in (2, 4):
+        return len(space.shape or ()) == 3
+    if len(space.shape) == 4:
+        return min(image_shape(space.shape, channels)[1:]) >= 3
+    has_pixels = space.dtype == np.uint8 or not space.low.any() and space.high.min() == space.high.max() in (1, 255)
+    return bool(has_pixels) and min(space.shape) >= 28  # matrices, boards and text screens have fewer rows
+
+
+def image_shape(shape: tuple[int, ...], channels: str = "auto") -> tuple[int, int, int]:
+    """Channels (those of all images of a stack together), height and width of an image of this shape."""
+    if len(shape) == 2:
+        return (1, *shape)
+    *stack, first, second, third = shape
+    if channels_first((first, second, third), channels):
+        return (math.prod(stack) * first, second, third)
+    return (math.prod(stack) * third, first, second)
+
+
+def channels_first(shape: tuple[int, ...], channels: str = "auto") -> bool:
+    """Whether an image of this shape is [C, H, W] rather than [H, W, C], as `channels` says: "first", "last" or "auto".
+
+    If one end is at most half as long as the two other sides, and is 1, 3 or 4 or leaves 28 pixels a side, it is the
+    channels: [3, 30, 320]. Else height and width are the two neighboring sizes that are more alike: [7, 7, 20] and
+    [20, 7, 7] both have 20 channels ("legacy": always).
+    """
     first, second, third = shape
+    if channels in ("first", "last"):
+        return channels == "first"
+    for end, *sides in ((first, second, third), (third, first, second)):
+        if channels == "auto" and 2 * end <= min(sides) and (end in (1, 3, 4) or min(sides) >= 28):
+            return end == first
     return max(second, third) * min(first, second) < max(first, second) * min(second, third)
 
 

@@ -51,6 +51,7 @@ class Learner:
 
     def __init__(self, net: nn.Module, optimizer: torch.optim.Optimizer, max_bad_updates: int):
         self.net, self.optimizer, self.max_bad_updates = net, optimizer, max_bad_updates
+        self.rates = [group["lr"] for group in optimizer.param_groups]  # of the flags, whatever a checkpoint has
         self.steps = self.updates = self.bad_updates = self.bad_updates_in_a_row = 0
         self.seconds = 0.0  # of training, all starts of the run together
         self.returns: deque[float] = deque(maxlen=100)
@@ -139,6 +140,8 @@ class Learner:
         """Take over what `state_dict` returned. Bad updates in a row are counted anew: flags may have changed."""
         self.net.load_state_dict(state["net"])
         self.optimizer.load_state_dict(state["optimizer"])
+        for group, rate in zip(self.optimizer.param_groups, self.rates):
+            group["lr"] = rate
         # A fused optimizer takes parameters and moments to lie in memory alike, whatever --channels_last was then.
         for parameter, moments in self.optimizer.state.items():
             for name, moment in moments.items():

@@ -10,7 +10,7 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
-from beast.envs.spaces import category_sizes, channels_first
+from beast.envs.spaces import category_sizes, channels_first, image_shape
 from beast.learn.distributions import to_features
 
 STATISTICS = ("count", "mean", "variance", "scale", "offset")
@@ -20,40 +20,69 @@ class Observations(nn.Module):
     """Observations [T, B, *space.shape] as numbers for a net's first layer, on request normalized: in units of each
     number's running deviation, from its running mean.
 
-    Images become [T, B, C, H, W], all others vectors [T, B, size]: categories one-hot, arrays flat. Bytes are scaled to
-    [0, 1]; vectors of normalized numbers are clipped to ±10.
+    Images become [T, B, C, H, W], all others vectors [T, B, size]: categories one-hot, arrays flat. Bytes, and images
+    of numbers with bounds, are scaled to [0, 1] or [-1, 1]; vectors of normalized numbers are clipped to ±10.
 
     Most of a Pong image never changes, and after a convolution the ball is a few percent of a large constant. Without
     the constant the value loss was a quarter to a half at step 100,000 (benchmarks/results/pong-search.csv).
     """
 
-    def __init__(self, space: Space, is_image: bool, normalize: bool, amp: bool = False):
-        """`normalize` is for images of bytes and vectors of floats; all others stay as they are. With `amp` images are
-        bfloat16. The attribute `shape` is that of one observation."""
+    unit: float | Tensor
+
+    def __init__(self, space: Space, is_image: bool, normalize: bool, amp: bool = False, channels: str = "auto"):
+        """`normalize` is for Boxes, but not for bools, vectors of whole bytes, images without bounds, and small grids
+        of 0 to 1. With `amp` images are bfloat16. `channels` is as for `channels_first`. The attribute `shape` is that
+        of one observation."""
         super().__init__()
         self.is_image, self.dtype = is_image, torch.bfloat16 if is_image and amp else torch.float32
         self.categories = None
         if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
             self.categories = spaces.MultiDiscrete(category_sizes(space))
             self.register_buffer("start", torch.as_tensor(space.start).flatten(), persistent=False)
-        self.unit = 1 / 255 if space.dtype == np.uint8 and not self.categories else 1.0
+        self.stored_shape = list(space.shape)
         self.shape: tuple[int, ...] = (spaces.flatdim(space) if self.categories else math.prod(space.shape),)
         if is_image:
-            self.channels_first = channels_first(space.shape)
-            self.shape = space.shape if self.channels_first else (space.shape[2], *space.shape[:2])
+            self.shape = image_shape(space.shape, channels)
+            self.stack = (1, 1, *space.shape)[-4:]  # images of three dimensions
+            self.channels_first = len(space.shape) == 2 or channels_first(self.stack[1:], channels)
+        is_small = is_image and min(self.shape[1:]) < 36
         # Added to a deviation, so that pixels that hardly ever change are not blown up. Small grids hold codes, all of
         # which matter.
-        self.floor = (0.2 if min(self.shape[1:]) >= 36 else 0.01) if is_image else 1e-4
+        self.floor = (0.01 if is_small else 0.2) if is_image else 1e-4
+        largest = _largest_pixel(space) if is_image else 255.0 * (space.dtype == np.uint8)
+        unit = 1 / largest if largest and not self.categories else 1.0
+        if is_image and space.dtype != np.uint8 and unit != 1:  # older checkpoints do not have it: they took 1
+            self.register_buffer("unit", torch.tensor(unit))
+        else:
+            self.unit = unit
         for name in STATISTICS:
             self.register_buffer(name, None)
-        if normalize and (space.dtype == np.uint8 if is_image else np.issubdtype(space.dtype, np.floating)):
+        is_number = isinstance(space, spaces.Box) and space.dtype != bool
+        if is_number and is_image:
+            is_number = largest > (1 if is_small else 0)  # small grids of 0 to 1 have good numbers, others no bounds
+        elif is_number:
+            is_number = space.dtype != np.uint8 or space.high.max() < 255  # whole bytes are left in their own unit
+        if normalize and is_number:
             self.count, self.mean, self.variance = torch.zeros(()), torch.zeros(self.shape), torch.zeros(self.shape)
             # (x · unit - mean) / (deviation + floor) is x · scale + offset.
-            self.scale, self.offset = torch.full(self.shape, self.unit), torch.zeros(self.shape)
+            self.scale, self.offset = torch.full(self.shape, unit), torch.zeros(self.shape)
+
+    @property
+    def description(self) -> str:
+        """What a net makes of it, for the log."""
+        if self.is_image:
+            channels, *sides = self.shape
+            channels_of = f"{channels} channel{'s' * (channels > 1)} of {sides[0]} x {sides[1]}"
+            return f"{self.stored_shape} by convolutions over {channels_of}"
+        inputs = f"{self.shape[0]:,} one-hot numbers" if self.categories else str(self.stored_shape)
+        advice = ", which makes the net slow: show it fewer numbers, or give it an embedding"
+        return f"{inputs} by an MLP{advice if self.shape[0] >= 50_000 else ''}"
 
     def numbers(self, x: Tensor) -> Tensor:
         if self.is_image:
-            return (x if self.channels_first else x.permute(0, 1, 4, 2, 3)).to(self.dtype)  # a byte is exact in bf16
+            x = x.reshape(*x.shape[: -len(self.stored_shape)], *self.stack)
+            x = x if self.channels_first else x.movedim(-1, -3)
+            return x.flatten(-4, -3).to(self.dtype)  # a byte is exact in bf16
         x = x.reshape(*x.shape[:2], -1)
         return to_features(self.categories, x - self.start) if self.categories else x.float()
 
@@ -96,13 +125,30 @@ def without_statistics(encoder: nn.Module, weights: dict, prefix: str, *others) 
     if f"{prefix}head.0.weight" in weights and f"{prefix}center.count" not in weights:
         for name in STATISTICS:
             encoder.center.register_buffer(name, None)
+        if isinstance(encoder.center.unit, Tensor):
+            weights.setdefault(f"{prefix}center.unit", torch.ones(()))
+
+
+def _largest_pixel(space: Space) -> float:
+    """The largest absolute number of an image, by its bounds; 0 if it has none, or if they are no bounds of pixels."""
+    if space.dtype == np.uint8:
+        return 255.0
+    largest = float(np.abs([space.low, space.high]).max()) if isinstance(space, spaces.Box) else 0.0
+    return largest if largest < 2**16 and space.dtype != bool else 0.0
+
+
+def describe_encoders(net: nn.Module) -> list[str]:
+    """What the net makes of each part of the observations, for the log; empty if it has no `names` and Observations."""
+    parts = (module for module in net.modules() if isinstance(module, Observations))
+    return [f"{name} {part.description}" for name, part in zip(getattr(net, "names", ()), parts)]
 
 
 class ReturnMoments(NamedTuple):
-    """Mean and standard deviation of a batch's returns, scalar tensors."""
+    """Mean and standard deviation of a batch's returns, and how many there are, scalar tensors."""
 
     mean: Tensor
     deviation: Tensor
+    steps: Tensor = torch.ones(())  # 0: all transitions are void, so there are no returns
 
 
 class ValueHead(nn.Linear):
@@ -129,9 +175,10 @@ class ValueHead(nn.Linear):
 
     @torch.no_grad()
     def observe(self, returns: ReturnMoments, is_bad: Tensor) -> None:
-        """Take an update's returns into the running statistics, unless the update is bad."""
+        """Take a minibatch's returns into the running statistics, unless the update is bad or there are none."""
+        is_bad = is_bad | (returns.steps == 0)
         rate = torch.where(is_bad, 0, self.RATE)
-        mean, deviation = (torch.where(is_bad, 0, x) for x in returns)  # NaN times a rate of 0 is NaN
+        mean, deviation = (torch.where(is_bad, 0, x) for x in returns[:2])  # NaN times a rate of 0 is NaN
         old_mean, old_deviation = self.mean.clone(), self.deviation.clone()
         difference = mean - self.mean
         self.mean += rate * difference

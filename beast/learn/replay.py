@@ -8,6 +8,7 @@ next block. A sequence begins with a block, where the core's state is known.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 import zipfile
@@ -21,7 +22,7 @@ import torch
 from beast.envs import family_of
 from beast.envs.rows import ROW_FIELDS, nest_observations, rollout_fields
 from beast.envs.spaces import EnvSpaces
-from beast.errors import InputError, OutOfMemory
+from beast.errors import InputError, OutOfMemory, first_line
 from beast.files import replace_file
 from beast.learn.learner import Learner
 from beast.machine import available_memory
@@ -261,33 +262,39 @@ class SequenceReplay:
             "stats/late_priorities": self.late_priorities, "stats/bad_priorities": self.bad_priorities,
         }  # fmt: skip
 
-    def save(self, path: Path, version: int) -> None:
+    def save(self, path: Path, version: int | str) -> None:
         """Write all to an .npz file, whose checksums `load` checks; `version` tells a state of a run from others."""
-        counts = {"next_block": self._next_block, "life_began": self._life_began, "version": version}
-        counts |= {"last_generation": self._last_generation, "rows": self.rows}
-        arrays: dict[str, Any] = {**self._stored(), **counts}
+        arrays: dict[str, Any] = {**self._stored(), **self._counts(), "version": version}
         replace_file(path, lambda file: np.savez(file, **arrays))
 
-    def load(self, path: Path, version: int) -> bool:
+    def load(self, path: Path, version: int | str) -> bool:
         """Take over what `save` wrote; False, and nothing is changed, if it is of another version or capacity.
 
         All environments begin a new life. Raises InputError for a damaged file.
         """
-        own = self._stored()
-        kinds = {name: (array.shape, array.dtype) for name, array in own.items()}
+        own, counts = self._stored(), self._counts()
+        kinds = {name: (array.shape, array.dtype) for name, array in {**own, **counts}.items()}
         try:
+            if not zipfile.is_zipfile(path):  # numpy would advise to load it unsafely
+                raise zipfile.BadZipFile("no whole .npz file")
             with np.load(path, allow_pickle=False) as file:
-                counts = ("version", "next_block", "life_began", "last_generation", "rows")
-                saved, *found = (file[name].tolist() for name in counts)
-                if saved != version or kinds != {name: read_array(file.zip, name) for name in own.keys() & file.files}:
+                found = {name: read_array(file.zip, name) for name in kinds.keys() & file.files}
+                if file["version"].tolist() != version or kinds != found:
                     return False
                 for name, array in own.items():
                     read_array(file.zip, name, array)  # a second copy of all might not fit
+                read = [file[name].tolist() for name in counts]
         except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-            raise InputError(f"{path}: no replay can be read from it ({error}); delete it to fill a new one") from error
-        self._next_block, self._life_began, self._last_generation, self.rows = found
+            raise InputError(f"{path}: no replay can be read from it ({first_line(error)}); delete it to fill a new one") from error
+        self._next_block, self._life_began, self._last_generation, self.rows = read
         self._life = [-1] * self.num_groups
         return True
+
+    def _counts(self) -> dict[str, np.ndarray]:
+        """How far it has been written."""
+        counts = {"next_block": self._next_block, "life_began": self._life_began}
+        counts |= {"last_generation": self._last_generation, "rows": self.rows}
+        return {name: np.array(count, np.int64) for name, count in counts.items()}
 
     def _stored(self) -> dict[str, np.ndarray]:
         """All arrays that a file holds, by their names there."""
@@ -310,14 +317,16 @@ def read_array(file: zipfile.ZipFile, name: str, array: np.ndarray | None = None
     """Shape and type of an array in an .npz file. An `array` of both is filled with it, a piece at a time."""
     with file.open(f"{name}.npy") as member:
         np.lib.format.read_magic(member)
-        shape, _, dtype = np.lib.format.read_array_header_1_0(member)
-        if array is not None:
+        shape, is_transposed, dtype = np.lib.format.read_array_header_1_0(member)
+        if array is not None and is_transposed:  # in Fortran's order
+            array.T[...] = np.frombuffer(member.read(array.nbytes), dtype).reshape(shape[::-1])
+        elif array is not None:
             place = array.reshape(-1).view(np.uint8)
             for begin in range(0, len(place), 1 << 24):
                 piece = place[begin : begin + (1 << 24)]
                 piece[:] = np.frombuffer(member.read(len(piece)), np.uint8, len(piece))  # a ValueError if there is less
-            if member.read(1):  # the end, where the checksum is compared
-                raise ValueError(f"{name} is longer than its shape")
+        if array is not None and member.read(1):  # the end, where the checksum is compared
+            raise ValueError(f"{name} is longer than its shape")
     return shape, dtype
 
 
@@ -345,24 +354,32 @@ def resume_replay(
 ) -> Callable[[], None]:
     """Take over the replay that an earlier start saved, if there is one, and log it; returns what saves it again.
 
-    The learner's number of updates is the version of the replay. A file that does not fit stays until the new replay is
-    filled: the next start may be right for it.
+    The learner's weights are the version of the replay. A file that does not fit stays until the new replay is filled:
+    the next start may be right for it.
     """
-    is_loaded = path.exists() and replay.load(path, learner.updates)
+    is_loaded = path.exists() and replay.load(path, weights_digest(learner.net))
     if is_loaded:
         limiter.filled = min(replay.rows, limiter.min_fill)
         log(f"replay: {replay.num_sequences():,} sequences are those of {path}")
     elif path.exists():
-        log(f"replay: filled anew, not from {path}, of another update or capacity")
+        log(f"replay: filled anew, not from {path}, which is of another run, update or capacity")
     before = learner.updates, replay.rows
 
     def save() -> None:
         if (learner.updates, replay.rows) == before:  # a start that has failed, say
             return
         if is_loaded or replay.rows >= limiter.min_fill or not path.exists():
-            replay.save(path, learner.updates)
+            replay.save(path, weights_digest(learner.net))
 
     return save
+
+
+def weights_digest(net: torch.nn.Module) -> str:
+    """A name of these weights and statistics, which those of no other run or update have."""
+    digest = hashlib.sha256()
+    for x in net.state_dict().values():
+        digest.update(x.cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def stack_images(images: torch.Tensor, episode_step: torch.Tensor, stack: int) -> torch.Tensor:

@@ -16,6 +16,7 @@ from beast.errors import InputError, MissingFile, first_line
 from beast.files import replace_file
 from beast.run.directory import program_of
 
+OLDER = {"channels": "legacy"}  # flags that older checkpoints lack, and what they were trained with
 FORMAT = 2  # raise it when weights or fields change their meaning; 2: images are flattened as [H, W, C]
 PLAIN_TYPES = (type(None), bool, int, float, str, torch.Tensor, torch.nn.Parameter)
 
@@ -49,8 +50,8 @@ def load(path: str | os.PathLike, taker: str = "", variants: Collection[str] = (
             f"{path}: truncated, damaged or no checkpoint at all ({first_line(error)}); take best.pt or another "
             f"copy{'' if taker else ', or delete it to begin anew'}"
         ) from error
-    except (pickle.UnpicklingError, RuntimeError) as error:
-        raise InputError(f"{path}: not a checkpoint of Beast's ({first_line(error)}); {which}") from error
+    except (pickle.UnpicklingError, RuntimeError) as error:  # torch advises to load unsafely: do not quote that
+        raise InputError(f"{path}: not a checkpoint of Beast's ({type(error).__name__}); {which}") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); {which}") from error
     written = state.pop("beast_checkpoint", None) if isinstance(state, dict) else None

@@ -93,7 +93,8 @@ def play_checkpoint(flags, create_env: Callable, net_class: Callable, variants: 
     """
     path = flags.checkpoint or os.path.join(flags.root, flags.name, "checkpoint.pt")
     state = checkpoint.load(path, "--checkpoint" if flags.checkpoint else "", variants)
-    config = state["config"] | {name: getattr(flags, name) for name in (*OF_PLAYING, *own)} | {"mode": "test"}
+    own_flags = {name: getattr(flags, name) for name in (*OF_PLAYING, *own)}
+    config = {**checkpoint.OLDER, **state["config"], **own_flags, "mode": "test"}
     trained = type(flags)(**{field.name: config[field.name] for field in fields(flags) if field.name in config})
     overrides = {"render_mode": "rgb_array"} if flags.video else {}
     spaces = probe_env(create_env, trained, **overrides)

@@ -100,6 +100,11 @@ class RunFlags(EnvFlags):
     """A NaN or Inf in loss or gradients stops an update before its next step. After this many such updates in a row the
     run stops."""
 
+    # Observations.
+    channels: Literal["auto", "first", "last", "legacy"] = "auto"
+    """Where images have their channels; auto: by their shape (docs/environments.md), and the start line says it.
+    Checkpoints from before this flag are played with legacy; give that to resume such a run if its net differs."""
+
     # Hardware.
     device: str = "auto"
     """Device of learner and inference: cpu, cuda, cuda:1 …; auto takes a GPU where there is one."""

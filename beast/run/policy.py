@@ -47,10 +47,17 @@ class Policy:
 
     def inputs(self, observations, state: State | None = None, reward=0.0, done=False) -> tuple[dict, tuple]:
         """What the net's `forward` takes to choose the actions of these N observations: see `act`."""
-        spaces = spaces_by_name(self.observation_space)
-        parts = parts_by_name(self.observation_space, observations).items()
-        obs = {name: torch.from_numpy(np.array(x, observation_field(spaces[name])[1]))[None] for name, x in parts}
-        num_envs = next(iter(obs.values())).shape[1]
+        fields = {name: observation_field(space) for name, space in spaces_by_name(self.observation_space).items()}
+        parts = parts_by_name(self.observation_space, observations)
+        obs = {name: torch.from_numpy(np.array(x, fields[name][1]))[None] for name, x in parts.items()}
+        num_envs = max((len(x[0]) for x in obs.values() if x.dim() > 1), default=1)
+        for name, x in obs.items():
+            shape, (expected, _) = tuple(x.shape[1:]), fields[name]
+            if shape != (num_envs, *expected):
+                raise InputError(
+                    f"observations {name!r} of shape {shape}: expected (N{''.join(f', {n}' for n in expected)}), those "
+                    "of N environments; observation[None] is that of one"
+                )
         if state is None:
             shape, dtype = action_shape_dtype(self.action_space)
             action = torch.from_numpy(np.zeros((1, num_envs, *shape), dtype))
@@ -64,7 +71,7 @@ class Policy:
 
         `observations` are as a vector environment gives them, with the `reward` [N] of the last actions. `done` [N]
         says which of them are the first of their episodes; without a state all are. `greedy` takes the most probable
-        actions instead of drawing them.
+        actions instead of drawing them. Raises InputError for observations of another shape.
         """
         inputs, core = self.inputs(observations, state, reward, done)
         with torch.no_grad():
@@ -85,7 +92,7 @@ def load(path: str, agent: str = "") -> Policy:
         lacks = ", ".join(missing)
         raise InputError(f"{path}: {module.__name__} is no agent, as it has no {lacks}; give the agent's file")
     known = {field.name for field in fields(module.Flags)}
-    config = {key: value for key, value in state["config"].items() if key in known}
+    config = {key: value for key, value in {**checkpoint.OLDER, **state["config"]}.items() if key in known}
     here = {"mode": "test", "atari_backend": "auto"}  # what it was trained on may be missing
     flags = module.Flags(**config | {name: value for name, value in here.items() if name in known})
     make_env = partial(getattr(module, "make_env", module.create_env), flags)

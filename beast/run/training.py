@@ -35,6 +35,7 @@ from beast.feeds.memory import RolloutMemory
 from beast.feeds.shared_memory import SharedMemoryFeed
 from beast.files import replace_file
 from beast.learn.learner import Counted, Learner
+from beast.learn.normalization import describe_encoders
 from beast.run import checkpoint
 from beast.run.console import Console
 from beast.run.directory import Run
@@ -173,7 +174,8 @@ class Training:
         emulator = {"beast": " on Beast's emulator", "ale": " on ale-py's emulator", "auto": ""}[flags.atari_backend]
         name = flags.env + (emulator if family_of(flags.env).has_emulators else "")
         net = f"{parameters:,} parameters on {self.device}{precision}"
-        run.log(f"{flags.name}: {name}, {net}, {feed.description}, {introduction}")
+        observed = describe_encoders(learner.net)
+        run.log(", ".join([f"{flags.name}: {name}", *observed, net, feed.description, introduction]))
         limits = flags.total_steps, flags.total_minutes
         console = Console(*limits, self.frames_per_step, learner.steps, learner.seconds / 60)
         self.cleanup.callback(console.close)
