@@ -349,7 +349,7 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
     if flags.reduction == "mean":
         loss = loss / count
     with torch.no_grad():
-        returns = ReturnMoments(mean(vs), variance(vs).sqrt(), weight.sum())
+        returns = ReturnMoments(mean(vs), variance(vs).sqrt())
         metrics = {
             "losses/return_mean": returns.mean,
             "losses/return_deviation": returns.deviation,
@@ -361,7 +361,7 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
             "losses/explained_variance": 1 - variance(vs - values[:-1]) / variance(vs).clamp(min=1e-8),
             "losses/total_loss": loss.detach(),
         }
-    return loss, returns, metrics
+    return loss, ReturnMoments(*(x.where(mask.any(), math.nan) for x in returns)), metrics  # NaN: there are no returns
 
 
 @torch.no_grad()

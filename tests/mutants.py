@@ -227,6 +227,15 @@ MUTANTS = [
         "self.core(x, begins,",
         "self.core(x, begins & False,",
     ),
+    Mutant(
+        "last reward not scaled",
+        'last_reward = scale_rewards(self.flags, inputs["reward"])',
+        'last_reward = inputs["reward"]',
+    ),
+    Mutant("returns of void transitions observed", "x.where(mask.any(), math.nan)", "x"),
+    Mutant(
+        "one rate for all groups", "learning_rate(flags, learner.steps, initial)", "learning_rate(flags, learner.steps)"
+    ),
     Mutant("last reward not zeroed where an episode begins", "unsqueeze(-1).masked_fill(begins, 0)", "unsqueeze(-1)"),
     Mutant(
         "last action not zeroed where an episode begins",
@@ -262,7 +271,7 @@ MUTANTS = [
     Mutant("--initial_std ignored", "math.log(flags.initial_std)", "0.0"),
     Mutant(
         "learning rate not decayed",
-        'group["lr"] = learning_rate(flags, learner.steps)',
+        'group["lr"] = learning_rate(flags, learner.steps, initial)',
         'group["lr"] = flags.learning_rate',
     ),
     Mutant("learning rate below 0", "max(1 - steps / flags.total_steps, 0.0)", "1 - steps / flags.total_steps"),
@@ -294,6 +303,9 @@ OTHER_MUTANTS = {
             "        x = self.numbers(x)\n        if",
             "        torch.is_grad_enabled() or self.observe(x)\n        x = self.numbers(x)\n        if",
         ),
+        ("images of integers and floats in raw numbers", "unit = 1 / largest if", "unit = 1.0 if"),
+        ("integers not normalized", "space.dtype != np.uint8 or space.high.max() < 255", "space.dtype.kind == 'f'"),
+        ("older images of floats rescaled", 'weights.setdefault(f"{prefix}center.unit", torch.ones(()))', "pass"),
         ("image statistics of the first row", "self.numbers(x[-1:])[0]", "self.numbers(x[:1])[0]"),
         ("vector statistics of the last row only", "self.numbers(x).flatten(0, 1)", "self.numbers(x[-1:])[0]"),
         ("vectors not clipped", "output.clamp(-10, 10).where(x.isfinite(), output)", "output"),
@@ -533,6 +545,12 @@ OTHER_MUTANTS = {
         ),
     ],
     "beast/learn/replay.py": [
+        (
+            "replay of other weights taken",
+            "replay.load(path, weights_digest(learner.net))",
+            "replay.load(path, np.load(path)['version'].item())",
+        ),
+        ("replay in Fortran's order scrambled", "array.T[...] = ", "array.reshape(shape[::-1])[...] = "),
         ("replay of a remote run bounded", 'flags.save_replay or flags.feed == "remote"', "flags.save_replay"),
         ("replay of a saved run bounded", 'flags.save_replay or flags.feed == "remote"', 'flags.feed == "remote"'),
         (
@@ -609,6 +627,7 @@ OTHER_MUTANTS = {
             "learner.steps += int(counts.sum())",
             "learner.steps += int(counts[:, : replay.width].sum())",
         ),
+        ("greedy at epsilon 1 takes action 0", "min(self.flags.epsilon, 1 - 1e-6)", "self.flags.epsilon"),
         ("--epsilon ignored by a test", 'own=("epsilon",)', "own=()"),
         ("last action never explored", "torch.randint(q.shape[2],", "torch.randint(q.shape[2] - 1,"),
         (

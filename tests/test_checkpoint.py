@@ -25,6 +25,7 @@ import monobeast
 from beast.envs import emulator
 from beast.errors import InputError, MissingFile
 from beast.run import checkpoint
+from beast.run.policy import Policy
 
 
 @pytest.fixture
@@ -70,6 +71,15 @@ def test_loading_runs_no_code_from_the_file(tmp_path):
     with pytest.raises(InputError, match="not a checkpoint of Beast's"):
         checkpoint.load(path)
     assert not (tmp_path / "owned").exists()
+
+
+def test_no_message_repeats_torchs_advice_to_load_unsafely(tmp_path, state):
+    path = tmp_path / "checkpoint.pt"
+    for write in (lambda: path.write_text("a text"), lambda: torch.save(Path(), path)):
+        write()
+        with pytest.raises(InputError, match="checkpoint.pt: .*checkpoint") as refused:
+            checkpoint.load(path)
+        assert not any(word in str(refused.value).lower() for word in ("weights_only", "trust", "pickle.load"))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999])
@@ -232,6 +242,17 @@ def test_a_loaded_policy_plays_the_games_that_mode_test_plays(tmp_path, changes)
         is_playing &= ~over
     env.close()
     np.testing.assert_allclose(returns, played["returns"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(4,), (3,), (2, 3), (1, 1, 4), ()])
+def test_observations_of_another_shape_are_refused_by_a_loaded_policy(shape):
+    flags = small_flags()
+    env_spaces = spaces_of(flags)
+    net = monobeast.Net(env_spaces.observations, env_spaces.action, flags)
+    policy = Policy(net, env_spaces.observations["obs"], flags, 0, make_env=None)
+    with pytest.raises(InputError, match=r"observations 'obs' of shape .*: expected \(N, 4\), those of N environments"):
+        policy.act(np.zeros(shape, np.float32))
+    assert policy.act(np.zeros((3, 4), np.float32))[0].shape == (3,)
 
 
 def test_a_policy_is_loaded_where_the_emulator_that_it_was_trained_on_is_missing(tmp_path, monkeypatch):

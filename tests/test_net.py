@@ -10,8 +10,11 @@ import torch
 from gymnasium import spaces
 
 import monobeast
+import r2d2
+from beast.envs.spaces import is_image
 from beast.errors import InputError
 from beast.learn.layers import ResidualBlock
+from beast.learn.normalization import Observations, describe_encoders
 from beast.learn.published import acting_copy
 from beast.learn.recurrent import Core
 from beast.run import checkpoint
@@ -81,11 +84,109 @@ def test_images_are_centered_by_the_last_rows_of_the_batches_observed_before(sha
 @pytest.mark.parametrize("image, channels", [
     ((210, 160, 3), 3), ((3, 210, 160), 3), ((4, 84, 84), 4), ((10, 10, 10), 10),
     ((7, 7, 20), 20), ((20, 7, 7), 20), ((10, 10, 16), 16), ((7, 9, 40), 40),  # more channels than pixels in a row
+    ((4, 4, 16), 16), ((6, 7, 2), 2), ((3, 3, 3), 3), ((4, 7, 26), 26), ((84, 84, 128), 128),
+    ((3, 30, 320), 3), ((30, 320, 3), 3), ((12, 30, 320), 12), ((3, 16, 100), 3), ((1, 8, 64), 1),  # wide
+    ((84, 84), 1), ((30, 320), 1), ((4, 64, 64, 3), 12), ((4, 3, 64, 64), 12), ((4, 84, 84, 1), 4),
+    ((2, 3, 30, 320), 6),
 ])  # fmt: skip
 def test_convolutions_slide_over_height_and_width(image, channels, net):
     flags = monobeast.Flags(hidden_size=32, reward_clip=1.0, net=net)
     net = monobeast.Net({"obs": spaces.Box(0, 255, image, np.uint8)}, spaces.Discrete(2), flags)
     assert net.encoders[0].convolutions[0].in_channels == channels
+
+
+def test_the_images_of_a_stack_lie_in_the_channels_one_after_the_other():
+    images = torch.randint(256, (T, B, 2, 40, 50, 3), dtype=torch.uint8)
+    for x in (images, images.movedim(-1, -3)):  # channels last, and first
+        seen = Observations(spaces.Box(0, 255, x.shape[2:], np.uint8), True, False)(x)
+        assert torch.equal(seen, images.movedim(-1, -3).flatten(2, 3) * (1 / 255))
+    gray = torch.rand(T, B, 40, 50)
+    assert torch.equal(Observations(spaces.Box(0, 1, (40, 50)), True, False)(gray), gray.unsqueeze(2))
+
+
+def test_the_channels_that_a_flag_names_are_those_of_the_net_and_older_runs_guess_as_they_did():
+    for channels, found in (("auto", 3), ("first", 3), ("last", 320), ("legacy", 320)):
+        flags = monobeast.Flags(hidden_size=32, reward_clip=1.0, channels=channels)
+        net = monobeast.Net({"obs": spaces.Box(0, 255, (3, 30, 320), np.uint8)}, spaces.Discrete(2), flags)
+        assert net.encoders[0].convolutions[0].in_channels == found
+    for shape in ((84, 84), (4, 64, 64, 3)):
+        assert is_image(spaces.Box(0, 255, shape, np.uint8)) and not is_image(spaces.Box(0, 255, shape), "legacy")
+
+
+@pytest.mark.parametrize("space", [
+    spaces.Box(0, 255, (21, 79), np.uint8), spaces.Box(-np.inf, np.inf, (50, 30)), spaces.Box(0, 255, (8, 8), np.uint8),
+    spaces.MultiDiscrete(np.full((40, 40, 3), 2)), spaces.Box(0, 255, (40,), np.uint8), spaces.Discrete(3),
+])  # fmt: skip
+def test_matrices_boards_text_screens_and_categories_are_no_images(space):
+    assert not is_image(space)
+
+
+@pytest.mark.parametrize("dtype, largest", [(np.float32, 255), (np.float64, 1), (np.int64, 255), (np.uint16, 65535)])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_images_of_any_numbers_with_bounds_are_seen_as_those_of_bytes_are(dtype, largest, normalize):
+    images = torch.randint(256, (T, B, 40, 40, 3), dtype=torch.uint8)
+    theirs = (images * (largest / 255)).to(torch.from_numpy(np.zeros(1, dtype)).dtype)
+    seen = []
+    for x, space in (
+        (images, spaces.Box(0, 255, (40, 40, 3), np.uint8)), (theirs, spaces.Box(0, largest, (40, 40, 3), dtype)),
+    ):  # fmt: skip
+        center = Observations(space, True, normalize)
+        center.observe(x)
+        seen.append(center(x))
+    torch.testing.assert_close(seen[1], seen[0], rtol=1e-3, atol=1e-3)
+
+
+def test_older_weights_of_images_that_are_no_bytes_see_the_numbers_as_they_were():
+    space, x = spaces.Box(0, 255, (40, 40, 3)), 255 * torch.rand(T, B, 40, 40, 3)
+    flags = monobeast.validate(monobeast.Flags(hidden_size=32, reward_clip=1.0))
+    net = monobeast.Net({"obs": space}, spaces.Discrete(2), flags)
+    statistics = ("count", "mean", "variance", "scale", "offset", "unit")
+    state = {name: y for name, y in net.state_dict().items() if name.split(".")[-1] not in statistics}
+    for _ in range(2):
+        net = monobeast.Net({"obs": space}, spaces.Discrete(2), flags)
+        checkpoint.load_weights(net, state, "older.pt")
+        net.observe({"obs": x})
+        assert torch.equal(net.encoders[0].center(x), x.movedim(-1, -3))
+        state = net.state_dict()
+
+
+@pytest.mark.parametrize("dtype, high", [(np.int8, 100), (np.int32, 10**6), (np.int64, 10**9), (np.uint8, 200)])
+def test_vectors_of_integers_reach_the_net_as_their_twins_of_floats_do(dtype, high):
+    x = torch.randint(100, (T, B, 4))
+    seen = []
+    for space in (spaces.Box(0, high, (4,), dtype), spaces.Box(-np.inf, np.inf, (4,))):
+        center = Observations(space, False, True)
+        center.observe(x.to(torch.from_numpy(np.zeros(1, space.dtype)).dtype))
+        seen.append(center(x))
+    torch.testing.assert_close(seen[0], seen[1], rtol=0.05, atol=0.05)
+    assert seen[0].std() == pytest.approx(1, abs=0.2)
+
+
+@pytest.mark.parametrize("agent", [monobeast, r2d2])
+def test_the_start_line_names_what_becomes_of_each_part_of_an_observation(agent):
+    parts = {
+        "camera": spaces.Box(0, 255, (3, 30, 320), np.uint8), "numbers": spaces.Box(-1, 1, (3,)),
+        "kind": spaces.Discrete(60_000),
+    }  # fmt: skip
+    flags = agent.Flags(hidden_size=32, reward_clip=1.0) if agent is monobeast else agent.Flags(hidden_size=32)
+    told = describe_encoders(agent.Net(parts, spaces.Discrete(2), flags))
+    assert told == [
+        "camera [3, 30, 320] by convolutions over 3 channels of 30 x 320", "numbers [3] by an MLP",
+        "kind 60,000 one-hot numbers by an MLP, which makes the net slow: show it fewer numbers, or give it an "
+        "embedding",
+    ]  # fmt: skip
+    assert describe_encoders(torch.nn.Linear(1, 1)) == []
+
+
+def test_the_last_reward_reaches_the_net_in_the_scale_of_the_loss():
+    space = {"obs": spaces.Box(-1, 1, (2,))}
+    inputs = {"obs": {"obs": torch.zeros(1, 3, 2)}, "done": torch.zeros(1, 3, dtype=torch.bool)}
+    inputs |= {"action": torch.zeros(1, 3, dtype=torch.int64), "reward": torch.tensor([[0.4, 4.0, -40.0]])}
+    seen = []
+    net = monobeast.Net(space, spaces.Discrete(2), monobeast.Flags(hidden_size=32, reward_clip=0.0, reward_scale=0.1))
+    net.policy.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    net(inputs, ())
+    torch.testing.assert_close(seen[0][0, :, -3], torch.tensor([0.04, 0.4, -1.0]))
 
 
 @pytest.mark.parametrize("space", [

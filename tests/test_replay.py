@@ -144,7 +144,7 @@ def test_small_priorities_differ_and_many_actions_need_more_than_a_byte():
 
 def test_a_start_that_changed_nothing_leaves_the_saved_replay_alone(tmp_path):
     path, limiter = tmp_path / "replay.npz", RatioLimiter(1.0, 8, 0)
-    learner = SimpleNamespace(updates=0)
+    learner = SimpleNamespace(updates=0, net=torch.nn.Linear(1, 1))
     replay = new_replay(num_sequences=24)
     resume_replay(replay, limiter, path, learner, print)()
     assert not path.exists(), "zeros"
@@ -317,6 +317,38 @@ def test_a_saved_replay_comes_back_to_the_bit_and_begins_new_lives(tmp_path):
     (tmp_path / "replay.npz").write_bytes(data[: len(data) // 2])
     with pytest.raises(InputError, match="delete it"):
         other.load(tmp_path / "replay.npz", 7)
+
+
+def test_a_replay_of_other_weights_is_told_and_not_taken(tmp_path):
+    logs, path = [], tmp_path / "replay.npz"
+    for learner in (SimpleNamespace(updates=3, net=torch.nn.Linear(1, 1)) for _ in range(2)):
+        replay, limiter = new_replay(num_sequences=24), RatioLimiter(1.0, 8, 0)
+        save = resume_replay(replay, limiter, path, learner, logs.append)
+        Writer(replay).write(0)
+        save()
+    assert logs == [f"replay: filled anew, not from {path}, which is of another run, update or capacity"]
+    resume_replay(new_replay(num_sequences=24), limiter, path, learner, logs.append)
+    assert "sequences are those of" in logs[-1]
+
+
+def test_a_replay_file_in_fortran_order_is_read_right_and_a_strange_one_told_in_one_line(tmp_path):
+    replay, other, path = new_replay(num_sequences=24), new_replay(num_sequences=24), tmp_path / "replay.npz"
+    writer = Writer(replay)
+    for _ in range(20):
+        writer.write(0)
+    replay.save(path, 7)
+    with np.load(path) as file:
+        arrays = {name: np.array(file[name], order="F") for name in file.files}
+    np.savez(path, **arrays)
+    assert other.load(path, 7)
+    for name, array in replay._stored().items():
+        np.testing.assert_array_equal(other._stored()[name], array)
+    np.savez(path, **arrays | {"next_block": np.array(["1.5", "x"])})
+    assert not other.load(path, 7)
+    path.write_text("a text\nof two lines")
+    with pytest.raises(InputError, match="no replay can be read from it .*; delete it") as refused:
+        other.load(path, 7)
+    assert "pickle" not in str(refused.value) and "\n" not in str(refused.value)
 
 
 def play_atari(env_id: str, U: int, num_rollouts: int, **options):

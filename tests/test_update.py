@@ -50,7 +50,7 @@ def rows(seed: int, T: int = 6, B: int = 4) -> dict:
 def test_each_update_is_a_step_along_the_clipped_gradient_of_its_own_batch(grad_clip, is_clipped):
     flags = new_flags(grad_clip=grad_clip)
     net = new_net(flags)
-    learner = Learner(net, torch.optim.SGD(net.parameters(), lr=777.0), max_bad_updates=1)
+    learner = Learner(net, torch.optim.SGD(net.parameters(), lr=flags.learning_rate), max_bad_updates=1)
     learner.steps = 250  # of 1000: three quarters of the learning rate are left
     for seed in range(3):
         loss, *_ = monobeast.compute_loss(flags, net, rows(seed), ())
@@ -77,6 +77,28 @@ def test_the_learning_rate_decays_to_0_at_the_total_steps_or_stays(lr_decay, ste
     learner.steps = steps
     monobeast.update(flags, learner, rows(0), ())
     assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(left * flags.learning_rate)
+
+
+def test_groups_of_parameters_keep_their_own_rates_and_decay_alike_through_a_resumption():
+    flags = new_flags()
+
+    def new_learner(flags) -> Learner:
+        net = new_net(flags)
+        heads = [*net.policy.parameters(), *net.baseline.parameters()]
+        groups = [{"params": net.encoders.parameters()}, {"params": heads, "lr": 0.1 * flags.learning_rate}]
+        return Learner(net, torch.optim.Adam(groups, flags.learning_rate), max_bad_updates=1)
+
+    def rates(learner) -> list[float]:
+        monobeast.update(flags, learner, rows(0), ())
+        return [group["lr"] for group in learner.optimizer.param_groups]
+
+    learner = new_learner(flags)
+    for steps, left in ((0, 1.0), (500, 0.5)):
+        learner.steps = steps
+        assert rates(learner) == pytest.approx([left * flags.learning_rate, 0.1 * left * flags.learning_rate])
+    resumed = new_learner(dataclasses.replace(flags, learning_rate=0.02))
+    resumed.load_state_dict(learner.state_dict())
+    assert rates(resumed) == pytest.approx([0.01, 0.001]), "a resumed run may have another rate"
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
@@ -285,6 +307,18 @@ def test_an_update_shows_its_returns_to_the_value_head_unless_it_is_bad():
     batch["reward"][2, 3] = torch.nan
     assert monobeast.update(flags, learner, batch, ()).is_bad
     assert net.baseline.mean.item() == seen
+
+
+def test_a_batch_of_void_transitions_only_says_nothing_of_the_returns():
+    flags = new_flags(normalize_returns="on")
+    net = new_net(flags)
+    learner = Learner(net, monobeast.make_optimizer(flags, net), max_bad_updates=1)
+    monobeast.update(flags, learner, rows(0), ())
+    before = [x.clone() for x in (net.baseline.mean, net.baseline.variance, net.baseline.deviation)]
+    batch = rows(1, T=2)
+    batch["terminated"][0], batch["done"][1] = True, True  # lives of one step
+    monobeast.update(flags, learner, batch, ())
+    assert before == [net.baseline.mean, net.baseline.variance, net.baseline.deviation]
 
 
 def test_a_void_transition_is_no_step():

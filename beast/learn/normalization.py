@@ -144,11 +144,10 @@ def describe_encoders(net: nn.Module) -> list[str]:
 
 
 class ReturnMoments(NamedTuple):
-    """Mean and standard deviation of a batch's returns, and how many there are, scalar tensors."""
+    """Mean and standard deviation of a batch's returns, scalar tensors; NaN if all its transitions are void."""
 
     mean: Tensor
     deviation: Tensor
-    steps: Tensor = torch.ones(())  # 0: all transitions are void, so there are no returns
 
 
 class ValueHead(nn.Linear):
@@ -176,9 +175,9 @@ class ValueHead(nn.Linear):
     @torch.no_grad()
     def observe(self, returns: ReturnMoments, is_bad: Tensor) -> None:
         """Take a minibatch's returns into the running statistics, unless the update is bad or there are none."""
-        is_bad = is_bad | (returns.steps == 0)
+        is_bad = is_bad | ~returns.mean.isfinite()
         rate = torch.where(is_bad, 0, self.RATE)
-        mean, deviation = (torch.where(is_bad, 0, x) for x in returns[:2])  # NaN times a rate of 0 is NaN
+        mean, deviation = (torch.where(is_bad, 0, x) for x in returns)  # NaN times a rate of 0 is NaN
         old_mean, old_deviation = self.mean.clone(), self.deviation.clone()
         difference = mean - self.mean
         self.mean += rate * difference

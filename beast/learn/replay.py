@@ -285,14 +285,16 @@ class SequenceReplay:
                     read_array(file.zip, name, array)  # a second copy of all might not fit
                 read = [file[name].tolist() for name in counts]
         except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-            raise InputError(f"{path}: no replay can be read from it ({first_line(error)}); delete it to fill a new one") from error
+            raise InputError(
+                f"{path}: no replay can be read from it ({first_line(error)}); delete it to fill a new one"
+            ) from error
         self._next_block, self._life_began, self._last_generation, self.rows = read
         self._life = [-1] * self.num_groups
         return True
 
     def _counts(self) -> dict[str, np.ndarray]:
         """How far it has been written."""
-        counts = {"next_block": self._next_block, "life_began": self._life_began}
+        counts: dict[str, Any] = {"next_block": self._next_block, "life_began": self._life_began}
         counts |= {"last_generation": self._last_generation, "rows": self.rows}
         return {name: np.array(count, np.int64) for name, count in counts.items()}
 
