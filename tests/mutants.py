@@ -351,6 +351,7 @@ OTHER_MUTANTS = {
             "self.bad_updates_in_a_row + 1 if is_bad else 0",
             "self.bad_updates_in_a_row + is_bad",
         ),
+        ("rates of a checkpoint kept", '            group["lr"] = rate\n', "            pass\n"),
         ("random numbers not resumed", 'torch.set_rng_state(state["rng"])', "pass"),
         ("returns not resumed", 'self.returns.extend(state["returns"])', "pass"),
         ("moments of the memory format before", "torch.empty_like(parameter).copy_(moment)", "moment"),

