@@ -85,6 +85,9 @@ class RunFlags(EnvFlags):
     """Seed of environments, weights and action sampling. A run with another seed is an independent repetition."""
     init_from: str = ""
     """Checkpoint whose weights a new run begins with, as far as they fit the net; the log says what did not fit."""
+    channels: Literal["auto", "first", "last", "legacy"] = "auto"
+    """Where images have their channels; auto: by their shape (docs/environments.md), and the start line says it.
+    Checkpoints from before this flag are played with legacy; give that to resume such a run if its net differs."""
 
     # Limits.
     total_steps: int = 3_000_000
@@ -99,11 +102,6 @@ class RunFlags(EnvFlags):
     max_bad_updates: int = 10
     """A NaN or Inf in loss or gradients stops an update before its next step. After this many such updates in a row the
     run stops."""
-
-    # Observations.
-    channels: Literal["auto", "first", "last", "legacy"] = "auto"
-    """Where images have their channels; auto: by their shape (docs/environments.md), and the start line says it.
-    Checkpoints from before this flag are played with legacy; give that to resume such a run if its net differs."""
 
     # Hardware.
     device: str = "auto"
