@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # CartPole-v1: 500 in 20 whole games after 80,000 steps with six of ten seeds, 182 to 481 with others (docs/r2d2.md).
+    # CartPole-v1: 500 in 20 whole games after 80,000 steps with six of ten seeds, else 182 to 481 (docs/r2d2.md).
     # A quarter of the updates, twice the learning rate and rescaled values gave 500, 275 and 101 with three seeds.
     "vector": {
         "num_actors": 1, "group_width": 8, "unroll_length": 5, "trained": 10, "stride": 5, "core": "none",
