@@ -148,13 +148,14 @@ import torch
 from torch import Tensor, nn
 
 from beast.device import choose_device
+from beast.envs.masks import MASK
 from beast.envs.spaces import EnvSpaces, is_image, policy_width
 from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import GROUPS_PER_ACTOR
 from beast.feeds.feed import Feed
 from beast.feeds.slots import even_policy_lag
 from beast.learn import vtrace
-from beast.learn.distributions import distribution, to_features
+from beast.learn.distributions import distribution, mask_logits, to_features
 from beast.learn.layers import MixedPrecision, ResidualBlock, orthogonal
 from beast.learn.learner import Learner, Outcome, step_unless
 from beast.learn.nests import map_tensors, minibatches
@@ -234,8 +235,8 @@ class Net(nn.Module):
     def __init__(self, observation_spaces: dict, action_space: gymnasium.Space, flags: AgentFlags, amp: bool = False):
         super().__init__()
         self.action_space, self.flags = action_space, flags
-        self.names = list(observation_spaces)
-        self.encoders = nn.ModuleList([Encoder(space, flags, amp) for space in observation_spaces.values()])
+        self.names = [name for name in observation_spaces if name != MASK]  # which only says what is legal
+        self.encoders = nn.ModuleList([Encoder(observation_spaces[name], flags, amp) for name in self.names])
         # The value encoders begin as copies of the policy's.
         self.value_encoders = copy.deepcopy(self.encoders) if flags.value_net == "separate" else nn.ModuleList()
         size = sum(encoder.size for encoder in self.encoders) + 1 + spaces.flatdim(action_space)  # 1: the last reward
@@ -282,7 +283,8 @@ class Net(nn.Module):
             x, core_state = self.core(x, begins, core_state)  # [R, B, core_size]
         is_separate = self.flags.value_net == "separate"
         value_features = encode(self.value_encoders, self.value_join) if is_separate else x
-        return self.policy(x), self.baseline(value_features).squeeze(-1), core_state
+        policy_logits = mask_logits(self.action_space, self.policy(x), inputs["obs"].get(MASK), otherwise=0)
+        return policy_logits, self.baseline(value_features).squeeze(-1), core_state
 
 
 def scale_rewards(flags: AgentFlags, rewards: Tensor) -> Tensor:

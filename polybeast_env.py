@@ -21,6 +21,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # 
 import gymnasium  # noqa: E402
 
 from beast import envs  # noqa: E402
+from beast.envs.masks import MASK  # noqa: E402
 from beast.envs.probe import probe_env  # noqa: E402
 from beast.errors import exit_with_message  # noqa: E402
 from beast.hosts import dialer, env_server, security, served_group, serving, wire  # noqa: E402
@@ -118,6 +119,12 @@ def parse_flags(arguments: list[str] | None = None) -> argparse.Namespace:
         default=0,
         help="process id of the parent, with whose end this server ends too; 0: none. polybeast.py sets it",
     )
+    add(
+        "--has_mask",
+        action="store_true",
+        help="take masks of legal actions from info['action_mask']. polybeast.py sets it; a server that is started "
+        "otherwise finds out",
+    )
     return parser.parse_args(arguments)
 
 
@@ -129,7 +136,10 @@ def main() -> None:
         check_limits(flags, {**limits, "gil_timeout": (1, 10**6)})
         protection = security.of_env_server(flags, log)
         # A parent has made and checked such an environment itself.
-        env_id = flags.env if flags.parent_pid else probe_env(create_env, flags).env_id
+        env_id, has_mask = flags.env, flags.has_mask
+        if not flags.parent_pid:
+            probed = probe_env(create_env, flags)
+            env_id, has_mask = probed.env_id, MASK in probed.observations
         if flags.keep:
             words = [word for word in sys.argv if word != "--keep"]
             serving.keep([sys.executable, *words, "--env", env_id], "" if flags.learner else flags.address, log)
@@ -138,7 +148,7 @@ def main() -> None:
         options = dict(env_id=env_id, max_streams=flags.max_streams, log=log, stuck_seconds=flags.stuck_timeout)
 
         def make_group() -> served_group.VectorEnvGroup:
-            return served_group.VectorEnvGroup(create_env(flags, flags.group_width))
+            return served_group.VectorEnvGroup(create_env(flags, flags.group_width), has_mask=has_mask)
 
         server: env_server.EnvServer | dialer.Dialer
         announcement = ""  # a server that dials serves when a learner takes its first stream
@@ -151,7 +161,7 @@ def main() -> None:
                 **protection,
             )
         else:
-            example = served_group.VectorEnvGroup(create_env(flags, 1), flags.group_width)
+            example = served_group.VectorEnvGroup(create_env(flags, 1), flags.group_width, has_mask)
             server = env_server.EnvServer(make_group, flags.address, example=example, **options, **protection)
             announcement = f"serving {what} on {server.address}"
     serving.serve(server, announcement, flags.parent_pid, flags.gil_timeout)

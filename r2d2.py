@@ -8,8 +8,7 @@ Actors step environments. `act` chooses their actions, at random with each envir
 stores rollouts as sequences in a replay memory, and trains on sequences that it draws by priority: n-step double
 Q-learning with a target network, values rescaled, the core's stored state burnt in. docs/r2d2.md has more.
 
-Shapes: rollouts of U steps by K environments; sequences of B rows of burn-in, T transitions to train on and a last row;
-N columns of any batch.
+Shapes: rollouts of U steps by K environments; sequences of B burn-in rows, T transitions and a last row; N columns.
 """
 
 # ruff: noqa: E402  (an actor stops reading this file before torch is imported)
@@ -153,13 +152,14 @@ from torch import Tensor, nn
 
 from beast.device import choose_device, helper_thread, yield_cores
 from beast.envs.groups import finished_episodes
+from beast.envs.masks import MASK
 from beast.envs.rows import is_final
 from beast.envs.spaces import EnvSpaces, is_image
 from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import GROUPS_PER_ACTOR
 from beast.feeds.feed import Feed
 from beast.learn import vtrace
-from beast.learn.distributions import Categoricals, to_features
+from beast.learn.distributions import Categoricals, mask_logits, to_features
 from beast.learn.layers import MixedPrecision, ResidualBlock, orthogonal
 from beast.learn.learner import Learner, Outcome, step_unless
 from beast.learn.nests import columns, map_tensors
@@ -231,9 +231,9 @@ class Net(nn.Module):
 
     `forward(inputs, core_state)` takes `inputs["obs"][name]` [R, N, *shape], `inputs["done"]` [R, N] (the row begins an
     episode), the last action `inputs["action"]` [R, N] and its reward `inputs["reward"]` [R, N], and the core's state
-    before row 0, a tuple of [1, N, core_size] (empty without a core). It returns Q [R, N, actions] and its maximum
-    [R, N] (the rollout's field `baseline`; no loss needs it), both float32 and rescaled (`--rescale`), and the core's
-    state after the last row. Its statistics change in `observe` only. Raises InputError unless actions are Discrete.
+    before row 0, a tuple of [1, N, core_size] (empty without a core). It returns Q [R, N, actions], -inf where illegal,
+    its maximum [R, N] (the rollout's field `baseline`; no loss needs it), both float32 and rescaled (`--rescale`), and
+    the core's state after the last row. `observe` changes its statistics. InputError unless actions are Discrete.
     """
 
     def __init__(self, observation_spaces: dict, action_space: gymnasium.Space, flags: Flags, amp: bool = False):
@@ -243,8 +243,8 @@ class Net(nn.Module):
             raise InputError(f"action space {action_space}: {needed}; wrap the environment, or take monobeast.py")
         self.action_space, self.flags = action_space, flags
         self.num_actions = int(action_space.n)
-        self.names = list(observation_spaces)
-        self.encoders = nn.ModuleList([Encoder(space, flags, amp) for space in observation_spaces.values()])
+        self.names = [name for name in observation_spaces if name != MASK]  # which only says what is legal
+        self.encoders = nn.ModuleList([Encoder(observation_spaces[name], flags, amp) for name in self.names])
         size = sum(encoder.size for encoder in self.encoders) + 1 + self.num_actions  # 1: the last reward
         self.core = None
         if flags.core != "none":
@@ -265,8 +265,8 @@ class Net(nn.Module):
     def acting_policy(self, q: Tensor) -> Categoricals:
         """The ε-greedy policy of Q [..., actions], for --mode test and `beast.load`; training has `act` instead."""
         epsilon = min(self.flags.epsilon, 1 - 1e-6)  # the best action stays the most probable one, for --greedy
-        best = nn.functional.one_hot(q.argmax(-1), self.num_actions)
-        probabilities = (1 - epsilon) * best + epsilon / self.num_actions
+        best, legal = nn.functional.one_hot(q.argmax(-1), self.num_actions), q != -math.inf
+        probabilities = (1 - epsilon) * best + epsilon * legal / legal.sum(-1, keepdim=True)
         return Categoricals(probabilities.log(), sizes=[self.num_actions], action_shape=())
 
     @torch.no_grad()
@@ -286,6 +286,7 @@ class Net(nn.Module):
             x, core_state = self.core(x, begins, core_state)
         advantage = self.advantage(x)
         q = self.value(x) + advantage - advantage.mean(-1, keepdim=True)
+        q = mask_logits(self.action_space, q, inputs["obs"].get(MASK))
         return q, q.amax(-1), core_state
 
 
@@ -478,8 +479,8 @@ def act(training: Training, feed: Feed, weights: PublishedWeights, num_groups: i
             q, value, core_state = net(rows.inputs, rows.core_state)
             epsilon = ladder[rows.inputs["group"].long(), rows.inputs["env_number"].long()]
             coin = torch.rand(epsilon.shape, generator=training.generator, device=q.device)
-            drawn = torch.randint(q.shape[2], epsilon.shape, generator=training.generator, device=q.device)
-            action = torch.where(coin < epsilon, drawn, q.argmax(-1))
+            scores = torch.rand(q.shape, generator=training.generator, device=q.device).masked_fill(q == -math.inf, -1)
+            action = torch.where((coin < epsilon).unsqueeze(-1), scores, q).argmax(-1)
         rows.answer(action, q, value, version, core_state)  # Q goes to the field policy_logits
 
 

@@ -17,7 +17,8 @@ from beast.errors import exit_with_message
 def main(path: str, output: str) -> None:
     policy = beast.load(path)
     env = policy.make_env(2)
-    inputs = policy.inputs(env.reset(seed=1)[0])
+    observations, info = env.reset(seed=1)
+    inputs = policy.inputs(observations, info=info)
     env.close()
     num_envs = torch.export.Dim("num_envs")
 

@@ -47,7 +47,7 @@ WIRE = [  # of test_env_server.py, where others wait for what goes wrong
 ]
 TESTS = {  # of each file, those that fail first
     "monobeast.py": ["tests/test_loss.py", "tests/test_update.py", "tests/test_net.py"],
-    "r2d2.py": ["tests/test_r2d2.py"],
+    "r2d2.py": ["tests/test_r2d2.py", "tests/test_masks.py"],
     "beast/learn/replay.py": [
         "tests/test_replay.py",
         "tests/test_r2d2.py::test_the_steps_of_a_run_bound_its_replay_unless_some_groups_or_a_later_start_may_bring_more",
@@ -56,8 +56,8 @@ TESTS = {  # of each file, those that fail first
     "beast/learn/normalization.py": ["tests/test_net.py", "tests/test_update.py"],
     "beast/learn/learner.py": ["tests/test_learner_arithmetic.py", "tests/test_update.py", "tests/test_learner.py"],
     "beast/learn/vtrace.py": ["tests/test_vtrace.py"],
-    "beast/learn/distributions.py": ["tests/test_distributions.py"],
-    "beast/envs/groups.py": ["tests/test_envs.py", "tests/test_oddities.py"],
+    "beast/learn/distributions.py": ["tests/test_distributions.py", "tests/test_masks.py"],
+    "beast/envs/groups.py": ["tests/test_envs.py", "tests/test_oddities.py", "tests/test_masks.py"],
     "beast/envs/probe.py": ["tests/test_oddities.py"],
     "beast/envs/spaces.py": ["tests/test_oddities.py"],
     "beast/envs/numbers.py": ["tests/test_own_processes.py"],
@@ -393,6 +393,12 @@ OTHER_MUTANTS = {
         ),
         ("features of the parts in reverse", "zip(zeros, choices)]", "zip(zeros, choices[::-1])]"),
         ("features of a Box not clamped", "action.float().clamp(-1.0, 1.0)", "action.float()"),
+        ("a part without a choice not uniform", "part * otherwise", "part"),
+        (
+            "the first part's mask",
+            "zip(logits.split(sizes, dim=-1), mask.bool().split(sizes, dim=-1))",
+            "zip(logits.split(sizes, dim=-1), mask.bool().roll(1, -1).split(sizes, dim=-1))",
+        ),
     ],
     "beast/envs/groups.py": [
         (
@@ -411,6 +417,7 @@ OTHER_MUTANTS = {
         ("return of the life for that of the game", "game_over = ended & ~info", "game_over = ended | info"),
         ("a new game without its return", "np.where(new_game, 0.0, self._return + reward)", "self._return + reward"),
         ("last observation of the first environment", "final[k]", "final[0]"),
+        ("the next episode's mask for a last observation", 'info.get("final_info", {})', "info"),
         ("last observations of dicts of the first environment", "name: part[k] for", "name: part[0] for"),
         ("last observation in the wrong column", "fields[name][k] = part", "fields[name][0] = part"),
         ("same-step return without its last reward", 'np.where(same_step, rows["reward"][1:], 0)', "0"),
@@ -630,7 +637,14 @@ OTHER_MUTANTS = {
         ),
         ("greedy at epsilon 1 takes action 0", "min(self.flags.epsilon, 1 - 1e-6)", "self.flags.epsilon"),
         ("--epsilon ignored by a test", 'own=("epsilon",)', "own=()"),
-        ("last action never explored", "torch.randint(q.shape[2],", "torch.randint(q.shape[2] - 1,"),
+        (
+            "last action never explored",
+            "device=q.device).masked_fill(q == -math.inf, -1)",
+            "device=q.device).masked_fill(q == q[..., -1:], -1)",
+        ),
+        ("illegal actions explored", ".masked_fill(q == -math.inf, -1)", ""),
+        ("epsilon of illegal actions", "q != -math.inf", "q == q"),
+        ("mask ignored", 'q = mask_logits(self.action_space, q, inputs["obs"].get(MASK))\n', ""),
         (
             "one coin for a group",
             "coin = torch.rand(epsilon.shape, generator",

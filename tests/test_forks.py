@@ -52,25 +52,8 @@ SMALL = ["--group_width", "4", "--batch_width", "4", "--hidden_size", "64"]
 
 def test_every_fork_is_tested_here():
     source = Path(__file__).read_text()
-    assert len(list(FORKS.glob("*.diff"))) == 4
+    assert len(list(FORKS.glob("*.diff"))) == 3
     assert all(f'fork("{path.stem}")' in source for path in FORKS.glob("*.diff"))
-
-
-def test_with_the_action_mask_no_forbidden_action_is_ever_taken(fork, tmp_path):
-    arguments = ["--env", "toy_envs:Masked-v0", *SMALL, "--total_steps", "2000", "--max_env_restarts", "0"]
-    agent = fork("action_mask")
-    code, log = train(agent, *arguments)
-    assert code == 0 and "stopped at step 2," in log, log
-    assert float(metrics_of(tmp_path / "runs" / "run")[-1]["stats/bad_updates"]) == 0
-    policy = beast.load(str(tmp_path / "runs" / "run" / "checkpoint.pt"), str(agent))
-    mask = torch.tensor([[1, 0, 1, 0], [0, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.int8)
-    inputs, core_state = policy.inputs({"numbers": torch.zeros(3, 2).numpy(), "action_mask": mask.numpy()})
-    logits = policy.net(inputs, core_state)[0][0]
-    assert torch.equal(logits.isfinite(), mask.bool() | ~mask.bool().any(-1, keepdim=True))
-
-    plain = Path(shutil.copy(ROOT / "monobeast.py", tmp_path / "plain_agent.py"))
-    code, log = train(plain, *arguments, "--root", "plain")
-    assert code == 1 and "is forbidden" in log, log
 
 
 def test_the_transformer_sees_its_memory_in_the_episode_alike_in_acting_and_learning_and_trains(fork, tmp_path):

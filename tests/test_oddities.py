@@ -332,7 +332,7 @@ def test_parts_that_the_space_lacks_are_told_once(capfd):
 
 def test_no_action_that_a_mask_forbids_is_tried():
     """The toy raises where one is taken."""
-    probe(toy_envs.FirstIllegal)
+    probe(toy_envs.Masked)
 
 
 def test_random_actions_obey_masks_of_each_part_and_span_their_space():

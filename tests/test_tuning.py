@@ -91,7 +91,7 @@ def test_tune_knows_every_kind_of_action_and_observation(tmp_path, quick, capsys
 
 def test_tune_takes_no_action_that_a_mask_forbids(tmp_path, quick):
     """The toy raises where one is taken."""
-    flags = monobeast.validate(small(tmp_path, env="toy_envs:FirstIllegal-v0", batch_width=8))
+    flags = monobeast.validate(small(tmp_path, env="toy_envs:Masked-v0", batch_width=8))
     spaces = probe_env(monobeast.create_env, flags)
     with contextlib.closing(tuning.Stages(flags, monobeast.create_env, spaces, 0.1)) as stages:
         stages.env()

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from beast.envs.probe import SEED
+from beast.envs.spaces import category_sizes
 
 
 class Counting(gymnasium.Env):
@@ -189,39 +190,75 @@ class Nested(_Matching):
 
 
 class Masked(gymnasium.Env):
-    """Forbids actions, others in each step and never 0, and raises where one is taken; its last mask forbids all."""
+    """Forbids choices, others in each step, and raises where one is taken; an episode's last mask forbids all.
 
-    def __init__(self):
-        self.observation_space = spaces.Dict(
-            {"numbers": spaces.Box(-1, 1, (2,), np.float32), "action_mask": spaces.MultiBinary(4)}
-        )
-        self.action_space = spaces.Discrete(4)
+    The mask is told in observations or in infos, flat or nested as the action space `actions` is. Episodes terminate
+    after 5 steps or are truncated after 3. Pays 1 for the first of all choices.
+    """
+
+    ACTIONS = {
+        "Discrete": spaces.Discrete(4, start=-1),
+        "MultiDiscrete": spaces.MultiDiscrete([2, 4]),
+        "MultiBinary": spaces.MultiBinary(3),
+        "Tuple": spaces.Tuple((spaces.Discrete(3, start=2), spaces.MultiDiscrete([2, 2]), spaces.Discrete(3))),
+        "Dict": spaces.Dict({"turn": spaces.Discrete(3), "buttons": spaces.MultiBinary(2)}),
+    }
+
+    def __init__(self, actions: str = "Discrete", is_in_infos: bool = False, is_nested: bool = False):
+        self.action_space, self.is_in_infos, self.is_nested = self.ACTIONS[actions], is_in_infos, is_nested
+        self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
+        if not is_in_infos:
+            mask = spaces.MultiBinary(sum(category_sizes(self.action_space)))
+            if is_nested:
+                mask = self._nested(np.zeros(mask.n), lambda part: spaces.MultiBinary(len(part)))
+                mask = spaces.Dict(mask) if isinstance(mask, dict) else spaces.Tuple(mask)
+            self.observation_space = spaces.Dict({"action_mask": mask, "numbers": self.observation_space})
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.count = 0
-        return self._observation(), {}
+        self.count, self.length = 0, int(self.np_random.choice([3, 5]))
+        return self._observation()
 
     def step(self, action):
-        if not self.allowed[action]:
+        categories = self._categories(self.action_space, action)
+        choices = np.array(categories) + np.cumsum([0, *category_sizes(self.action_space)])[:-1]
+        if not self.allowed[choices].all():
             raise RuntimeError(f"action {action} is forbidden")
         self.count += 1
-        return self._observation(), float(action), self.count == 10, False, {}
+        observation, info = self._observation()
+        ends = self.count == self.length
+        return observation, float(categories[0] == 0), ends and self.length == 5, ends and self.length == 3, info
 
     def _observation(self):
-        self.allowed = self.np_random.integers(2, size=4).astype(np.int8)
-        self.allowed[0] = 1
-        shown = self.allowed * (self.count < 10)
-        return {"numbers": np.zeros(2, np.float32), "action_mask": shown.astype(np.int8)}
+        parts = []
+        for size in category_sizes(self.action_space):
+            part = self.np_random.integers(2, size=size)
+            part[self.np_random.integers(size)] = 1
+            parts.append(part)
+        self.allowed = np.concatenate(parts).astype(np.int8)
+        shown = self.allowed * np.int8(self.count < 5)
+        mask = self._nested(shown, np.array) if self.is_nested else shown
+        numbers = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        if self.is_in_infos:
+            return numbers, {"action_mask": mask}
+        return {"numbers": numbers, "action_mask": mask}, {}
 
+    def _nested(self, flat, make):
+        """One part of the flat mask for each part of the action space, made by `make`."""
+        is_dict, is_tuple = isinstance(self.action_space, spaces.Dict), isinstance(self.action_space, spaces.Tuple)
+        if not (is_dict or is_tuple):
+            return make(flat)
+        inner = self.action_space.items() if is_dict else enumerate(self.action_space)
+        parts, first = {}, 0
+        for key, space in inner:
+            parts[key] = make(flat[first : (first := first + sum(category_sizes(space)))])
+        return parts if is_dict else tuple(parts.values())
 
-class FirstIllegal(Masked):
-    """The same, but action 0 is always forbidden, and never action 1."""
-
-    def _observation(self):
-        observation = super()._observation()
-        self.allowed[:2] = 0, 1
-        return observation | {"action_mask": self.allowed * np.int8(self.count < 10)}
+    def _categories(self, space, action) -> list[int]:
+        if isinstance(space, (spaces.Dict, spaces.Tuple)):
+            keys = space.keys() if isinstance(space, spaces.Dict) else range(len(space))
+            return [category for key in keys for category in self._categories(space[key], action[key])]
+        return np.ravel(action - getattr(space, "start", 0)).tolist()
 
 
 class Pixel(gymnasium.Env):
@@ -340,7 +377,6 @@ for _toy in (
     Dict,
     Nested,
     Masked,
-    FirstIllegal,
     Pixel,
     CrashAtStep,
     CrashInReset,

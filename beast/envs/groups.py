@@ -9,9 +9,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from beast.envs.atari import LifeEpisodes
+from beast.envs.masks import MASK, legal_choices, spaces_with_mask
 from beast.envs.numbers import keep_numbers
 from beast.envs.rows import is_final, rollout_fields, written_by
-from beast.envs.spaces import CATEGORICAL, EnvSpaces, choices, env_actions, parts_by_name, spaces_by_name
+from beast.envs.spaces import CATEGORICAL, EnvSpaces, choices, env_actions, parts_by_name
 from beast.errors import InputError, raised
 
 
@@ -24,12 +25,13 @@ class EnvGroup:
     Under SAME_STEP autoreset a row may have `row["final_obs"][name]` [K, *shape], too (docs/rollout.md). It means
     something only in columns whose episode this row truncates. An episode that is truncated without `info["final_obs"]`
     is marked as terminated, too, so that nothing is bootstrapped from what is not there.
+    The part `action_mask` [K, choices] says what is legal (masks.py); `has_mask`: the infos of `env` may say it.
 
     `episode_return` and `episode_step` are of whole games: a vector env whose episode may end within a game says so in
     `info["life_over"]` (bool [K], see `LifeEpisodes`).
     """
 
-    def __init__(self, env: VectorEnv):
+    def __init__(self, env: VectorEnv, has_mask: bool = False):
         """Raises InputError for a space that is not supported and for an env that does not reset itself."""
         keep_numbers(env)
         # ale-py 0.12.1 writes its mode into the dict that all vector env classes share, so the env's own attribute
@@ -40,7 +42,8 @@ class EnvGroup:
                 f"autoreset mode of {env} is {mode}, expected AutoresetMode.NEXT_STEP or SAME_STEP: "
                 'set metadata["autoreset_mode"] of the vector env to what it does, and let it reset itself'
             )
-        self.env, self.num_envs, observations = env, env.num_envs, spaces_by_name(env.single_observation_space)
+        self.env, self.num_envs = env, env.num_envs
+        observations = spaces_with_mask(env.single_observation_space, env.single_action_space, has_mask)
         # Wrappers of others may keep an observation for longer than its row lasts.
         inner = env.env if isinstance(env, LifeEpisodes) else env
         self._observe_into = None if isinstance(inner, VectorWrapper) else getattr(inner, "observe_into", None)
@@ -57,7 +60,7 @@ class EnvGroup:
             self._observe_into(row["obs"]["obs"])
         observations, info = self.env.reset(seed=int(seed))
         info = info if isinstance(info, dict) else {}
-        self._write_observations(observations, row["obs"])
+        self._write_observations(observations, row["obs"], info)
         for array in row.get("final_obs", {}).values():
             array[...] = 0
         # NEXT_STEP: whether the row before was the last of its episode, and of its game.
@@ -72,10 +75,10 @@ class EnvGroup:
         if self._observe_into:
             self._observe_into(row["obs"]["obs"])
         observations, reward, terminated, truncated, info = self.env.step(actions)
-        self._write_observations(observations, row["obs"])
+        info = info if isinstance(info, dict) else {}
+        self._write_observations(observations, row["obs"], info)
         reward = np.reshape(reward, self.num_envs)
         terminated, truncated = (np.asarray(x, bool).reshape(self.num_envs) for x in (terminated, truncated))
-        info = info if isinstance(info, dict) else {}
         ended = terminated | truncated
         game_over = ended & ~info.get("life_over", np.False_)
         if self.spaces.final_observations:
@@ -104,11 +107,17 @@ class EnvGroup:
         for name in self._numbers:
             row[name][...] = computed[name] if name in computed else info.get(name, 0)
 
-    def _write_observations(self, observations, fields: dict[str, np.ndarray]) -> None:
+    def _write_observations(self, observations, fields: dict[str, np.ndarray], info: dict) -> None:
         for name, part in parts_by_name(self.env.single_observation_space, observations).items():
-            if part is not fields[name]:
+            if name in fields and name != MASK and part is not fields[name]:
                 fields[name][...] = part
+        if MASK in fields:
+            fields[MASK][...] = self._legal(observations, info)
         self._check_limits(fields)
+
+    def _legal(self, observations, info: dict) -> np.ndarray:
+        space = self.env.single_observation_space
+        return legal_choices(space, self.spaces.action, observations, info, self.num_envs)
 
     def _check_limits(self, fields: dict[str, np.ndarray], columns=slice(None)) -> None:
         """Raise InputError for an index outside of its space: it would end inference, and with it the whole run."""
@@ -133,7 +142,10 @@ class EnvGroup:
             else:  # K observations, as gymnasium's own vector envs give them
                 last = parts_by_name(space, final[k])
             for name, part in last.items():
-                fields[name][k] = part
+                if name in fields and name != MASK:
+                    fields[name][k] = part
+        if MASK in fields and found.any():
+            fields[MASK][found] = self._legal(final, info.get("final_info", {}))[found]
         self._check_limits(fields, found)
         return found
 

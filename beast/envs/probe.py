@@ -15,6 +15,7 @@ from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from beast.envs.groups import EnvGroup, close, name_of
+from beast.envs.masks import MASK
 from beast.envs.rows import nest_observations
 from beast.envs.spaces import EnvSpaces, observation_field, parts_by_name, random_actions, spaces_by_name
 from beast.errors import InputError, MissingPackage, UserError, first_line, raised
@@ -69,7 +70,9 @@ def probe_env(create_env: Callable, flags, **overrides) -> EnvSpaces:
         vector: Any = env.unwrapped
         if isinstance(vector, SyncVectorEnv):  # tells more than the vector env can where one of them is wrong
             vector.envs = [_Checked(single, name, single.observation_space, (), unseen) for single in vector.envs]
-        group.env = _Checked(env, name, env.single_observation_space, (num_envs,), unseen)
+        checked = _Checked(env, name, env.single_observation_space, (num_envs,), unseen)
+        group = EnvGroup(env, MASK in (checked.reset(seed=SEED)[1] or {}))
+        group.env = checked
         _try(group, name)
         if overrides.get("render_mode"):
             _check_frames(env, name)

@@ -22,6 +22,7 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv
 
 from beast.envs.groups import EnvGroup
+from beast.envs.masks import MASK
 from beast.envs.spaces import categories_by_part
 from beast.errors import SHOW_TRACEBACKS, InputError, UserError
 from beast.feeds.memory import RolloutMemory
@@ -57,7 +58,7 @@ class Actor:
         self.groups = {}
         expected: dict = {**memory.fields, **memory.categories}
         for number in groups:
-            group = self.groups[number] = EnvGroup(create_env(flags, memory.group_width))
+            group = self.groups[number] = EnvGroup(create_env(flags, memory.group_width), f"obs/{MASK}" in expected)
             found = {**group.fields, **(memory.categories and categories_by_part(group.spaces))}
             if different := sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name)):
                 here, first = ({name: each.get(name) for name in different} for each in (found, expected))

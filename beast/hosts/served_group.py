@@ -11,8 +11,10 @@ from typing import Any
 
 import grpc
 import numpy as np
+from gymnasium import spaces
 
 from beast.envs.groups import EnvGroup
+from beast.envs.masks import MASK
 from beast.envs.rows import nest_observations, written_by
 from beast.errors import InputError
 from beast.hosts import wire
@@ -46,14 +48,16 @@ class VectorEnvGroup(EnvGroup):
     `final_obs/<name>` and this same name in `structure`. Errors are those of EnvGroup.
     """
 
-    def __init__(self, env, num_envs: int | None = None):
-        super().__init__(env)
+    def __init__(self, env, num_envs: int | None = None, has_mask: bool = False):
+        super().__init__(env, has_mask)
         self.num_envs = num_envs or env.num_envs
         # `obs/` and `final_obs/` set an observation apart from `reward`, …
         self.observation_fields = {name: field for name, field in self.fields.items() if "obs/" in name}
         self.structure = {name.removeprefix("obs/"): name for name in self.observation_fields}
         self.action = self.fields["action"]
-        self.observation_space = wire.space_to_json(env.single_observation_space)
+        named = self.spaces.observations
+        whole = spaces.Dict(list(named.items())) if MASK in named else env.single_observation_space
+        self.observation_space = wire.space_to_json(whole)
         self.action_space = wire.space_to_json(env.single_action_space)
         self.frames_per_step = (env.metadata or {}).get("frames_per_step", 1)
 

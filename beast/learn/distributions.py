@@ -120,6 +120,17 @@ class _ClampLogStd(torch.autograd.Function):
         return gradient.masked_fill(is_outward, 0)
 
 
+def mask_logits(space: spaces.Space, logits: Tensor, mask: Tensor | None, otherwise: float = 1.0) -> Tensor:
+    """Logits [..., width], -inf where a `mask` [..., width] has a 0; None forbids nothing. Those of a part without a
+    legal choice, as many last rows have, are multiplied by `otherwise`: 0 draws uniformly, and teaches nothing."""
+    if mask is None:
+        return logits
+    sizes = _action_layout(space)[1]
+    parts = zip(logits.split(sizes, dim=-1), mask.bool().split(sizes, dim=-1))
+    masked = [part.masked_fill(~x, -math.inf).where(x.any(-1, keepdim=True), part * otherwise) for part, x in parts]
+    return torch.cat(masked, dim=-1)
+
+
 def distribution(space: spaces.Space, parameters: Tensor) -> Categoricals | Gaussian:
     """The policy over `space` whose parameters are `parameters` [..., policy_width(space)].
 

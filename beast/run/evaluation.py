@@ -19,6 +19,7 @@ import torch
 
 from beast.envs.films import Film
 from beast.envs.groups import EnvGroup, finished_episodes
+from beast.envs.masks import MASK
 from beast.envs.probe import probe_env
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.processes import Child
@@ -44,7 +45,9 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @same_directory()
-def play(create_env: Callable, net, episodes: int, seed: int, greedy: bool, video: str = "") -> list[tuple[float, int]]:
+def play(
+    create_env: Callable, net, episodes: int, seed: int, greedy: bool, video: str = "", has_mask: bool = False
+) -> list[tuple[float, int]]:  # fmt: skip
     """Play `episodes` whole games with a net in eval mode on the CPU; the return and the length in steps of each.
 
     Each of the environments of `create_env(number)` plays a fixed share of the games, as the first games to end would
@@ -54,7 +57,7 @@ def play(create_env: Callable, net, episodes: int, seed: int, greedy: bool, vide
     width = min(episodes, 1 if video else 10)
     quota = [episodes // width + (index < episodes % width) for index in range(width)]
     video = video and os.path.abspath(video)  # before an environment goes elsewhere
-    group = EnvGroup(create_env(width))
+    group = EnvGroup(create_env(width), has_mask)
     memory = RolloutMemory(group.fields, 1, 1, width)
     film = Film(group.env, video) if video else None
     games: list[list[tuple[float, int]]] = [[] for _ in range(width)]
@@ -102,7 +105,7 @@ def play_checkpoint(flags, create_env: Callable, net_class: Callable, variants: 
     net = net_class(spaces.observations, spaces.action, trained).eval()
     checkpoint.load_weights(net, state["net"], path)
     make_envs = partial(create_env, trained, **overrides)
-    played = play(make_envs, net, flags.episodes, flags.seed, flags.greedy, flags.video)
+    played = play(make_envs, net, flags.episodes, flags.seed, flags.greedy, flags.video, MASK in spaces.observations)
     return report(played, trained, path, state["counts"]["steps"])
 
 

@@ -19,7 +19,8 @@ from gymnasium import Space
 from torch import nn
 
 from beast.envs.groups import EnvGroup
-from beast.envs.spaces import action_shape_dtype, env_actions, observation_field, parts_by_name, spaces_by_name
+from beast.envs.masks import MASK, legal_choices
+from beast.envs.spaces import EnvSpaces, action_shape_dtype, env_actions, observation_field, parts_by_name
 from beast.errors import InputError
 from beast.learn.distributions import policy_of
 from beast.run import checkpoint
@@ -38,18 +39,22 @@ class State(NamedTuple):
 class Policy:
     """A net in eval mode on the CPU, its flags, and the spaces of the environments that it was trained on."""
 
-    def __init__(self, net: nn.Module, observation_space: Space, flags: Any, steps: int, make_env: Callable):
+    def __init__(self, net: nn.Module, whole: Space, spaces: EnvSpaces, flags: Any, steps: int, make_env: Callable):
+        self.spaces = spaces  # of rows, and so of what the net takes; `whole` is that of observations
         self.net, self.flags, self.steps, self.make_env = net, flags, steps, make_env
-        self.observation_space, self.action_space = observation_space, net.action_space
+        self.observation_space, self.action_space = whole, net.action_space
         """The spaces of one environment; `flags` are those of the training, `steps` the agent steps of it, and
         `make_env(num_envs)` makes the vector environment of the training."""
         self.generator = torch.Generator().manual_seed(flags.seed)
 
-    def inputs(self, observations, state: State | None = None, reward=0.0, done=False) -> tuple[dict, tuple]:
+    def inputs(self, observations, state: State | None = None, reward=0.0, done=False, info=None) -> tuple[dict, tuple]:
         """What the net's `forward` takes to choose the actions of these N observations: see `act`."""
-        fields = {name: observation_field(space) for name, space in spaces_by_name(self.observation_space).items()}
+        fields = {name: observation_field(space) for name, space in self.spaces.observations.items()}
         parts = parts_by_name(self.observation_space, observations)
-        obs = {name: torch.from_numpy(np.array(x, fields[name][1]))[None] for name, x in parts.items()}
+        if MASK in fields:
+            num_envs = len(next(iter(parts.values())))
+            parts[MASK] = legal_choices(self.observation_space, self.action_space, observations, info, num_envs)
+        obs = {name: torch.from_numpy(np.array(parts[name], dtype))[None] for name, (_, dtype) in fields.items()}
         num_envs = max((len(x[0]) for x in obs.values() if x.dim() > 1), default=1)
         for name, x in obs.items():
             shape, (expected, _) = tuple(x.shape[1:]), fields[name]
@@ -66,14 +71,15 @@ class Policy:
         rows = {name: torch.from_numpy(x) for name, x in rows.items()}
         return {"obs": obs, **rows, "action": state.action}, state.core
 
-    def act(self, observations, state: State | None = None, reward=0.0, done=False, greedy: bool = False):
+    def act(self, observations, state: State | None = None, reward=0.0, done=False, greedy: bool = False, info=None):
         """Actions for N environments, in the form that a vector environment takes, and the state to come back with.
 
         `observations` are as a vector environment gives them, with the `reward` [N] of the last actions. `done` [N]
         says which of them are the first of their episodes; without a state all are. `greedy` takes the most probable
-        actions instead of drawing them. Raises InputError for observations of another shape.
+        actions instead of drawing them. `info` came with the observations; it is needed where it has a mask. Raises
+        InputError for observations of another shape.
         """
-        inputs, core = self.inputs(observations, state, reward, done)
+        inputs, core = self.inputs(observations, state, reward, done, info)
         with torch.no_grad():
             policy_logits, _, core = self.net(inputs, core)
         policy = policy_of(self.net, policy_logits)
@@ -97,10 +103,11 @@ def load(path: str, agent: str = "") -> Policy:
     flags = module.Flags(**config | {name: value for name, value in here.items() if name in known})
     make_env = partial(getattr(module, "make_env", module.create_env), flags)
     with closing(make_env(1)) as env:
-        spaces, observation_space = EnvGroup(env).spaces, env.single_observation_space
+        has_mask = MASK in env.reset(seed=flags.seed)[1]
+        spaces, observation_space = EnvGroup(env, has_mask).spaces, env.single_observation_space
     net = module.Net(spaces.observations, spaces.action, flags).eval()
     checkpoint.load_weights(net, state["net"], path)
-    return Policy(net.requires_grad_(False), observation_space, flags, state["counts"]["steps"], make_env)
+    return Policy(net.requires_grad_(False), observation_space, spaces, flags, state["counts"]["steps"], make_env)
 
 
 def agent_of(flags: Any, net: nn.Module, variant: str) -> str:

@@ -23,6 +23,7 @@ except ModuleNotFoundError:
 
 from beast.device import choose_device, keep_freed_memory
 from beast.envs.handover import hand_over
+from beast.envs.masks import MASK
 from beast.envs.probe import probe_env
 from beast.envs.rows import written_by
 from beast.envs.spaces import EnvSpaces, action_shape_dtype, observation_field, spaces_by_name
@@ -95,6 +96,7 @@ def connect(flags, validate: Validate, program, to_close: contextlib.ExitStack) 
             # A step that hangs has taken --env_timeout already, and the learner waits for its server.
             *("--stuck_timeout", "5", "--gil_timeout", str(max(flags.env_timeout, wire.MAKING_SECONDS))),
             *(*command_line(flags), "--niceness", str(flags.server_niceness)),
+            *(["--has_mask"] if MASK in probed.observations else []),
         ]
         hand_over(flags.env, script)
         servers = LocalServers(script, arguments, flags.num_servers, flags.max_env_restarts, tell)

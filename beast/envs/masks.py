@@ -1,0 +1,59 @@
+"""Action masks: which choices are legal, in whatever form environments say it, as one flat array for every agent.
+
+A mask is the part `action_mask` of Dict observations, or `info["action_mask"]` of reset and step. It has a 1 for each
+choice that is legal and a 0 for the others: in the order of the policy's parameters, or nested as the action space is.
+"""
+
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from beast.envs.spaces import category_sizes, spaces_by_name
+from beast.errors import InputError
+
+MASK = "action_mask"
+
+
+def spaces_with_mask(observation: Space, action: Space, is_in_infos: bool) -> dict[str, Space]:
+    """The parts of observations by name. If these or the infos have a mask, the last part is a flat `action_mask`."""
+    parts = spaces_by_name(observation)
+    others = {name: space for name, space in parts.items() if name.split(".")[0] != MASK}
+    is_told = is_in_infos and not isinstance(action, spaces.Box)
+    return {**others, MASK: spaces.MultiBinary(_size(action))} if is_told or len(others) < len(parts) else parts
+
+
+def legal_choices(space: Space, action: Space, observations: Any, infos: dict | None, num_envs: int) -> np.ndarray:
+    """The masks of `num_envs` environments, bool [num_envs, choices], from their observations (an array of dicts, too)
+    or else infos. Where an environment says nothing, all is legal. InputError for a mask of another size."""
+    if isinstance(space, spaces.Dict) and MASK in space.spaces:  # not `in space`, which asks for an observation
+        if not isinstance(observations, dict):
+            observations = {MASK: np.fromiter((x and x[MASK] for x in observations), object, num_envs)}
+        legal = _flat(action, observations[MASK], num_envs)
+    elif infos is None:
+        raise InputError(f'masks are in info["{MASK}"]: give the `info` that came with the observations, too')
+    else:
+        legal = _flat(action, infos.get(MASK), num_envs)
+        legal[~infos.get(f"_{MASK}", np.True_)] = True  # gymnasium fills up with zeros
+    if legal.shape[1] != (size := _size(action)):
+        raise InputError(f"{MASK} has {legal.shape[1]} numbers: give one for each of the {size} choices of {action}")
+    return legal
+
+
+def _flat(action: Space, mask: Any, num_envs: int) -> np.ndarray:
+    if mask is None:
+        return np.ones((num_envs, _size(action)), bool)
+    if isinstance(mask, (dict, tuple, list)):
+        keys = action.keys() if isinstance(action, spaces.Dict) else range(len(mask))
+        parts = action if isinstance(action, (spaces.Dict, spaces.Tuple)) else dict.fromkeys(keys, action)
+        return np.concatenate([_flat(parts[key], mask[key], num_envs) for key in keys], axis=1)
+    mask = np.asarray(mask)
+    if mask.dtype == object:  # a nest of each environment
+        return np.concatenate([_flat(action, single, 1) for single in mask])
+    return mask.reshape(num_envs, -1) != 0
+
+
+def _size(action: Space) -> int:
+    if isinstance(action, spaces.Box):
+        raise InputError(f"{MASK} beside the action space {action}: a mask is for choices; give this part another name")
+    return sum(category_sizes(action))
