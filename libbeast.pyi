@@ -311,6 +311,14 @@ class ActorPool:
     def count(self) -> int:
         """Environment steps so far, over all streams."""
 
+    def tell(self, progress: bytes) -> None:
+        """Send each stream how far training is, with its next hello or actions. The text has 4000 bytes at most; raises
+        ValueError for a longer one."""
+
+    def take_metrics(self) -> list[bytes]:
+        """What rows in which games ended have brought since the last call, as env servers wrote it (32 KiB each at
+        most). 4 MiB wait at most; what comes beyond them is dropped."""
+
     def counters(self) -> Counters: ...
 
 def handshake(

@@ -148,7 +148,8 @@ def main() -> None:
         options = dict(env_id=env_id, max_streams=flags.max_streams, log=log, stuck_seconds=flags.stuck_timeout)
 
         def make_group() -> served_group.VectorEnvGroup:
-            return served_group.VectorEnvGroup(create_env(flags, flags.group_width), has_mask=has_mask)
+            env = create_env(flags, flags.group_width)
+            return served_group.VectorEnvGroup(env, has_mask=has_mask, metrics=flags.env_metrics)
 
         server: env_server.EnvServer | dialer.Dialer
         announcement = ""  # a server that dials serves when a learner takes its first stream

@@ -7,6 +7,7 @@ import errno
 import glob
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -56,6 +57,23 @@ def replace_file(path: str | os.PathLike, write: Callable[[BinaryIO], object]) -
             f"{path}: cannot be written ({first_line(error)}); an older file there is untouched. "
             "Check the free space and the permissions of its directory"
         ) from error
+
+
+def anonymous_file(name: str, size: int) -> int:
+    """A descriptor of `size` bytes of zeros that have no name in a file system. Raises OSError."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create(name)
+    else:  # macOS
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        os.truncate(fd, size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, size)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -17,6 +17,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kMaxUnrollLength = 1'000'000;
+constexpr size_t kMaxMetricsWaiting = 4 << 20;  // bytes
 
 // For what follows on the answers of inference and of the learner queue.
 size_t num_threads() { return std::clamp<size_t>(std::thread::hardware_concurrency() / 4, 2, 8); }
@@ -148,6 +149,8 @@ class ActorPool::Actor : public EnvStream::Owner {
       if (pool_.stopping()) return;
       stream_ = stream;
     }
+    num_told_ = 0;
+    tell_progress();
     await([&] { stream->open(life_.seed, this); });
   }
 
@@ -181,8 +184,9 @@ class ActorPool::Actor : public EnvStream::Owner {
     pool_.count_connected(1);
   }
 
-  void row_came() override {
+  void row_came(std::string metrics) override {
     const Event event(pool_);
+    if (!metrics.empty()) pool_.keep_metrics(std::move(metrics));
     pool_.environment_ns_ += nanoseconds_since(asked_);
     guarded([&] {
       if (const std::string fault = fault_of_row(); !fault.empty()) return end_life(lost_because(fault));
@@ -237,6 +241,7 @@ class ActorPool::Actor : public EnvStream::Owner {
       rollout_->set_agent_outputs(++row_, agent_outputs);
       in_rollout_ = true;
       const ArrayNest actions = actions_of(agent_outputs, spec_);
+      tell_progress();
       await([&] { current_stream()->step(actions, rollout_->destinations(row_)); });
     });
   }
@@ -281,6 +286,17 @@ class ActorPool::Actor : public EnvStream::Owner {
   }
 
   // Helpers of these.
+
+  void tell_progress() {
+    if (num_told_ == pool_.num_told_) return;
+    std::string progress;
+    {
+      std::lock_guard<std::mutex> lock(pool_.mutex_);
+      num_told_ = pool_.num_told_;
+      progress = pool_.progress_;
+    }
+    current_stream()->set_progress(progress);
+  }
 
   std::string server() const { return "environment server " + name_; }
 
@@ -344,6 +360,7 @@ class ActorPool::Actor : public EnvStream::Owner {
   std::string name_;          // of the stream, for messages
   int64_t num_attempts_ = 0;  // to open one, each with a seed of its own
   int32_t num_lives_ = 0;     // accepted so far, including this one
+  int64_t num_told_ = 0;      // the pool's when the stream was last told
   // Of this life:
   StreamSource::Life life_;
   Clock::time_point accepted_, asked_;  // asked_: when what it waits for was asked for
@@ -484,6 +501,24 @@ ActorPoolCounters ActorPool::counters() const {
   counters.seconds_environment = environment_ns_ * 1e-9;
   counters.seconds_enqueue = enqueue_ns_ * 1e-9;
   return counters;
+}
+
+void ActorPool::tell(std::string progress) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  progress_ = std::move(progress);
+  ++num_told_;
+}
+
+std::vector<std::string> ActorPool::take_metrics() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  metrics_bytes_ = 0;
+  return std::exchange(metrics_, {});
+}
+
+void ActorPool::keep_metrics(std::string metrics) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  metrics_bytes_ += metrics.size();
+  if (metrics_bytes_ <= kMaxMetricsWaiting) metrics_.push_back(std::move(metrics));
 }
 
 std::string ActorPool::compare_with_first(const StreamSpec& spec) {

@@ -64,6 +64,11 @@ class ActorPool final : private StreamSource::Owner {
   int64_t count() const { return steps_; }
   ActorPoolCounters counters() const;
 
+  // From any thread. `progress` reaches each stream with its next hello or actions.
+  void tell(std::string progress);
+  // What the streams' rows have brought since the last call, oldest first. 4 MiB wait at most; more is dropped.
+  std::vector<std::string> take_metrics();
+
  private:
   class Actor;  // one stream after the other at one place
 
@@ -84,6 +89,7 @@ class ActorPool final : private StreamSource::Owner {
   std::string compare_with_first(const StreamSpec& spec);
   bool keeps_waiting(Actor& actor);  // whether the actor has to wait until enough others are there
   void count_connected(int64_t change);
+  void keep_metrics(std::string metrics);
   void end_those_that_left();  // while they waited for others: nothing else tells that they have
 
   const ActorPoolOptions options_;
@@ -98,6 +104,7 @@ class ActorPool final : private StreamSource::Owner {
   std::vector<std::unique_ptr<Actor>> actors_;  // one for each place
   std::shared_ptr<Executor> executor_;  // what follows after an answer of inference or of the learner queue runs here
   std::atomic<bool> stopping_{false};
+  std::atomic<int64_t> num_told_{0};  // how often progress_ was set
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   bool started_ = false;    // run() was called
@@ -110,6 +117,9 @@ class ActorPool final : private StreamSource::Owner {
   std::optional<StreamSpec> expected_;
   std::exception_ptr failure_;
   std::vector<std::string> messages_;  // for run() to log
+  std::string progress_;
+  std::vector<std::string> metrics_;
+  size_t metrics_bytes_ = 0;  // of all that wait
 };
 
 }  // namespace beast

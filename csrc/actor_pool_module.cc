@@ -150,6 +150,20 @@ class PythonActorPool {
 
   int64_t count() const { return pool_->count(); }
 
+  void tell(const std::string& progress) {
+    if (progress.size() > kMaxProgressBytes) {
+      throw py::value_error("progress has " + std::to_string(progress.size()) + " bytes, at most " +
+                            std::to_string(kMaxProgressBytes) + " are taken");
+    }
+    pool_->tell(progress);
+  }
+
+  py::list take_metrics() {
+    py::list result;
+    for (const std::string& metrics : pool_->take_metrics()) result.append(py::bytes(metrics));
+    return result;
+  }
+
   py::dict counters() const {
     const ActorPoolCounters counters = pool_->counters();
     py::dict result;
@@ -293,6 +307,8 @@ void bind_actor_pool(py::module_& module) {
       .def("run", &PythonActorPool::run)
       .def("stop", &PythonActorPool::stop)
       .def("count", &PythonActorPool::count)
+      .def("tell", &PythonActorPool::tell, py::arg("progress"))
+      .def("take_metrics", &PythonActorPool::take_metrics)
       .def("counters", &PythonActorPool::counters);
   module.def("handshake", &handshake, py::arg("address"), py::kw_only(), py::arg("token") = "",
              py::arg("root_certificates") = py::bytes(), py::arg("env") = "", py::arg("timeout") = 30.0,

@@ -70,7 +70,7 @@ class EnvStream {
   class Owner {
    public:
     virtual void opened(const StreamSpec& spec) = 0;
-    virtual void row_came() = 0;
+    virtual void row_came(std::string metrics = "") = 0;
     virtual void lost(std::exception_ptr why) = 0;  // one of the errors above, instead of the other two
 
    protected:
@@ -78,6 +78,8 @@ class EnvStream {
   };
 
   virtual ~EnvStream() = default;
+  // Before open() and step(): how far training is, which goes with the hello or the actions.
+  virtual void set_progress(const std::string& progress) { (void)progress; }
   // Connects, and learns what the environments are. Called once. `seed` is the first environment's.
   virtual void open(uint64_t seed, Owner* owner) = 0;
   // Reads the first row: field i goes to destinations[i], which has room for it from all K environments.

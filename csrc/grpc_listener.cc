@@ -139,7 +139,7 @@ class DialedStream : public GrpcStream {
 
   void read_first_row(std::vector<std::byte*> destinations) override {
     const auto say_hello = [&](GrpcCall&, Then then) {
-      dialed_->send_headers("hello-bin", learner_hello(seed_, spec_.env, false), std::move(then));
+      dialed_->send_headers("hello-bin", learner_hello(seed_, spec_.env, false, progress_), std::move(then));
     };
     exchange(say_hello, std::move(destinations), kResetTime);
   }

@@ -167,7 +167,7 @@ void GrpcStream::set_timeout(milliseconds timeout) {
 }
 
 void GrpcStream::step(const Nest<Array>& actions, std::vector<std::byte*> destinations) {
-  const std::string message = actions_message(actions);
+  const std::string message = actions_message(actions, std::exchange(progress_, ""));
   exchange([&](GrpcCall& call, Then then) { call.write(message, std::move(then)); }, std::move(destinations));
 }
 
@@ -191,13 +191,14 @@ void GrpcStream::operation_ended(bool is_read, bool ok) {
   }
   // Where sending has failed, the stream has ended, but the peer's last message may have come: why it has.
   if (!row_came_) return end(nullptr);
+  std::string metrics;
   try {
     grpc::ProtoBufferReader reader(&message_);
-    read_row(&reader, message_.Length(), field_bytes_, destinations_);
+    metrics = read_row(&reader, message_.Length(), field_bytes_, destinations_);
   } catch (...) {
     return end(std::current_exception());
   }
-  owner_->row_came();
+  owner_->row_came(std::move(metrics));
 }
 
 void GrpcStream::cancel() {

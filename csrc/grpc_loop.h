@@ -94,6 +94,7 @@ class GrpcCall : public std::enable_shared_from_this<GrpcCall> {
 // A stream of rows and actions over a call, whoever made it.
 class GrpcStream : public EnvStream, public std::enable_shared_from_this<GrpcStream> {
  public:
+  void set_progress(const std::string& progress) override { progress_ = progress; }
   void step(const Nest<Array>& actions, std::vector<std::byte*> destinations) override;
   ~GrpcStream() override;
   void cancel() override;
@@ -125,6 +126,7 @@ class GrpcStream : public EnvStream, public std::enable_shared_from_this<GrpcStr
   Owner* owner_ = nullptr;
   grpc::ByteBuffer message_;  // the last one that came
   std::vector<size_t> field_bytes_;
+  std::string progress_;  // to be sent
 
   std::mutex mutex_;  // guards what follows
   std::shared_ptr<GrpcCall> call_;

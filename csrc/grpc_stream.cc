@@ -138,7 +138,7 @@ class ClientStream : public GrpcStream {
   }
 
   void shake_hands() {
-    Headers headers = {{"hello-bin", learner_hello(seed_, options_.env, /*only_hello=*/!has_asked_)}};
+    Headers headers = {{"hello-bin", learner_hello(seed_, options_.env, /*only_hello=*/!has_asked_, progress_)}};
     if (!options_.token.empty()) headers.emplace_back("authorization", authorization(options_.token));
     if (!stub_) stub_ = std::make_unique<grpc::GenericStub>(make_channel(options_, max_message_bytes_));
     const auto call = std::make_shared<ClientCall>(loop_, *stub_, headers);
@@ -319,7 +319,7 @@ std::shared_ptr<EnvStream> GrpcStreams::connect(const GrpcOptions& options) {
 StreamSpec ask_for_hello(GrpcOptions options, const std::function<void()>& interrupt) {
   struct Asker : EnvStream::Owner {
     void opened(const StreamSpec& spec) override { hello.set_value(spec); }
-    void row_came() override {}
+    void row_came(std::string) override {}
     void lost(std::exception_ptr why) override { hello.set_exception(why); }
 
     std::promise<StreamSpec> hello;

@@ -198,19 +198,21 @@ std::vector<std::string> required_fields() {
   return names;
 }
 
-std::string learner_hello(uint64_t seed, const std::string& env, bool only_hello) {
+std::string learner_hello(uint64_t seed, const std::string& env, bool only_hello, const std::string& progress) {
   rpc::LearnerHello hello;
   hello.set_protocol(kProtocol);
   hello.set_seed(seed);
   hello.set_env(env);
   hello.set_only_hello(only_hello);
+  hello.set_progress(progress);
   return hello.SerializeAsString();
 }
 
 std::string authorization(const std::string& token) { return "Bearer " + token; }
 
-std::string actions_message(const Nest<Array>& actions) {
+std::string actions_message(const Nest<Array>& actions, const std::string& progress) {
   rpc::Array message;
+  message.set_progress(progress);
   if (actions.is_leaf()) {
     fill(message, actions.leaf());
   } else {
@@ -244,11 +246,12 @@ size_t row_bytes(const StreamSpec& spec) {
   return std::accumulate(sizes.begin(), sizes.end(), size_t{0});
 }
 
-void read_row(ZeroCopyInputStream* input, size_t length, const std::vector<size_t>& sizes,
-              const std::vector<std::byte*>& destinations) {
+std::string read_row(ZeroCopyInputStream* input, size_t length, const std::vector<size_t>& sizes,
+                     const std::vector<std::byte*>& destinations) {
   const size_t row_bytes = std::accumulate(sizes.begin(), sizes.end(), size_t{0});
   CodedInputStream coded(input);
   bool found = false;
+  std::string metrics;
   while (const uint32_t tag = coded.ReadTag()) {
     uint32_t size = 0;
     switch (tag) {
@@ -274,6 +277,14 @@ void read_row(ZeroCopyInputStream* input, size_t length, const std::vector<size_
         }
         throw EnvError(readable(text));
       }
+      case tag_of(rpc::FromServer::kMetricsFieldNumber):
+        if (!coded.ReadVarint32(&size)) throw_malformed();
+        if (size > kMaxMetricsBytes) {
+          throw ConnectionError("received metrics of " + std::to_string(size) + " bytes, at most " +
+                                std::to_string(kMaxMetricsBytes) + " are allowed");
+        }
+        if (!coded.ReadString(&metrics, static_cast<int>(size))) throw_malformed();
+        break;
       case tag_of(rpc::FromServer::kHelloFieldNumber):
         throw ConnectionError("received a second hello instead of a row");
       default:
@@ -282,6 +293,7 @@ void read_row(ZeroCopyInputStream* input, size_t length, const std::vector<size_
   }
   if (!coded.ConsumedEntireMessage()) throw_malformed();
   if (!found) throw ConnectionError("received an empty message instead of a row");
+  return metrics;
 }
 
 std::string readable(const std::string& text) {

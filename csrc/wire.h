@@ -14,20 +14,22 @@
 
 namespace beast {
 
-inline constexpr uint32_t kProtocol = 3;
+inline constexpr uint32_t kProtocol = 4;
 inline constexpr int64_t kMaxEnvs = 65536;           // of one stream
 inline constexpr int64_t kMaxRowBytes = 0x7ff00000;  // just below 2 GiB, protobuf's limit
 inline constexpr int64_t kMaxMessageBytes = 0x7fffffff;
 inline constexpr size_t kMaxHelloBytes = 1 << 20;
 inline constexpr size_t kMaxErrorBytes = 64 << 10;  // of a message beside a row: an environment's traceback
+inline constexpr size_t kMaxMetricsBytes = 32 << 10;  // of one row
+inline constexpr size_t kMaxProgressBytes = 4000;     // headers have 8 KB
 
 // The names of the fields that ServerHello requires of every row, in the order that env_outputs have by default.
 std::vector<std::string> required_fields();
 
 // The values of the headers of a call: `hello-bin` and `authorization`.
-std::string learner_hello(uint64_t seed, const std::string& env, bool only_hello);
+std::string learner_hello(uint64_t seed, const std::string& env, bool only_hello, const std::string& progress = "");
 std::string authorization(const std::string& token);
-std::string actions_message(const Nest<Array>& actions);
+std::string actions_message(const Nest<Array>& actions, const std::string& progress = "");
 
 // Reads the server's first message, which has `length` bytes, and checks everything that the memory layout depends on.
 // Throws HandshakeError if it cannot be used, EnvError if it is an environment's traceback.
@@ -39,9 +41,9 @@ size_t row_bytes(const StreamSpec& spec);
 
 // Reads a row from a message of `length` bytes: sizes[i] bytes go straight to destinations[i]. Checks the lengths
 // before it writes. Throws ConnectionError if the message is not such a row, EnvError if it is an environment's
-// traceback.
-void read_row(google::protobuf::io::ZeroCopyInputStream* input, size_t length, const std::vector<size_t>& sizes,
-              const std::vector<std::byte*>& destinations);
+// traceback. Returns the metrics that came with the row, or "".
+std::string read_row(google::protobuf::io::ZeroCopyInputStream* input, size_t length, const std::vector<size_t>& sizes,
+                     const std::vector<std::byte*>& destinations);
 
 // Makes text from another host safe to show: valid UTF-8 without control characters, at most the last 64 KiB.
 std::string readable(const std::string& text);

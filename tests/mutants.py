@@ -62,6 +62,8 @@ TESTS = {  # of each file, those that fail first
     "beast/envs/spaces.py": ["tests/test_oddities.py"],
     "beast/envs/numbers.py": ["tests/test_own_processes.py"],
     "beast/feeds/processes.py": ["tests/test_own_processes.py"],
+    "beast/envs/env_metrics.py": ["tests/test_env_metrics.py"],
+    "beast/envs/progress.py": ["tests/test_env_metrics.py"],
     "beast/feeds/slots.py": ["tests/test_shared_memory.py", "tests/test_rollout.py", "tests/test_feeds.py"],
     "beast/feeds/shared_memory.py": ["tests/test_shared_memory.py", "tests/test_feeds.py"],
     "beast/hosts/wire.py": WIRE,
@@ -71,7 +73,7 @@ TESTS = {  # of each file, those that fail first
 }
 SLOW = (
     "learned or crash or killed or a_second or every_checkpoint or films or atari or its_replay_ratio or "
-    "prepared or update_late or equal_to_the_bit or is_not_filled or called_after"
+    "prepared or update_late or equal_to_the_bit or is_not_filled or called_after or of_the_page"
 )
 
 
@@ -399,6 +401,18 @@ OTHER_MUTANTS = {
             "zip(logits.split(sizes, dim=-1), mask.bool().split(sizes, dim=-1))",
             "zip(logits.split(sizes, dim=-1), mask.bool().roll(1, -1).split(sizes, dim=-1))",
         ),
+    ],
+    "beast/envs/env_metrics.py": [
+        ("numbers of the game that begins", "if final is None or not infos", "if True or not infos"),
+        ("numbers of the first environment", "    return values[k]\n", "    return values[0]\n"),
+        ("masks of infos ignored", "if values is None or not infos", "if values is None or False and not infos"),
+        ("numbers that are not finite", "number if math.isfinite(number) else", "number if True else"),
+        ("mean over all rows", "sums, self._sums = self._sums, {}", "sums = self._sums"),
+        ("names without end", "and len(self._known) >= MAX_NAMES:", "and False:"),
+    ],
+    "beast/envs/progress.py": [
+        ("one page for all threads", 'if not hasattr(_of_thread, "page"):', "if not _newest:"),
+        ("a page that is half written", "]) == crc:", "]) or True:"),
     ],
     "beast/envs/groups.py": [
         (

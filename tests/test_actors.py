@@ -283,7 +283,7 @@ def test_the_numbers_of_a_message_are_as_large_as_their_limits_say():
         with pytest.raises(struct.error):
             GO.pack(*numbers)
     with pytest.raises(struct.error):
-        READY.pack(limit, 0.0, 0.0)
+        READY.pack(limit, 0.0, 0.0, 0)
 
 
 # -------------------------------------------------------------------------------------------- child processes

@@ -52,7 +52,7 @@ SMALL = ["--group_width", "4", "--batch_width", "4", "--hidden_size", "64"]
 
 def test_every_fork_is_tested_here():
     source = Path(__file__).read_text()
-    assert len(list(FORKS.glob("*.diff"))) == 3
+    assert len(list(FORKS.glob("*.diff"))) == 4
     assert all(f'fork("{path.stem}")' in source for path in FORKS.glob("*.diff"))
 
 
@@ -112,3 +112,12 @@ def test_a_dict_environment_of_ones_own_trains(fork, tmp_path):
         "map": (6, 6, 3),
     }
     assert all(encoder.center.count > 0 for encoder in policy.net.encoders), "both parts reached the net"
+
+
+def test_with_the_curriculum_games_become_harder_with_the_returns(fork, tmp_path):
+    arguments = ["--env", "toy_envs:Telling-v0", *SMALL, "--total_steps", "800", "--log_steps", "100"]
+    code, log = train(fork("curriculum"), *arguments)
+    assert code == 0, log
+    rows = metrics_of(tmp_path / "runs" / "run")
+    assert float(rows[-1]["env/difficulty"]) == pytest.approx(3 / 500), "each game returns 3"
+    assert float(rows[0]["env/difficulty"]) < 0, "the first games began before there were returns"

@@ -23,6 +23,7 @@ from waiting import PATIENCE, wait_until
 import monobeast
 import r2d2
 from beast import machine
+from beast.envs.env_metrics import EnvMetrics
 from beast.envs.probe import probe_env
 from beast.errors import InputError, MissingPackage
 from beast.learn.learner import Counted
@@ -106,7 +107,10 @@ def test_best_is_written_before_the_checkpoint_that_says_how_good_it_is(tmp_path
         # While evaluations choose best.pt, the mean of the games is remembered all the same: a start without them goes
         # on from it.
         training._evaluations = types.SimpleNamespace(
-            result=lambda: {"eval/episodic_return": 5.0}, is_due=lambda: False, checkpoint_path=tmp_path / "missing"
+            result=lambda: {"eval/episodic_return": 5.0},
+            is_due=lambda: False,
+            checkpoint_path=tmp_path / "missing",
+            film_path=tmp_path / "missing",
         )
         learner.returns.extend([4.0] * learner.returns.maxlen)
         training.save()
@@ -542,10 +546,12 @@ def test_every_evaluation_gets_a_row_however_rarely_rows_are_written(tmp_path):
     learner = monobeast.make_learner(flags, probe_env(monobeast.create_env, flags))
     with monobeast.Training("mono", flags, learner, set(), frames_per_step=1) as training:
         training._metrics = Metrics(training.run.path, None, tensorboard=False)
-        training._feed = types.SimpleNamespace(measure=lambda seconds, shares: {})
+        training._feed = types.SimpleNamespace(measure=lambda seconds, shares: {}, env_metrics=EnvMetrics())
         training._row_steps, training._row_began = 0, time.monotonic() - 1
         found = {"eval/episodic_return": -1.0, "eval/step": 0}
-        training._evaluations = types.SimpleNamespace(result=lambda: found, is_due=lambda: False)
+        training._evaluations = types.SimpleNamespace(
+            result=lambda: found, is_due=lambda: False, film_path=tmp_path / "missing"
+        )
         learner.best_eval = 0.0
         for learner.steps in (100, 200):
             training._gather(Counted(False, 0.0, {"losses/grad_norm": 1.0, "stats/policy_lag_max": 0.0}))

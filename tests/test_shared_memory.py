@@ -33,6 +33,7 @@ class Counting:
         self.ready, self.lost = collections.deque(range(num_groups)), []
         self.lives, self.rows, self.acted = [0] * num_groups, [0] * num_groups, collections.defaultdict(list)
         self.at_once = 1
+        self.told: list[bytes] = []
 
     def go(self, group: int, slot: int, row: int) -> None:
         fields = self.memory.row(slot, row)

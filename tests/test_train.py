@@ -22,6 +22,7 @@ import monobeast
 import r2d2
 from beast.clock import Laps
 from beast.device import num_learner_threads, use_threads
+from beast.envs.env_metrics import EnvMetrics
 from beast.feeds import shared_memory
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.slots import SlotTensors
@@ -342,7 +343,13 @@ def test_checkpoints_are_minutes_apart(tmp_path, monkeypatch):
     flags = small_flags(root=str(tmp_path), name="run", tensorboard=False, **limits)
     closed, saves = threading.Event(), []
     feed = types.SimpleNamespace(
-        close=closed.set, laps=Laps(), workers={}, cores={}, measure=lambda *_: {}, description=""
+        close=closed.set,
+        laps=Laps(),
+        workers={},
+        cores={},
+        measure=lambda *_: {},
+        description="",
+        env_metrics=EnvMetrics(),
     )
     with monobeast.Training("mono", flags, new_learner(flags), set(), frames_per_step=1) as training:
         monkeypatch.setattr(training, "save", lambda: saves.append(1))
@@ -369,7 +376,7 @@ def test_metrics_average_the_good_updates_since_the_last_row(tmp_path):
     flags = small_flags(root=str(tmp_path), name="run", tensorboard=False)
     learner = new_learner(flags)
     with monobeast.Training("mono", flags, learner, set(), frames_per_step=1) as training:
-        training._feed, training._row_steps = types.SimpleNamespace(measure=lambda *_: {}), 0
+        training._feed, training._row_steps = types.SimpleNamespace(measure=lambda *_: {}, env_metrics=EnvMetrics()), 0
         training._metrics = types.SimpleNamespace(write=lambda *row: None)
         for steps, losses in ((100, (1.0, math.nan)), (1100, (3.0, 5.0))):
             training._row_began, learner.steps = time.monotonic() - 10, steps

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from beast.envs import training_progress
 from beast.envs.probe import SEED
 from beast.envs.spaces import category_sizes
 
@@ -42,6 +43,33 @@ class Counting(gymnasium.Env):
 
     def _observation(self):
         return np.array([self.name, self.episode, self.count], np.float32)
+
+
+class Telling(gymnasium.Env):
+    """Games of 3 steps, whose infos tell their number, and how far training was when they began."""
+
+    def __init__(self, level: float = 1.0, render_mode=None):
+        self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+        self.level, self.render_mode, self.game = level, render_mode, -1
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.game, self.count, self.training = self.game + 1, 0, training_progress()
+        return np.zeros(2, np.float32), {"metrics": {"game": -1000.0}}
+
+    def step(self, action):
+        self.count += 1
+        numbers = {"game": float(self.game), "level": self.level, "half": self.count / 2}
+        numbers |= {"steps": self.training.steps, "difficulty": self.training.told.get("difficulty", -1.0)}
+        if self.game >= 2:
+            numbers["late"] = np.float32(7)
+        infos = {"metrics": numbers, "is_success": self.game % 2 == 1, "found": {"wood": 2, "iron": 0}}
+        return np.zeros(2, np.float32), 1.0, self.count == 3, False, infos
+
+    def render(self):
+        return np.full((40, 30, 3), 50 * self.count, np.uint8)
 
 
 class MemoryCue(gymnasium.Env):
@@ -370,6 +398,7 @@ class NaNAtStep(Counting):
 
 for _toy in (
     Counting,
+    Telling,
     MemoryCue,
     MultiDiscrete,
     Tuple,

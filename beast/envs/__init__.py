@@ -17,6 +17,7 @@ from beast.envs.handover import handed_over
 from beast.envs.images import process_images
 from beast.envs.minatar import MINATAR_GAMES, register_minatar
 from beast.envs.numbers import reserve_numbers as reserve_numbers
+from beast.envs.progress import training_progress as training_progress
 from beast.envs.texts import leave_out_texts
 from beast.errors import InputError, MissingPackage, raised
 
@@ -34,15 +35,15 @@ def options(flags) -> dict[str, Any]:
     }
 
 
-def parse_env_kwargs(text: str) -> dict[str, Any]:
-    """The JSON object of --env_kwargs; none where the text is empty. Raises InputError, which names the text."""
+def parse_env_kwargs(text: str, flag: str = "--env_kwargs") -> dict[str, Any]:
+    """The JSON object of this flag; none where the text is empty. Raises InputError, which names the text."""
     try:
         value = json.loads(text or "{}")
     except ValueError as error:
         value = error
     if not isinstance(value, dict):
         what = f"no JSON ({value})" if isinstance(value, ValueError) else f"JSON, but no object: {value!r}"
-        raise InputError(f"""--env_kwargs {text!r} is {what}; write it as --env_kwargs '{{"map_name": "8x8"}}'""")
+        raise InputError(f"""{flag} {text!r} is {what}; write it as {flag} '{{"map_name": "8x8"}}'""")
     return value
 
 

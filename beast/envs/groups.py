@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
+from beast.envs import env_metrics
 from beast.envs.atari import LifeEpisodes
 from beast.envs.masks import MASK, legal_choices, spaces_with_mask
 from beast.envs.numbers import keep_numbers
@@ -28,11 +29,13 @@ class EnvGroup:
     The part `action_mask` [K, choices] says what is legal (masks.py); `has_mask`: the infos of `env` may say it.
 
     `episode_return` and `episode_step` are of whole games: a vector env whose episode may end within a game says so in
-    `info["life_over"]` (bool [K], see `LifeEpisodes`).
+    `info["life_over"]` (bool [K], see `LifeEpisodes`). `ended` has column and numbers of each game that the newest row
+    ends.
     """
 
-    def __init__(self, env: VectorEnv, has_mask: bool = False):
-        """Raises InputError for a space that is not supported and for an env that does not reset itself."""
+    def __init__(self, env: VectorEnv, has_mask: bool = False, metrics: str = ""):
+        """`metrics` are names of more numbers in the infos (--env_metrics), with commas between them. Raises
+        InputError for a space that is not supported and for an env that does not reset itself."""
         keep_numbers(env)
         # ale-py 0.12.1 writes its mode into the dict that all vector env classes share, so the env's own attribute
         # comes first.
@@ -48,6 +51,8 @@ class EnvGroup:
         inner = env.env if isinstance(env, LifeEpisodes) else env
         self._observe_into = None if isinstance(inner, VectorWrapper) else getattr(inner, "observe_into", None)
         self.spaces = EnvSpaces(observations, env.single_action_space, mode == AutoresetMode.SAME_STEP)
+        self._metrics = (*env_metrics.KEYS, *filter(None, map(str.strip, metrics.split(","))))
+        self.ended: list[tuple[int, env_metrics.Numbers]] = []
         self.fields, self._numbers = rollout_fields(self.spaces), list(written_by("env"))
         indices = {name: space for name, space in observations.items() if isinstance(space, CATEGORICAL)}
         starts = {name: np.asarray(getattr(space, "start", 0)) for name, space in indices.items()}
@@ -65,6 +70,7 @@ class EnvGroup:
             array[...] = 0
         # NEXT_STEP: whether the row before was the last of its episode, and of its game.
         self._was_final = self._was_game_over = np.zeros(self.num_envs, bool)
+        self.ended = []
         self._return, self._step = np.zeros(self.num_envs), np.zeros(self.num_envs, np.int32)
         nothing_yet = dict.fromkeys(("reward", "terminated", "truncated", "episode_return", "episode_step"), 0)
         self._write_numbers({**nothing_yet, "done": True}, info, row)
@@ -81,6 +87,7 @@ class EnvGroup:
         terminated, truncated = (np.asarray(x, bool).reshape(self.num_envs) for x in (terminated, truncated))
         ended = terminated | truncated
         game_over = ended & ~info.get("life_over", np.False_)
+        self.ended = env_metrics.read_games(info, game_over, self._metrics) if game_over.any() else []
         if self.spaces.final_observations:
             done, new_game = ended, game_over
         else:

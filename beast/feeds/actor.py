@@ -21,6 +21,7 @@ from collections.abc import Callable
 import numpy as np
 from gymnasium.vector import SyncVectorEnv
 
+from beast.envs import env_metrics, progress
 from beast.envs.groups import EnvGroup
 from beast.envs.masks import MASK
 from beast.envs.spaces import categories_by_part
@@ -31,8 +32,8 @@ from beast.machine import kill_family
 
 GO = struct.Struct("<HHH")  # to an actor: group, slot, row to write, each below 2¹⁶; row 0 means reset
 # From an actor: group whose row is written (the first time: whose environments are made), and seconds that the actor
-# has waited and stepped since its last message.
-READY = struct.Struct("<Hff")
+# has waited and stepped since its last message; and bytes that follow, of numbers of games that this row ends.
+READY = struct.Struct("<HffI")
 ALIVE = 2**16 - 1  # instead of a group: one more environment is being made or reset
 ACTOR_ARGUMENT = "--beast-actor"
 SCRIPT = "BEAST_ACTOR_SCRIPT"  # environment variable: the agent's file, for processes that an actor starts
@@ -58,20 +59,25 @@ class Actor:
         self.groups = {}
         expected: dict = {**memory.fields, **memory.categories}
         for number in groups:
-            group = self.groups[number] = EnvGroup(create_env(flags, memory.group_width), f"obs/{MASK}" in expected)
+            env = create_env(flags, memory.group_width)
+            group = EnvGroup(env, f"obs/{MASK}" in expected, getattr(flags, "env_metrics", ""))
+            self.groups[number] = group
             found = {**group.fields, **(memory.categories and categories_by_part(group.spaces))}
             if different := sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name)):
                 here, first = ({name: each.get(name) for name in different} for each in (found, expected))
                 raise InputError(f"create_env() gave {here}, its first call gave {first}: each has to give the same")
             made(number)
 
-    def write_row(self, group: int, slot: int, row: int) -> None:
-        """Step the group with the actions of this row and write what came of it there; row 0 begins new episodes."""
+    def write_row(self, group: int, slot: int, row: int) -> bytes:
+        """Step the group with the actions of this row and write what came of it there; row 0 begins new episodes.
+        Returns the numbers of games that it ends, encoded."""
         rows = self.memory.row(slot, row)
         if row == 0:
             self.groups[group].reset(self.seeds[group], rows)
         else:
             self.groups[group].step(rows["action"], rows)
+        ended = self.groups[group].ended
+        return env_metrics.encode(ended) if ended else b""
 
     def close(self) -> None:
         with contextlib.ExitStack() as stack:  # the second group, too, if the first one raises
@@ -121,17 +127,18 @@ def _act(connection: socket.socket, flags_class, create_env) -> None:
     if task["cpu"] is not None:
         os.sched_setaffinity(0, {task["cpu"]})
     _tell_of_each_environment(connection, min(1.0, flags.env_timeout / 4))
+    progress.follow(progress.Page(task["progress"]))
     memory, groups = RolloutMemory(**task["memory"]), dict(task["groups"])
-    actor = Actor(create_env, flags, memory, groups, lambda group: connection.sendall(READY.pack(group, 0.0, 0.0)))
+    actor = Actor(create_env, flags, memory, groups, lambda group: connection.sendall(READY.pack(group, 0.0, 0.0, 0)))
     with contextlib.closing(actor):
         written = 0.0
         while len(message := messages.read(GO.size)) == GO.size:
             group, slot, row = GO.unpack(message)
             received = time.monotonic()
             waited = received - (written or received)  # the wait for the first one is the parent's start of this actor
-            actor.write_row(group, slot, row)
+            told = actor.write_row(group, slot, row)
             written = time.monotonic()
-            connection.sendall(READY.pack(group, waited, written - received))
+            connection.sendall(READY.pack(group, waited, written - received, len(told)) + told)
 
 
 def _tell_of_each_environment(connection: socket.socket, pause: float) -> None:
@@ -145,7 +152,7 @@ def _tell_of_each_environment(connection: socket.socket, pause: float) -> None:
             if time.monotonic() - told_at > pause:
                 told_at = time.monotonic()
                 with contextlib.suppress(OSError):  # the parent has gone
-                    connection.sendall(READY.pack(ALIVE, 0.0, 0.0))
+                    connection.sendall(READY.pack(ALIVE, 0.0, 0.0, 0))
             return call(*args, **kwargs)
 
         return told

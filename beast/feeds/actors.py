@@ -9,10 +9,11 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from beast.envs.handover import importable
+from beast.envs.progress import Page
 from beast.errors import InputError, WorkerFailure
 from beast.feeds.actor import ACTOR_ARGUMENT, ALIVE, GO, READY, Actor, agents
 from beast.feeds.memory import RolloutMemory
@@ -38,6 +39,7 @@ class ActorProcess(Child):
     alive_at = 0.0  # its last sign of life: a message, or CPU time while it makes environments
     heard_at = 0.0  # its last message
     cpu_seconds = 0.0  # of this life, when last looked at
+    received = b""  # the beginning of a message
 
     def __init__(self, index: int, num_groups: int, max_restarts: int):
         super().__init__(f"actor {index}", max_restarts)
@@ -56,12 +58,24 @@ class ActorProcess(Child):
         seconds, stage, since = self._times
         return {**seconds, stage: seconds[stage] + time.monotonic() - since}
 
+    def messages(self, data: bytes) -> Iterator[tuple[int, float, float, bytes]]:
+        """Group, seconds waited and stepped, and numbers of games, of each message that `data` completes."""
+        data, at = self.received + data, 0
+        while len(data) - at >= READY.size:
+            *message, length = READY.unpack_from(data, at)
+            if len(data) - at - READY.size < length:
+                break
+            at += READY.size + length
+            yield *message, data[at - length : at]
+        self.received = data[at:]
+
 
 class Actors(Protocol):
     """What steps the groups of environments of a feed. One thread uses it, but for `wake` and `close`."""
 
     num_groups: int
     total_restarts: int  # of lost environments, so far
+    told: list[bytes]  # numbers of games, encoded, since whoever reads them last took them out
     workers: dict[str, Callable[[], dict[str, float]]]  # a name, and a function that gives the seconds by stage so far
 
     @property
@@ -87,16 +101,19 @@ class ActorProcesses:
     one thread, but for `wake` and `close`."""
 
     def __init__(
-        self, script: str, flags, memory: RolloutMemory, num_groups: int, seed: Callable, log: Callable, maker: str = ""
+        self, script: str, flags, memory: RolloutMemory, num_groups: int, seed: Callable, log: Callable,
+        maker: str = "", progress: Page | None = None,
     ):  # fmt: skip
         """`seed(group, life)` gives the seed of a group's environments in its nth life (0 at first). `maker` is
-        what `name_of_maker` returns.
+        what `name_of_maker` returns. Environments read `progress`.
 
         An actor that is silent for `env_timeout` seconds counts as dead. `log` gets a line at every restart, and every
         few seconds while environments are made.
         """
         self.script, self.flags, self.memory, self.seed, self.log = script, flags, memory, seed, log
         self._maker = maker
+        self.progress = progress or Page()
+        self.told: list[bytes] = []
         # A thread that starts an actor again may have more niceness of its own, which the actor would inherit.
         self.niceness = os.getpriority(os.PRIO_PROCESS, 0) + flags.actor_niceness
         self.timeout, self.num_groups = flags.env_timeout, num_groups
@@ -139,7 +156,7 @@ class ActorProcesses:
                 self._wake_receiver.recv(4096)
                 continue
             try:
-                data = process.connection.recv(256 * READY.size)  # messages are sent whole, and so they arrive
+                data = process.connection.recv(2**16)
             except OSError:
                 data = b""
             if not data:
@@ -147,9 +164,10 @@ class ActorProcesses:
                 continue
             process.heard_at = process.alive_at = time.monotonic()
             spent = dict(process.reported)
-            for group, waited, stepped in READY.iter_unpack(data):
+            for group, waited, stepped, told in process.messages(data):
                 if group == ALIVE:
                     continue
+                self.told += [told] if told else []
                 process.waiting_since.pop(group, None)
                 process.answers[group] += 1
                 spent["wait"] += waited
@@ -230,7 +248,7 @@ class ActorProcesses:
         with theirs:
             process.start(
                 [sys.executable, self.script, ACTOR_ARGUMENT, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(), self.memory.fd),
+                pass_fds=(theirs.fileno(), self.memory.fd, self.progress.fd),
                 env=os.environ | environment,
             )
         cpus = sorted(os.sched_getaffinity(0)) if self.flags.pin_actors and hasattr(os, "sched_getaffinity") else []
@@ -238,6 +256,7 @@ class ActorProcesses:
             "create_env": self._maker,
             "flags": dataclasses.asdict(self.flags),
             "memory": self.memory.description(),
+            "progress": self.progress.fd,
             "groups": [(group, self.seed(group, process.lives)) for group in process.groups],
             "niceness": self.niceness,
             "cpu": cpus[self.processes.index(process) % len(cpus)] if cpus else None,
@@ -247,6 +266,7 @@ class ActorProcesses:
         process.alive_at = process.heard_at = process.started_at + IMPORT_SECONDS
         process.cpu_seconds = 0.0
         process.answers.clear()
+        process.received = b""
         process.waiting_since = dict.fromkeys(process.groups, process.started_at)
         self._next_progress = process.started_at + PROGRESS_SECONDS  # a quick start needs no line
         self._selector.register(process.connection, selectors.EVENT_READ, process)
@@ -291,10 +311,12 @@ class LocalActors(Actor):
         self._directory = os.getcwd()
         super().__init__(create_env, flags, memory, {group: seed(group, 0) for group in range(num_groups)})
         self.num_groups = num_groups
+        self.told: list[bytes] = []
         self._ready = collections.deque(range(num_groups))
 
     def go(self, group: int, slot: int, row: int) -> None:
-        self.write_row(group, slot, row)
+        told = self.write_row(group, slot, row)
+        self.told += [told] if told else []
         self._ready.append(group)
 
     def wait(self, timeout: float) -> tuple[list[int], list[int]]:

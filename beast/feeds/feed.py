@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from beast.clock import Laps
+from beast.envs.env_metrics import EnvMetrics
 from beast.feeds.processes import Child
 
 
@@ -58,6 +59,7 @@ class Feed:
         if processes is not None:
             self.cores = {"envs": lambda: sum(process.total_cpu_seconds() for process in processes)}
         self.laps = Laps()  # of the thread that acts
+        self.env_metrics = EnvMetrics()
         self.dropped_rollouts = 0
         self.closed = threading.Event()
 
@@ -81,7 +83,7 @@ class Feed:
         """Metrics over the `seconds` since the last call, of which `shares` are the profile's."""
         limit = self.consumer.max_policy_lag
         bound = {"stats/policy_lag_bound": limit} if limit else {}
-        return {**bound, "stats/dropped_rollouts": self.dropped_rollouts}
+        return {**bound, "stats/dropped_rollouts": self.dropped_rollouts, **self.env_metrics.take()}
 
     def _accept(self, rollout: dict, lag: int) -> bool:
         """Record the games that ended in a rollout of numpy arrays; False if its `lag` is too high."""

@@ -7,13 +7,13 @@ collide with another run's or be left behind, and the kernel frees it with its l
 import math
 import mmap
 import os
-import tempfile
 import weakref
 
 import numpy as np
 
 from beast.envs.rows import nest_observations
 from beast.errors import OutOfMemory
+from beast.files import anonymous_file
 from beast.machine import available_memory
 
 ALIGNMENT = 4096  # bytes: every field starts on a page, so that it can be pinned for a GPU
@@ -40,7 +40,7 @@ class RolloutMemory:
             shape = (num_slots, unroll_length + 1, group_width, *shape)
             places[name] = shape, dtype, self.num_bytes
             self.num_bytes += -(-math.prod(shape) * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT
-        self.fd = _anonymous_file(self.num_bytes) if fd is None else fd
+        self.fd = _memory_of(self.num_bytes) if fd is None else fd
         weakref.finalize(self, os.close, self.fd)
         self.buffer = np.frombuffer(mmap.mmap(self.fd, self.num_bytes), np.uint8)  # all arrays
         self.arrays = {name: np.ndarray(shape, dtype, self.buffer, at) for name, (shape, dtype, at) in places.items()}
@@ -71,22 +71,13 @@ class RolloutMemory:
             array[slot, 0] = array[previous, -1]
 
 
-def _anonymous_file(size: int) -> int:
+def _memory_of(size: int) -> int:
     """A descriptor of `size` bytes of memory without a name. Raises OutOfMemory when there is not so much."""
     hint = "use a smaller --num_slots, a narrower --group_width, fewer --num_actors or a shorter --unroll_length"
     available = available_memory()
     if size > available:
         raise OutOfMemory(f"the rollout slots need {size / 1e6:.0f} MB and {available / 1e6:.0f} MB are free: {hint}")
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("beast-rollouts")
-    else:  # macOS
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
     try:
-        os.truncate(fd, size)
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, size)
+        return anonymous_file("beast-rollouts", size)
     except OSError as error:
-        os.close(fd)
         raise OutOfMemory(f"the rollout slots need {size / 1e6:.0f} MB of shared memory ({error}): {hint}") from error
-    return fd

@@ -1,6 +1,7 @@
 """The feed of env servers: libbeast's batcher, queue and streams."""
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,12 +28,12 @@ class RemoteFeed(Feed):
     def __init__(
         self, consumer: Consumer, action_space: Space, addresses: list[str], servers, listener, *,
         unroll_length: int, group_width: int, batch_width: int, queue_width: int, inference_width: int,
-        log: Callable[[str], None], min_streams: int, **stream_options,
+        log: Callable[[str], None], min_streams: int, progress: Callable[[], bytes] = bytes, **stream_options,
     ):  # fmt: skip
         """`addresses` has one entry for each stream, or there is a libbeast.EnvListener where streams dial in.
         `stream_options` are those of libbeast.ActorPool. `servers` are LocalServers, whose CPU time is told, or None.
         Groups wait while `queue_width` columns wait for the learner. Inference answers at most `inference_width` rows
-        at once; 0 chooses. `log` gets a line when a stream is lost."""
+        at once; 0 chooses. `log` gets a line when a stream is lost. Environments are sent what `progress` returns."""
         super().__init__(consumer, servers and servers.processes)
         self._env_outputs = ["obs", *written_by("env"), *written_by("feed")]
         self._agent_outputs = [*written_by("agent"), "number"]
@@ -58,6 +59,8 @@ class RemoteFeed(Feed):
             # No method of this feed: the pool would keep it, and no garbage collector sees through the pool.
             log=partial(_tell_lost, self._log_lost, self._is_lost), **stream_options,
         )  # fmt: skip
+        self._progress, self._told, self._told_at = progress, b"", -math.inf
+        self._exchange()
         # As many as streams, queue and learner hold, twice, as a stream may be slower than the others.
         self._seen = SeenObservations(2 * (num_rows + queue_width + batch_width) * unroll_length, self.device)
         self._to_device = partial(Tensor.to, device=self.device, non_blocking=True)
@@ -79,6 +82,7 @@ class RemoteFeed(Feed):
             return self._watch_callers()
         total, is_started, logged_at = self._group_width * self.num_streams, False, time.monotonic()
         while not self.closed.wait(0.1):
+            self._exchange()
             # A server connects when it has reset a group.
             reset = self._group_width * self.pool.counters()["streams_connected"]
             now = time.monotonic()
@@ -96,6 +100,7 @@ class RemoteFeed(Feed):
         log_refusals = RefusalLog(self._listener, self._log)
         while not self.closed.wait(0.1):
             log_refusals()
+            self._exchange()
             counters, now = self.pool.counters(), time.monotonic()
             connected, come = counters["streams_connected"], counters["streams_come"]
             is_waiting = connected < self._min_streams and now - logged_at > PROGRESS_SECONDS
@@ -111,7 +116,17 @@ class RemoteFeed(Feed):
                 continue
             logged_at = now
 
+    def _exchange(self) -> None:
+        """Take in the numbers of games, and send how far training is: every second at most."""
+        for told in self.pool.take_metrics():
+            self.env_metrics.add(told)
+        now, progress = time.monotonic(), self._progress()
+        if progress != self._told and now - self._told_at > 1.0:
+            self._told, self._told_at = progress, now
+            self.pool.tell(progress)
+
     def measure(self, seconds: float, shares: dict[str, float]) -> dict[str, float]:
+        self._exchange()
         waiting, self._waiting = self._waiting, []
         return {
             "stats/actor_wait": shares["time/streams_enqueue"],

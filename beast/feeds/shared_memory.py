@@ -86,6 +86,8 @@ class SharedMemoryFeed(Feed):
     def _ready_groups(self) -> list[int]:
         """Groups whose newest row waits for actions and has a place for them; waits for the first."""
         ready, lost = self.actors.wait(0.2)
+        while self.actors.told:
+            self.env_metrics.add(self.actors.told.pop())
         self.laps.lap("wait")
         now = time.monotonic()
         self._starved_seconds += len(self._starving) * (now - self._starving_since)

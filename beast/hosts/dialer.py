@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from beast.envs import progress
 from beast.errors import InputError
 from beast.hosts import env_server, served_group, throttle, wire
 
@@ -219,6 +220,7 @@ class DialedStream(threading.Thread):
 
     def _make_group(self) -> None:
         began = time.monotonic()
+        progress.page_of_thread()  # for processes, too, that the environments start
         try:
             self._group = self._dialer.make_group()
             self._served = served_group.ServedGroup(self._group, self._dialer.env_id)
@@ -253,7 +255,7 @@ class DialedStream(threading.Thread):
                 hello = self._learner_hello(address, call, ended)
                 if not hello:
                     return
-                self._served.reset(hello.seed)
+                self._served.reset(hello)
                 stuck.interval = self._dialer.stuck_seconds
                 outgoing.put(self._served.row)
                 # Until the learner ends the call, or this server is told to stop, which closes this side.

@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 from google.protobuf.message import DecodeError
 
+from beast.envs import progress
 from beast.errors import InputError
 from beast.hosts import served_group, wire
 from beast.hosts.served_group import Refusal
@@ -195,13 +196,14 @@ class EnvServer(grpc.GenericRpcHandler):
 
     def _serve(self, requests: Iterator, hello, peer: str, stuck: threading.Timer) -> Iterator:
         began = time.monotonic()
+        progress.page_of_thread().write(hello.progress[: progress.MAX_BYTES])
         group = self._make_group()
         try:
             served, width = served_group.ServedGroup(group, self._env_id), group.num_envs
             # Before the hello: a learner gives making and the first reset more time together than it gives a step.
             self._log(f"made {width} environments for {peer} in {time.monotonic() - began:.1f} s, resetting them")
             try:
-                served.reset(hello.seed)
+                served.reset(hello)
             except BaseException:  # after the hello it is a failure that the learner may try again
                 yield served.hello
                 raise

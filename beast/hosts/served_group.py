@@ -13,6 +13,8 @@ import grpc
 import numpy as np
 from gymnasium import spaces
 
+from beast.envs import env_metrics
+from beast.envs import progress as training
 from beast.envs.groups import EnvGroup
 from beast.envs.masks import MASK
 from beast.envs.rows import nest_observations, written_by
@@ -43,13 +45,14 @@ class VectorEnvGroup(EnvGroup):
     - `action`: (shape, dtype) of one environment's action, or None where any will do, nests of arrays too
     - `observation_space`, `action_space`: as JSON, or ""
     - `frames_per_step`: frames of the emulator; 1 where it is missing
+    - `ended`, where it tells of games
 
     An observation `name` is the field `obs/<name>`. Under SAME_STEP autoreset the final observation has the field
     `final_obs/<name>` and this same name in `structure`. Errors are those of EnvGroup.
     """
 
-    def __init__(self, env, num_envs: int | None = None, has_mask: bool = False):
-        super().__init__(env, has_mask)
+    def __init__(self, env, num_envs: int | None = None, has_mask: bool = False, metrics: str = ""):
+        super().__init__(env, has_mask, metrics)
         self.num_envs = num_envs or env.num_envs
         # `obs/` and `final_obs/` set an observation apart from `reward`, …
         self.observation_fields = {name: field for name, field in self.fields.items() if "obs/" in name}
@@ -76,11 +79,13 @@ class Row:
         memory: Any = (ctypes.c_ubyte * size).from_address(np.frombuffer(self._message, np.uint8).ctypes.data)
         memory.owner = self._message  # which the views keep alive, also after this row
         record = np.ndarray((), layout, memory, size - layout.itemsize)
+        self.metrics = b""  # that go with it
         self.views = nest_observations({name: record[name] for name in fields})
 
     def SerializeToString(self) -> bytes:
         """The message FromServer(row=…), as protobuf would serialize it. The next row overwrites it in place."""
-        return self._message
+        more = wire.FromServer(metrics=self.metrics).SerializeToString() if self.metrics else b""
+        return self._message + more if more else self._message
 
 
 class ServedGroup:
@@ -91,14 +96,20 @@ class ServedGroup:
         self._group, self.num_envs = group, group.num_envs
         self.hello = describe(group, env_id)
         self.row = Row(_fields(group), group.num_envs)
+        self._page = training.page_of_thread()
 
-    def reset(self, seed: int) -> None:
+    def reset(self, hello) -> None:
         """Begin new episodes, with the seed of a learner's hello."""
-        self._group.reset(seed % (2**31 - self.num_envs), self.row.views)
+        self._page.write(hello.progress[: training.MAX_BYTES])
+        self._group.reset(hello.seed % (2**31 - self.num_envs), self.row.views)
+        self.row.metrics = b""
 
     def step(self, actions) -> None:
         """Step with an Array message. Raises Refusal where the actions are not what the hello said."""
+        if actions.progress:
+            self._page.write(actions.progress[: training.MAX_BYTES])
         self._group.step(_checked_actions(actions, self._group), self.row.views)
+        self.row.metrics = env_metrics.encode(getattr(self._group, "ended", ()))
 
 
 def describe(group, env_id: str):

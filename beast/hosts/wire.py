@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from beast.errors import InputError
 
-PROTOCOL = 3  # both sides' must be equal; raise it with every change to the meaning of a message
+PROTOCOL = 4  # both sides' must be equal; raise it with every change to the meaning of a message
 PACKAGE = "beast.rpc"
 STREAM, DIAL = f"/{PACKAGE}.Environments/Stream", f"/{PACKAGE}.Environments/Dial"
 HELLO_HEADER, TOKEN_HEADER = "hello-bin", "authorization"  # the learner's hello; of who calls
@@ -26,8 +26,8 @@ DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32
 
 # The messages of csrc/rpcenv.proto and their fields, which count from 1.
 MESSAGES = {
-    "FromServer": "ServerHello hello, bytes row, string error",
-    "LearnerHello": "uint32 protocol, uint64 seed, string env, bool only_hello",
+    "FromServer": "ServerHello hello, bytes row, string error, bytes metrics",
+    "LearnerHello": "uint32 protocol, uint64 seed, string env, bool only_hello, bytes progress",
     "ServerHello": "uint32 protocol, string env, uint32 num_envs, repeated Field fields, Structure observation, "
     "Field action, string observation_space, string action_space, uint32 frames_per_step",
     "Field": "string name, string dtype, repeated int64 shape",
@@ -35,9 +35,10 @@ MESSAGES = {
     "Structure.Tuple": "repeated Structure parts",
     "Structure.Dict": "repeated Structure.Dict.PartsEntry parts",
     "Structure.Dict.PartsEntry": "string key, Structure value",  # what protoc makes of a map
-    "Array": "string dtype, repeated int64 shape, bytes data, repeated Array parts, Structure structure",
+    "Array": "string dtype, repeated int64 shape, bytes data, repeated Array parts, Structure structure, "
+    "bytes progress",
 }
-ONEOFS = ("FromServer", "Structure")  # messages with one of their fields, a oneof `kind`
+ONEOFS = {"FromServer": 3, "Structure": 3}  # messages with one of so many first fields, a oneof `kind`
 
 
 def file_descriptor() -> descriptor_pb2.FileDescriptorProto:
@@ -59,7 +60,7 @@ def file_descriptor() -> descriptor_pb2.FileDescriptorProto:
                 field.type, field.type_name = field.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
             else:
                 field.type = field.Type.Value(f"TYPE_{kind.upper()}")
-            if path in ONEOFS:
+            if number <= ONEOFS.get(path, 0):
                 field.oneof_index = 0
     service = file.service.add(name="Environments")
     for name, sent, answered in (("Stream", "Array", "FromServer"), ("Dial", "FromServer", "Array")):

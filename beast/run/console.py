@@ -58,7 +58,7 @@ class Console:
         if not self._live:
             tell(" | ".join(fields.values()))
             return
-        for least_important in ("waiting", "lag", "frames"):
+        for least_important in ("waiting", "games", "lag", "frames"):
             if len(" │ ".join(fields.values())) > self._live.console.width:
                 fields.pop(least_important, None)
         with contextlib.suppress(OSError):  # the terminal is gone
@@ -86,6 +86,9 @@ class Console:
         if "stats/learner_wait" in values:
             learner, actors = values["stats/learner_wait"], values.get("stats/actor_wait", math.nan)
             fields["waiting"] = f"waiting: learner {100 * learner:2.0f} % actors {100 * actors:2.0f} %"
+        told = [f"{name[4:][:20]} {value:.3g}" for name, value in values.items() if name.startswith("env/")][:3]
+        if told:
+            fields["games"] = " ".join(told)
         return fields
 
 

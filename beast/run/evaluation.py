@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import os
 import subprocess
@@ -17,10 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from beast.envs import parse_env_kwargs, progress
+from beast.envs.env_metrics import Numbers
 from beast.envs.films import Film
 from beast.envs.groups import EnvGroup, finished_episodes
 from beast.envs.masks import MASK
 from beast.envs.probe import probe_env
+from beast.errors import InputError, UserError
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.processes import Child
 from beast.files import read_json, same_directory, write_json
@@ -28,8 +32,10 @@ from beast.learn.distributions import policy_of
 from beast.learn.nests import columns, map_tensors
 from beast.run import checkpoint
 from beast.run.console import tell
+from beast.run.flags import parse_eval_env_kwargs
 
-OF_PLAYING = ("seed", "video", "greedy", "atari_backend")  # flags at which `create_env` may look, too
+# Flags of playing, at which `create_env` may look, too.
+OF_PLAYING = ("seed", "video", "greedy", "atari_backend", "episodes", "eval_env_kwargs")
 PROGRESS_SECONDS = 10.0  # between two lines of how many games are over
 LEAST_PATIENCE = 600.0  # seconds that an evaluation may take, or as long as there is between two
 # An agent's file, in a process that yields to all others and ends with its parent.
@@ -46,21 +52,24 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @same_directory()
 def play(
-    create_env: Callable, net, episodes: int, seed: int, greedy: bool, video: str = "", has_mask: bool = False
-) -> list[tuple[float, int]]:  # fmt: skip
-    """Play `episodes` whole games with a net in eval mode on the CPU; the return and the length in steps of each.
+    create_env: Callable, net, flags, video: str = "", has_mask: bool = False
+) -> list[tuple[float, int, Numbers]]:
+    """Play `flags.episodes` whole games with a net in eval mode on the CPU: return and length in steps of each, and
+    the numbers that its environment has told of it.
 
     Each of the environments of `create_env(number)` plays a fixed share of the games, as the first games to end would
     be the short ones. `video` is a file to film the first game into, where their render mode is rgb_array.
     """
+    episodes, seed = flags.episodes, flags.seed
     generator = torch.Generator().manual_seed(seed)
     width = min(episodes, 1 if video else 10)
     quota = [episodes // width + (index < episodes % width) for index in range(width)]
     video = video and os.path.abspath(video)  # before an environment goes elsewhere
-    group = EnvGroup(create_env(width), has_mask)
+    group = EnvGroup(create_env(width), has_mask, flags.env_metrics)
     memory = RolloutMemory(group.fields, 1, 1, width)
     film = Film(group.env, video) if video else None
     games: list[list[tuple[float, int]]] = [[] for _ in range(width)]
+    told: list[list[Numbers]] = [[] for _ in range(width)]
     before, after = memory.row(0, 0), memory.row(0, 1)
     before["action"][...] = 0
     group.reset(seed, before)
@@ -75,8 +84,10 @@ def play(
         with torch.no_grad():
             policy_logits, _, core_state = net(inputs, core_state)
         policy = policy_of(net, policy_logits)
-        after["action"][...] = (policy.mode() if greedy else policy.sample(generator))[0].numpy()
+        after["action"][...] = (policy.mode() if flags.greedy else policy.sample(generator))[0].numpy()
         group.step(after["action"], after)
+        for index, numbers in group.ended:
+            told[index].append(numbers)
         if film:
             film.add(after)
         for index, played in enumerate(games):
@@ -85,7 +96,11 @@ def play(
     group.close()
     if film:
         film.close()
-    return [game for share, played in zip(quota, games) for game in played[:share]]
+    return [
+        (*game, numbers)
+        for share, played, numbers_of in zip(quota, games, told)
+        for game, numbers in zip(played[:share], numbers_of)
+    ]
 
 
 def play_checkpoint(flags, create_env: Callable, net_class: Callable, variants: Collection[str], own=()) -> dict:
@@ -99,32 +114,60 @@ def play_checkpoint(flags, create_env: Callable, net_class: Callable, variants: 
     own_flags = {name: getattr(flags, name) for name in (*OF_PLAYING, *own)}
     config = {**checkpoint.OLDER, **state["config"], **own_flags, "mode": "test"}
     trained = type(flags)(**{field.name: config[field.name] for field in fields(flags) if field.name in config})
-    overrides = {"render_mode": "rgb_array"} if flags.video else {}
-    spaces = probe_env(create_env, trained, **overrides)
-    trained = replace(trained, env=spaces.env_id)
-    net = net_class(spaces.observations, spaces.action, trained).eval()
-    checkpoint.load_weights(net, state["net"], path)
-    make_envs = partial(create_env, trained, **overrides)
-    played = play(make_envs, net, flags.episodes, flags.seed, flags.greedy, flags.video, MASK in spaces.observations)
-    return report(played, trained, path, state["counts"]["steps"])
+    trained = replace(trained, env_metrics=flags.env_metrics or trained.env_metrics)
+    steps, net, results = state["counts"]["steps"], None, {}
+    page = progress.Page()
+    page.write(progress.encode(progress.Progress(steps, trained.total_steps, state.get("told", {}))))
+    progress.follow(page)
+    for label, kwargs in parse_eval_env_kwargs(flags.eval_env_kwargs).items():
+        kwargs = {**parse_env_kwargs(trained.env_kwargs), **kwargs}
+        flags_here = replace(trained, env_kwargs=json.dumps(kwargs, sort_keys=True) if kwargs else "")
+        video = "" if label else flags.video
+        overrides = {"render_mode": "rgb_array"} if video else {}
+        try:
+            spaces = probe_env(create_env, flags_here, **overrides)
+            flags_here = replace(flags_here, env=spaces.env_id)
+            if net is None:
+                space = spaces.observations, spaces.action
+                net = net_class(*space, flags_here).eval()
+                checkpoint.load_weights(net, state["net"], path)
+            elif (spaces.observations, spaces.action) != space:
+                raise InputError(f"--eval_env_kwargs {label}: its spaces are not those that the agent has learned with")
+            make_envs = partial(create_env, flags_here, **overrides)
+            played = play(make_envs, net, flags_here, video, MASK in spaces.observations)
+            results[label] = report(played, flags_here, path, steps, label)
+        except UserError as error:
+            if not label:
+                raise
+            tell(f"{label}: {error}")  # the others are played all the same
+            results[label] = {"error": str(error)}
+    result = results.pop("") | ({"others": results} if results else {})
+    output = Path(path).with_name("test.json")
+    write_json(output, result)
+    print(f"written to {output}" + (f" and {flags.video}" if flags.video else ""))
+    return result
 
 
-def report(played: list[tuple[float, int]], flags, path: str, steps: int) -> dict:
-    """Print mean ± standard error of the games played with checkpoint `path`, and write all to test.json beside it."""
-    returns, lengths = (np.array(column) for column in zip(*played))
+def report(played: list[tuple[float, int, Numbers]], flags, path: str, steps: int, label: str = "") -> dict:
+    """Print mean ± standard error of the games played with checkpoint `path`, and return all that test.json says."""
+    returns, lengths = (np.array(column) for column in list(zip(*played))[:2])
+    names = dict.fromkeys(name for *_, told in played for name in told)
+    numbers = {name: [told.get(name) for *_, told in played] for name in names}
+    known = {name: [x for x in each if isinstance(x, (int, float))] for name, each in numbers.items()}
     standard_error = float(returns.std(ddof=1) / math.sqrt(len(returns))) if len(returns) > 1 else math.nan
     result = {
         "env": flags.env, "checkpoint": path, "steps": steps, "greedy": flags.greedy, "seed": flags.seed,
         "mean": float(returns.mean()), "standard_error": standard_error if math.isfinite(standard_error) else None,
         "returns": returns.tolist(), "lengths_in_steps": lengths.tolist(),
+        "env_kwargs": flags.env_kwargs, "env_metrics": {name: float(np.mean(x)) for name, x in known.items() if x},
+        "env_metrics_of_games": numbers,
     }  # fmt: skip
     spread = f" ± {standard_error:.2f} (standard error)" if len(returns) > 1 else ""
     how = f"{'greedy' if flags.greedy else 'sampled'}, seed {flags.seed}, after {steps:,} steps"
     games = f"{len(returns)} whole games" if len(returns) > 1 else "one whole game"
-    print(f"{flags.env}: mean return {returns.mean():.2f}{spread} over {games}, {how}")
-    output = Path(path).with_name("test.json")
-    write_json(output, result)
-    print(f"written to {output}" + (f" and {flags.video}" if flags.video else ""))
+    print(f"{label and f'{label}, '}{flags.env}: mean return {returns.mean():.2f}{spread} over {games}, {how}")
+    for name, x in known.items():
+        print(f"env/{name}: {np.mean(x):.4g}, the mean of {len(x)} games" if x else f"env/{name}: {numbers[name][0]}")
     return result
 
 
@@ -143,6 +186,9 @@ class Evaluations:
         self._command = [sys.executable, "-c", BEHIND, inspect.getfile(type(flags)), "--mode", "test"]
         self._command += [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
         self._command += ["--greedy"] if flags.greedy else []
+        self._command += ["--eval_env_kwargs", *flags.eval_env_kwargs] if flags.eval_env_kwargs else []
+        self.film_path = directory / "eval/film.gif"
+        self._command += ["--video", str(self.film_path)] if flags.eval_video else []
         self._seconds, self._log = 60 * flags.eval_minutes, log
         self._process = Child("the evaluation", 0)
         self._next = time.monotonic() + self._seconds
@@ -155,6 +201,7 @@ class Evaluations:
         self._next = time.monotonic() + self._seconds
         self.checkpoint_path.parent.mkdir(exist_ok=True)
         self._result_path.unlink(missing_ok=True)
+        self.film_path.unlink(missing_ok=True)
         checkpoint.save(self.checkpoint_path, state)
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self._process.start(self._command, stdout=subprocess.DEVNULL, env={**os.environ, **one_thread})
@@ -176,14 +223,25 @@ class Evaluations:
         if popen.returncode or found is None:
             self._log(how)
             return {}
-        error = math.nan if found["standard_error"] is None else found["standard_error"]
-        return {
-            "eval/episodic_return": found["mean"], "eval/standard_error": error,
-            "eval/episodic_length": float(np.mean(found["lengths_in_steps"])),
-            "eval/episodes": len(found["returns"]), "eval/step": found["steps"],
-        }  # fmt: skip
+        metrics = {"eval/step": found["steps"], **_metrics_of(found, "eval")}
+        for label, other in found.get("others", {}).items():
+            if "error" in other:
+                self._log(f"the evaluation {label}: {other['error']}")
+            else:
+                metrics |= _metrics_of(other, f"eval/{label}")
+        return metrics
 
     def close(self) -> None:
         """Give up the one that runs."""
         if self._process.popen:
             self._process.end(0)
+
+
+def _metrics_of(found: dict, prefix: str) -> dict[str, float]:
+    """Of what test.json says of some games."""
+    numbers = {
+        "episodic_return": found["mean"], "episodic_length": float(np.mean(found["lengths_in_steps"])),
+        "standard_error": math.nan if found["standard_error"] is None else found["standard_error"],
+        "episodes": len(found["returns"]), **{f"env/{name}": x for name, x in found.get("env_metrics", {}).items()},
+    }  # fmt: skip
+    return {f"{prefix}/{name}": x for name, x in numbers.items()}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -28,6 +29,9 @@ class EnvFlags:
     env_kwargs: str = ""
     """Arguments of the environment as a JSON object, such as `{"map_name": "8x8"}`; of Atari, those of ale-py's
     AtariVectorEnv."""
+    env_metrics: str = ""
+    """Names of numbers in the infos that end games, such as `score,distance`, to be logged as `env/score` …; the infos'
+    `metrics` and `is_success` are so in any case."""
     frame_stack: int = 0
     """Images that the agent sees together, the newest last; 0: 4 for Atari, 1 for all others."""
     frame_skip: int = 0
@@ -135,6 +139,11 @@ class RunFlags(EnvFlags):
     They are the metrics eval/… and choose best.pt. 0 evaluates never."""
     eval_episodes: int = 20
     """Whole games of one evaluation."""
+    eval_env_kwargs: tuple[str, ...] = ()
+    """Evaluations, and --mode test: arguments of the environment that go before --env_kwargs, as a JSON object. With a
+    label before it, as in `hard={"level": 9}`, they are played beside the others and are the metrics eval/hard/…."""
+    eval_video: bool = False
+    """Film the first game of every evaluation for TensorBoard and Weights & Biases (a GIF in eval/ of the run)."""
 
     episodes: int = 10
     """--mode test: number of whole games to play."""
@@ -199,6 +208,7 @@ FREE_ON_RESUME = {
     *("device", "amp", "channels_last", "compile", "learner_threads", "log_steps", "checkpoint_minutes"),
     *("tensorboard", "track", "track_project", "eval_minutes", "eval_episodes"),
     *("episodes", "greedy", "checkpoint", "video", "atari_backend", "actor_niceness", "pin_actors"),
+    *("env_metrics", "eval_env_kwargs", "eval_video"),
 }
 SERVERS_FREE_ON_RESUME = {flag.name for flag in fields(ServerFlags)} - {"server_arguments"}
 
@@ -275,9 +285,23 @@ def check_server_flags(flags: F, batch_width: int, widths_known: bool = True) ->
     return replace(flags, queue_width=queue_width)
 
 
+def parse_eval_env_kwargs(words: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Label -> arguments; those without a label, under "", come first. Raises InputError for a word that is neither."""
+    found: dict[str, dict[str, Any]] = {"": {}}
+    for word in words:
+        label, brace, rest = word.partition("{")
+        if not re.fullmatch(r"([\w.-]+=)?", label) or label == "env=":
+            raise InputError(
+                f"--eval_env_kwargs {word}: write it as LABEL={{…}}; a label has letters, digits, _, . and -"
+            )
+        found[label[:-1]] = parse_env_kwargs(brace + rest, "--eval_env_kwargs")
+    return found
+
+
 def check_flags(flags: F, limits: Mapping[str, tuple]) -> F:
     """An agent's flags, with `env_kwargs` as JSON writes it. Raises InputError for one outside its limits."""
     flags = replace(flags, env_kwargs=check_env_flags(flags))
+    parse_eval_env_kwargs(flags.eval_env_kwargs)
     of_all = {name: each for name, each in {**RUN_LIMITS, **ACTOR_LIMITS}.items() if hasattr(flags, name)}
     check_limits(flags, {**of_all, **limits})
     return flags

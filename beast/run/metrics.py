@@ -37,11 +37,12 @@ class Metrics:
         purge_step = 0 if resume_step is None else resume_step + 1
         columns, rows = read_rows(self._path) if purge_step and self._path.exists() else (list(COLUMNS), [])
         self._rewrite(columns, [row for row in rows if int(row["step"]) < purge_step])
-        self._tensorboard = None
+        self._tensorboard: Any = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # only on request: it takes a second and 60 MB
 
             self._tensorboard = SummaryWriter(str(path), purge_step=purge_step)
+            self._write_hyperparameters(read_json(path / "config.json", missing={}))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Record `values` at agent step `step`; the file has them on return. A new name becomes a new column.
@@ -68,6 +69,32 @@ class Metrics:
                 f"{self._path}: metrics cannot be written ({first_line(error)}); the checkpoints are untouched. "
                 "Free some space, and give the same command again to go on from the newest"
             ) from error
+
+    def _write_hyperparameters(self, config: dict) -> None:
+        """The run's flags, for TensorBoard's tabs of texts and of hyperparameters."""
+        from torch.utils.tensorboard.summary import hparams
+
+        values = {name: x if isinstance(x, (bool, int, float, str)) else str(x) for name, x in config.items()}
+        table = "".join(f"|{name}|{str(x).replace('|', '&#124;')}|\n" for name, x in values.items())
+        self._tensorboard.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{table}")
+        for summary in hparams(values, {"charts/episodic_return": 0}):  # `add_hparams` would begin a run of its own
+            self._tensorboard.file_writer.add_summary(summary)
+
+    def film(self, step: int, path: Path) -> None:
+        """Show a GIF."""
+        if self._tensorboard:
+            from PIL import Image
+            from tensorboard.compat.proto.summary_pb2 import Summary
+
+            with Image.open(path) as image:
+                width, height = image.size
+            encoded = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=path.read_bytes())
+            value = Summary.Value(tag="eval/film", image=encoded)
+            self._tensorboard.file_writer.add_summary(Summary(value=[value]), step)
+        if self._wandb:
+            import wandb
+
+            self._wandb.log({"step": step, "eval/film": wandb.Video(str(path), format="gif")})
 
     def close(self) -> None:
         """Close the files and end the Weights & Biases run."""

@@ -126,7 +126,8 @@ def make_feed(
         consumer_of(training.learner, max_policy_lag), connection.spaces.action, streams, servers, listener,
         unroll_length=flags.unroll_length, group_width=flags.group_width, batch_width=batch_width,
         queue_width=flags.queue_width, inference_width=flags.inference_width, min_streams=min_streams,
-        log=training.run.log, seed=training.env_seed(0, 0), expected=connection.hello, env_timeout=flags.env_timeout,
+        log=training.run.log, progress=training.page.read, seed=training.env_seed(0, 0), expected=connection.hello,
+        env_timeout=flags.env_timeout,
         connect_timeout=max(flags.env_timeout, CONNECT_SECONDS) + wire.MAKING_SECONDS,
         max_env_restarts=flags.max_env_restarts, **connection.protection,
     )  # fmt: skip

@@ -23,7 +23,7 @@ import torch
 
 from beast.clock import Laps, Profile
 from beast.device import keep_freed_memory, num_learner_threads, pin_memory, stream, use_threads, wait_for
-from beast.envs import family_of
+from beast.envs import family_of, progress
 from beast.envs.handover import hand_over
 from beast.envs.probe import probe_env
 from beast.envs.rows import rollout_fields
@@ -68,6 +68,8 @@ class Training:
         self._config = {"variant": variant, **asdict(flags)}
         self.run = Run(flags.root, flags.name, self._config, resume_free)
         self.cleanup.callback(self.run.close)
+        self.told: dict[str, float] = {}  # numbers for the environments
+        self.page = progress.Page()  # that they read
         self.generator = torch.Generator(self.device)  # of action noise
         self.generator.manual_seed(self.env_seed(2**16, 0))
         try:
@@ -77,6 +79,7 @@ class Training:
             self.cleanup.close()
             raise
         self.frames_per_step = frames_per_step
+        self._tell_progress()
         self._began, self._seconds_before = time.monotonic(), learner.seconds
         self._signal = 0  # that asked for an end
         self._has_told_bad_inputs = False
@@ -96,6 +99,7 @@ class Training:
             state = checkpoint.load(self.run.checkpoint_path)
             checkpoint.load_weights(learner.net, state["net"], self.run.checkpoint_path)
             learner.load_state_dict(state)
+            self.told = dict(state.get("told", {}))
             self.run.log(f"resumed at step {learner.steps:,}")
             if state["action_rng"].shape == self.generator.get_state().shape:
                 self.generator.set_state(state["action_rng"])
@@ -137,11 +141,28 @@ class Training:
         """Whether all steps or minutes are used up."""
         return self.learner.steps >= self.flags.total_steps or 0 < 60 * self.flags.total_minutes <= self.seconds()
 
+    def tell(self, **numbers: float) -> None:
+        """Tell the environments numbers, which they find in `beast.envs.training_progress().told`: at once on this
+        machine, elsewhere within two seconds. Checkpoints have them. Raises InputError for one that is not finite, and
+        for more than fit a message."""
+        told = {**self.told, **{name: float(x) for name, x in numbers.items()}}
+        size = len(progress.encode(progress.Progress(10**12, 10**12, told)))
+        if size > progress.MAX_BYTES or not all(map(math.isfinite, told.values())):
+            what = f"{size} bytes of JSON, at most {progress.MAX_BYTES} are sent, of finite numbers"
+            raise InputError(f"training.tell: {what}: {str(told)[:200]}")
+        self.told = told
+        self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        now = progress.Progress(self.learner.steps, self.flags.total_steps, self.told)
+        self.page.write(progress.encode(now))
+
     def record(self, counted: Counted | None, more: dict[str, float] | None = None) -> None:
         """Take in the numbers of an update and `more` of the agent; write a row if due. Call it while `updating`."""
         if counted and more:
             counted.metrics.update(more)
         self._gather(counted)
+        self._tell_progress()
         if self.learner.bad_inputs and not self._has_told_bad_inputs:
             self._has_told_bad_inputs = True  # once a start
             self.run.log(f"an update was skipped: {self.learner.bad_inputs}")
@@ -281,7 +302,7 @@ class Training:
         wait_for(self.device)  # the learner's thread has a stream of its own
         state = copy.deepcopy({"config": self._config, **self.learner.state_dict()})
         state["agent"] = agent_of(self.flags, self.learner.net, self._config["variant"])
-        state["action_rng"] = self.generator.get_state()
+        state["action_rng"], state["told"] = self.generator.get_state(), dict(self.told)
         wait_for(self.device)
         return state
 
@@ -294,6 +315,8 @@ class Training:
             with learner.updating:
                 self._evaluated = found
                 self._write_metrics()
+                if evaluations.film_path.exists():
+                    self._metrics.film(learner.steps, evaluations.film_path)
             mean = found["eval/episodic_return"]
             if math.isfinite(mean) and mean > learner.best_eval:
                 weights = evaluations.checkpoint_path.read_bytes()
@@ -330,6 +353,8 @@ class Training:
         if learner.returns:
             row["charts/episodic_return"] = float(np.mean(learner.returns))
             row["charts/episodic_length"] = float(np.mean(learner.lengths))
+        for line in self._feed.env_metrics.complaints():
+            self.run.log(line)
         row |= self._evaluated
         self._metrics.write(learner.steps, row)
         self.latest, self._evaluated = row, {}
@@ -382,9 +407,11 @@ def open_feed(
         training.cleanup.callback(pin_memory(memory.buffer, training.device, log))
     actors: Actors
     if flags.deterministic:
+        progress.follow(training.page)
         actors = LocalActors(create_env, flags, memory, num_groups, training.env_seed)
     else:
-        actors = ActorProcesses(script, flags, memory, num_groups, training.env_seed, log, maker)
+        seed, page = training.env_seed, training.page
+        actors = ActorProcesses(script, flags, memory, num_groups, seed, log, maker, page)
     training.cleanup.callback(actors.close)
     consumer = consumer_of(training.learner, max_policy_lag)
     return SharedMemoryFeed(consumer, memory, actors, batch_width, lock_step=flags.deterministic)

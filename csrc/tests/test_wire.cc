@@ -65,9 +65,9 @@ struct Memory {
   }
 };
 
-void read(const std::string& bytes, const std::vector<size_t>& sizes, Memory& memory, int piece = -1) {
+std::string read(const std::string& bytes, const std::vector<size_t>& sizes, Memory& memory, int piece = -1) {
   ArrayInputStream input(bytes.data(), static_cast<int>(bytes.size()), piece);
-  read_row(&input, bytes.size(), sizes, memory.destinations);
+  return read_row(&input, bytes.size(), sizes, memory.destinations);
 }
 
 TEST(Wire, FieldsOfARowArriveWholeHoweverItsBytesAreDivided) {
@@ -108,6 +108,29 @@ TEST(Wire, MemoryIsNotTouchedByARowThatIsCutOff) {
     EXPECT_THROW(read(whole.substr(0, size), sizes, memory), ConnectionError);
     EXPECT_TRUE(memory.untouched());
   }
+}
+
+TEST(Wire, MetricsComeWithARowAndTakeNoMoreMemoryThanTheyMay) {
+  const std::vector<size_t> sizes = field_bytes(decoded(hello()));
+  const auto message = [](const std::string& metrics) {
+    rpc::FromServer more;
+    more.set_metrics(metrics);
+    return row_message(kRowBytes) + more.SerializeAsString();
+  };
+  for (int piece : {-1, 1, 7}) {
+    Memory memory(sizes);
+    EXPECT_EQ(read(message(std::string(kMaxMetricsBytes, 'x')), sizes, memory, piece),
+              std::string(kMaxMetricsBytes, 'x'));
+    EXPECT_FALSE(memory.untouched());
+    EXPECT_EQ(read(row_message(kRowBytes), sizes, memory, piece), "");
+  }
+  Memory memory(sizes);
+  EXPECT_THROW(read(message(std::string(kMaxMetricsBytes + 1, 'x')), sizes, memory), ConnectionError);
+  const std::string cut = message("abcdef");
+  EXPECT_THROW(read(cut.substr(0, cut.size() - 1), sizes, memory), ConnectionError);
+  rpc::FromServer alone;
+  alone.set_metrics("{}");
+  EXPECT_THROW(read(alone.SerializeAsString(), sizes, memory), ConnectionError) << "there is no row";
 }
 
 TEST(Wire, ErrorsOfAnEnvironmentAreReadable) {
@@ -157,6 +180,11 @@ TEST(Wire, ActionsAndHelloOfTheLearnerAreMessagesOfTheProto) {
   EXPECT_EQ(hello.env(), "Pong");
   EXPECT_EQ(hello.seed(), 7u);
   EXPECT_TRUE(hello.only_hello());
+  EXPECT_EQ(hello.progress(), "");
+  ASSERT_TRUE(hello.ParseFromString(learner_hello(7, "Pong", true, "far")));
+  EXPECT_EQ(hello.progress(), "far");
+  ASSERT_TRUE(message.ParseFromString(actions_message(actions, "farther")));
+  EXPECT_EQ(message.progress(), "farther");
 }
 
 }  // namespace

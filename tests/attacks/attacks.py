@@ -335,7 +335,7 @@ class Liar:
     def __init__(self):
         group = make_group()
         self._served = served_group.ServedGroup(group, HONEST[0])
-        self._served.reset(1)
+        self._served.reset(wire.LearnerHello(seed=1))
         served_group.close_group(group, "liar", lambda line: None)
         self.hello = self._served.hello.SerializeToString()
         self.row = self._served.row.SerializeToString()  # the first one: both are done
