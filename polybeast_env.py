@@ -21,6 +21,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # 
 import gymnasium  # noqa: E402
 
 from beast import envs  # noqa: E402
+from beast.envs import progress  # noqa: E402
 from beast.envs.masks import MASK  # noqa: E402
 from beast.envs.probe import probe_env  # noqa: E402
 from beast.errors import exit_with_message  # noqa: E402
@@ -144,6 +145,7 @@ def main() -> None:
             words = [word for word in sys.argv if word != "--keep"]
             serving.keep([sys.executable, *words, "--env", env_id], "" if flags.learner else flags.address, log)
         os.nice(flags.niceness)
+        progress.page_of_thread()  # before a forkserver starts, which keeps the environment variables of now
         what = f"{env_id} ({flags.max_streams} streams of {flags.group_width})"
         options = dict(env_id=env_id, max_streams=flags.max_streams, log=log, stuck_seconds=flags.stuck_timeout)
 

@@ -732,7 +732,7 @@ X = ("x", "float32", ())
 @pytest.mark.parametrize(
     "message, error",
     [
-        (hello(protocol=1), "the server speaks protocol 1, the learner protocol 3"),
+        (hello(protocol=1), f"the server speaks protocol 1, the learner protocol {wire.PROTOCOL}"),
         (hello(env="\x1b]0;title\x07"), r'the environment\'s id "\?]0;title\?" has characters that cannot be shown'),
         (hello(env="x" * 201), "more than 200 bytes"),
         (hello([("a\tb", "float32", ())]), "the field .* has characters that cannot be shown"),

@@ -249,7 +249,7 @@ def test_observations_of_another_shape_are_refused_by_a_loaded_policy(shape):
     flags = small_flags()
     env_spaces = spaces_of(flags)
     net = monobeast.Net(env_spaces.observations, env_spaces.action, flags)
-    policy = Policy(net, env_spaces.observations["obs"], flags, 0, make_env=None)
+    policy = Policy(net, env_spaces.observations["obs"], env_spaces, flags, 0, make_env=None)
     with pytest.raises(InputError, match=r"observations 'obs' of shape .*: expected \(N, 4\), those of N environments"):
         policy.act(np.zeros(shape, np.float32))
     assert policy.act(np.zeros((3, 4), np.float32))[0].shape == (3,)

@@ -121,7 +121,7 @@ def test_no_file_of_beast_is_longer_than_500_lines():
 
 def test_beast_as_a_whole_does_not_grow():
     """7,492 lines, and what moved in from the programs."""
-    assert num_lines(*(file for name, file in MODULES.items() if name.partition(".")[0] == "beast")) <= 8_900
+    assert num_lines(*(file for name, file in MODULES.items() if name.partition(".")[0] == "beast")) <= 9_370
 
 
 @pytest.mark.parametrize("agent, limit", [("monobeast", 580), ("r2d2", 640), ("polybeast", 110)])

@@ -299,6 +299,7 @@ def test_streams_that_are_back_are_told_of_once_after_they_were_lost(monkeypatch
 
     left = iter([False] * 8)
     feed.pool = types.SimpleNamespace(counters=counters)
+    monkeypatch.setattr(feed, "_exchange", lambda: None)
     feed.closed = types.SimpleNamespace(wait=lambda seconds: next(left, True))
     feed._group_width = 16
     feed.watch()
@@ -392,8 +393,9 @@ def test_the_choices_of_the_environment_reach_its_servers_and_what_is_played(tmp
     code, output = run_here("--mode", "test", "--episodes", "20")
     assert code == 0 and max(json.loads((tmp_path / "run" / "test.json").read_text())["lengths_in_steps"]) == 2, output
     flags = polybeast.Flags(
-        env="ALE/Pong-v5", env_kwargs='{"maxpool": false}', frame_stack=2, frame_skip=3, resize=40, grayscale="off",
-        sticky_actions=0.5, noops=0, episodic_life="on", full_action_space="on", atari_backend="beast",
+        env="ALE/Pong-v5", env_kwargs='{"maxpool": false}', env_metrics="score,distance", frame_stack=2, frame_skip=3,
+        resize=40, grayscale="off", sticky_actions=0.5, noops=0, episodic_life="on",
+        full_action_space="on", atari_backend="beast",
     )  # fmt: skip
     parsed = polybeast_env.parse_flags(servers.command_line(flags))
     changed = {field.name: getattr(flags, field.name) for field in dataclasses.fields(EnvFlags)}

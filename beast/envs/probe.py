@@ -14,6 +14,7 @@ from gymnasium import Space, spaces
 from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
 
+from beast.envs import progress
 from beast.envs.groups import EnvGroup, close, name_of
 from beast.envs.masks import MASK
 from beast.envs.rows import nest_observations
@@ -53,6 +54,7 @@ def probe_env(create_env: Callable, flags, **overrides) -> EnvSpaces:
     """
     num_envs = min(2, flags.group_width)
     watched, read = _watch(flags)
+    progress.page_of_thread()  # before a forkserver starts, which keeps the environment variables of now
     try:
         env = create_env(watched, num_envs, **overrides)
     except (Exception, SystemExit) as error:

@@ -17,6 +17,7 @@ MAX_BYTES, PAGE_BYTES = 2000, 4096  # of the text; of the page
 VARIABLE = "BEAST_PROGRESS"  # environment variable: a path of the page, for processes that an environment starts
 _of_thread = threading.local()  # `page`: that of the stream which an env server serves in this thread
 _newest: "Page | None" = None  # of this process
+_shared = -1  # a descriptor of the newest page, always of the same number: a forkserver tells no news of VARIABLE
 
 
 class Progress(NamedTuple):
@@ -49,10 +50,11 @@ class Page:
 
 def follow(page: Page) -> None:
     """Have environments of this thread, or else of this process and of what it starts, read this page from now on."""
-    global _newest
+    global _newest, _shared
     _newest = _of_thread.page = page
     if sys.platform == "linux":  # by which a process finds it that was not forked
-        os.environ[VARIABLE] = f"/proc/{os.getpid()}/fd/{page.fd}"
+        _shared = os.dup(page.fd) if _shared < 0 else os.dup2(page.fd, _shared, inheritable=False)
+        os.environ[VARIABLE] = f"/proc/{os.getpid()}/fd/{_shared}"
 
 
 def page_of_thread() -> Page:

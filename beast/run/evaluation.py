@@ -51,9 +51,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @same_directory()
-def play(
-    create_env: Callable, net, flags, video: str = "", has_mask: bool = False
-) -> list[tuple[float, int, Numbers]]:
+def play(create_env: Callable, net, flags, video: str = "", has_mask: bool = False) -> list[tuple[float, int, Numbers]]:
     """Play `flags.episodes` whole games with a net in eval mode on the CPU: return and length in steps of each, and
     the numbers that its environment has told of it.
 
