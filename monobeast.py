@@ -305,9 +305,7 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
     mask, discounts = vtrace.transition_masks(batch["done"], batch["terminated"], batch["truncated"], flags.discount)
     # Row t+1 holds the action chosen at row t, and the policy that chose it.
     actions, rewards = batch["action"][1:], scale_rewards(flags, batch["reward"][1:])
-    if (
-        "final_obs" in batch
-    ):  # SAME_STEP autoreset: row t+1 is the next episode's, so add the value of the last obs here
+    if "final_obs" in batch:  # SAME_STEP autoreset: no row has a truncated episode's last obs, so add its value here
         rewards = rewards + flags.discount * final_values(net, batch, core_state)
     policy = distribution(net.action_space, policy_logits[:-1])
     log_probs = policy.log_prob(actions)

@@ -641,13 +641,13 @@ OTHER_MUTANTS = {
         ),
         (
             "columns that evaluate in the ratio",
-            "limiter.add(int(counts[:, : replay.width].sum()))",
-            "limiter.add(int(counts.sum()))",
+            "limiter.add(int(is_step[:, : replay.width].sum()))",
+            "limiter.add(int(is_step.sum()))",
         ),
         (
             "steps without the columns that evaluate",
-            "learner.steps += int(counts.sum())",
-            "learner.steps += int(counts[:, : replay.width].sum())",
+            "learner.steps += int(is_step.sum())",
+            "learner.steps += int(is_step[:, : replay.width].sum())",
         ),
         ("greedy at epsilon 1 takes action 0", "min(self.flags.epsilon, 1 - 1e-6)", "self.flags.epsilon"),
         ("--epsilon ignored by a test", 'own=("epsilon",)', "own=()"),

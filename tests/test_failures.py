@@ -197,10 +197,15 @@ checkpoint.save = save_and_note
         ("metrics.csv: metrics cannot be written", """
 def write_full(self, step, values, rows=[]):
     rows.append(step)
-    if len(rows) >= 5 and any(saved) and "open" not in vars(files):
-        files.open, self._file = full, full("", "a")
+    is_full = len(rows) >= 5 and any(saved)
+    if is_full and "open" not in vars(files):
+        self._file = full("", "a")
         self._writer = metrics.csv.DictWriter(self._file, self._writer.fieldnames)
-    write(self, step, values)
+    try:
+        write(self, step, values)
+    finally:  # not before: a checkpoint that is due might be the first to fail
+        if is_full:
+            files.open = full
 metrics.Metrics.write = write_full
 """),
         ("checkpoint.pt: cannot be written", """
