@@ -622,8 +622,8 @@ OTHER_MUTANTS = {
         ("priorities of void transitions", "errors.abs().where(mask, 0)", "errors.abs()"),
     ],
     "r2d2.py": [
-        ("a row left out behind a truncation", "rows), t + 1\n", "rows), t + 2\n"),
-        ("a row twice behind a truncation", "rows), t + 1\n", "rows), t\n"),
+        ("a row left out behind a truncation", "target_state)[2], t + 1\n", "target_state)[2], t + 2\n"),
+        ("a row twice behind a truncation", "target_state)[2], t + 1\n", "target_state)[2], t\n"),
         (
             "its own target network",
             "compute_loss(flags, net, learner.target, batch)",
@@ -666,8 +666,8 @@ OTHER_MUTANTS = {
         ),
         (
             "one draw for a group",
-            "drawn = torch.randint(q.shape[2], epsilon.shape, generator",
-            "drawn = torch.randint(q.shape[2], (1,), generator",
+            "rand(q.shape, generator=training.generator, device=q.device)",
+            "rand(q.shape[2:], generator=training.generator, device=q.device).expand(q.shape)",
         ),
         ("returns not resumed", 'self.all_returns.extend(state["all_returns"])', "pass"),
         (
