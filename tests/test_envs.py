@@ -1154,6 +1154,19 @@ def test_a_film_of_atari_is_in_color_and_ends_with_the_first_game(tmp_path):
     assert np.ptp(frames[0].astype(int), axis=2).max() > 50, "Breakout's bricks are red"
 
 
+def test_an_environment_that_names_no_frame_rate_is_filmed(tmp_path):
+    pytest.importorskip("PIL")
+    env = envs.make("CartPole-v1", 1, render_mode="rgb_array")
+    env.metadata = {**env.metadata, "render_fps": None}
+    group = EnvGroup(env)
+    rows = new_rows(group, 2)
+    group.reset(5, row(rows, 0))
+    film = Film(env, str(tmp_path / "game.gif"))
+    film.add({**row(rows, 0), "action": np.array([0])})
+    film.close()
+    assert (tmp_path / "game.gif").stat().st_size > 100
+
+
 def test_the_protocols_are_those_of_the_papers(monkeypatch):
     made, original = [], AtariVectorEnv.__init__
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -243,6 +244,15 @@ def test_a_run_whose_files_cannot_be_written_is_refused_and_left_unlocked(tmp_pa
         start(tmp_path)
     (tmp_path / "pong" / "config.json").rmdir()
     start(tmp_path).close()
+
+
+def test_a_directory_without_locks_is_used_with_a_warning(tmp_path, monkeypatch, capsys):
+    def refuse(*args):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(directory.fcntl, "flock", refuse)
+    start(tmp_path).close()
+    assert "is on a file system without locks: start no second process" in capsys.readouterr().err
 
 
 def test_train_returns_what_the_run_came_to_and_leaves_signals_as_they_were(tmp_path):

@@ -97,8 +97,8 @@ def make(
         asked = {name: value for name, value in of_images.items() if value is True or (value or 1) > 1}
         env = _make_registered(env_id, num_envs, asked, kwargs)
         env.metadata = {**env.metadata, "frames_per_step": frame_skip or 1}
-        if frame_skip and "render_fps" in env.metadata:
-            env.metadata["render_fps"] /= frame_skip
+        if frame_skip and (fps := env.metadata.get("render_fps")):
+            env.metadata["render_fps"] = fps / frame_skip
     env.metadata = {**env.metadata, "env_id": env_id}
     return env
 

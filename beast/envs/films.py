@@ -16,7 +16,7 @@ class Film:
     def __init__(self, env: VectorEnv, path: str):
         """Raises MissingPackage without imageio, or for a .gif Pillow."""
         self._env, self._path, self._over = env, path, False
-        self._fps = (env.metadata or {}).get("render_fps", 30)
+        self._fps = (env.metadata or {}).get("render_fps") or 30
         self._frames: list[np.ndarray] = []  # of a .gif
         self._count, self._every = 0, 1
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -23,6 +24,7 @@ from beast.machine import cpu_model, usable_cores
 from beast.run.console import tell
 
 MAX_UNTRACKED_FILES, MAX_UNTRACKED_FILE_BYTES, MAX_UNTRACKED_BYTES = 200, 100_000, 1_000_000  # of each start
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # what flock says on some clusters' file systems
 
 
 class Run:
@@ -43,7 +45,12 @@ class Run:
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = open(path / "lock", "a+b", buffering=0)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+                tell(f"warning: {path} is on a file system without locks: start no second process in this run")
             self._lock.truncate(0)
             self._lock.write(f"{os.getpid()} on {socket.gethostname()}".encode())
         except BlockingIOError:
