@@ -1162,7 +1162,8 @@ def test_an_environment_that_names_no_frame_rate_is_filmed(tmp_path):
     rows = new_rows(group, 2)
     group.reset(5, row(rows, 0))
     film = Film(env, str(tmp_path / "game.gif"))
-    film.add({**row(rows, 0), "action": np.array([0])})
+    group.step(np.array([0]), row(rows, 1))
+    film.add({**row(rows, 1), "action": np.array([0])})
     film.close()
     assert (tmp_path / "game.gif").stat().st_size > 100
 
