@@ -76,7 +76,7 @@ class SteppedStream : public beast::EnvStream::Owner {
     stream_->step(actions_, destinations_);
   }
 
-  void row_came() override {
+  void row_came(std::string) override {
     if (is_stepping_) trips_.push_back(std::chrono::duration<double>(Clock::now() - began_).count());
     if (std::exchange(is_stepping_, true) && Clock::now() < end_) return step();
     std::lock_guard<std::mutex> lock(mutex_);

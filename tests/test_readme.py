@@ -54,6 +54,7 @@ RUN_ALONE = {
 PYTHON_TESTS = {
     "checkpoints.md": ("test_checkpoint.py", "test_the_code_of_the_page_on_checkpoints_runs"),
     "environments.md": ("test_atari_env.py", "test_the_code_of_the_page_on_environments_runs"),
+    "polybeast.md": ("test_compat.py", "test_the_documented_adapter_gives_four_values"),
     "runs.md": ("test_runs.py", "test_the_code_of_the_page_on_runs_trains"),
 }
 SHORTER = {"--episodes 10": "--episodes 1", "--total_steps 20000": "--total_steps 2000"}

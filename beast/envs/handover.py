@@ -29,9 +29,9 @@ def importable(thing: Callable) -> str:
 def hand_over(env_id: str, script: str) -> None:
     """Have processes that are started from now on, and run `script`, know the id if this one has registered it. Raises
     InputError where only this one can make such an environment."""
-    name = env_id.rpartition(":")[2]
+    module, _, name = env_id.rpartition(":")
     spec = gymnasium.registry.get(name)
-    if spec is None or str(spec.entry_point).startswith(("gymnasium.", "ale_py")):
+    if module or spec is None or str(spec.entry_point).startswith(("gymnasium.", "ale_py")):
         return
     entry = spec.entry_point
     module = getattr(entry, "__module__", "") if callable(entry) else str(entry).partition(":")[0]
