@@ -682,7 +682,15 @@ REFUSED = r"nest calls: 1000 of them take \d{5,} bytes of stack, .*; compile wit
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux" or not shutil.which("g++"), reason="gcc is not installed")
-@pytest.mark.parametrize("flags, message", [("-O1", REFUSED), ("-O2", ""), ("-O1 -fsanitize=address", ""), ("-O0", "")])
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("-O1", REFUSED),
+        ("-O2", ""),
+        ("-O0", ""),
+        pytest.param("-O1 -fsanitize=address", "", marks=pytest.mark.on_demand),  # takes 38 s
+    ],
+)
 def test_a_build_in_which_instructions_nest_calls_is_refused(flags, message, tmp_path):
     program, include = tmp_path / "check", Path(__file__).parents[1] / "csrc" / "atari"
     command = ["g++", "-std=c++17", *flags.split(), "-I", str(include), "-x", "c++", "-", "-o", str(program)]
