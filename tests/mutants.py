@@ -557,7 +557,7 @@ OTHER_MUTANTS = {
     ],
     "beast/hosts/served_group.py": [
         ("fields one byte early", "memory, size - layout.itemsize)", "memory, size - layout.itemsize - 1)"),
-        ("every stream with one seed", "seed % (2**31 - self.num_envs)", "0"),
+        ("every stream with one seed", "hello.seed % (2**31 - self.num_envs)", "0"),
         ("seeds beyond 31 bits", "seed % (2**31 - self.num_envs)", "seed % 2**32"),
         ("one environment fewer than the hello says", "(num_envs, *shape))", "(max(num_envs - 1, 1), *shape))"),
         (
