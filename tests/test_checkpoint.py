@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import toy_envs  # noqa: F401  registers its environments
+from gymnasium import spaces
 from lock_step import small_flags, spaces_of
 from torch import nn
 from waiting import PATIENCE
@@ -23,8 +24,11 @@ from waiting import PATIENCE
 import beast
 import monobeast
 from beast.envs import emulator
+from beast.envs.masks import spaces_with_mask
+from beast.envs.spaces import EnvSpaces
 from beast.errors import InputError, MissingFile
 from beast.run import checkpoint
+from beast.run.checkpoint import describe_spaces, saved_spaces
 from beast.run.policy import Policy
 
 
@@ -226,7 +230,9 @@ def test_a_loaded_policy_plays_the_games_that_mode_test_plays(tmp_path, changes)
     flags = small_flags(root=str(tmp_path), name="run", total_steps=500, tensorboard=False, **changes)
     monobeast.train(flags)
     path = str(tmp_path / "run" / "checkpoint.pt")
-    policy = beast.load(path)
+    with pytest.MonkeyPatch.context() as patch:  # as where its package is missing
+        patch.delattr(monobeast.envs, "make")
+        policy = beast.load(path)
     assert policy.steps >= 500 and policy.flags.core == flags.core and not policy.net.training
     assert policy.observation_space == spaces_of(flags).observations.get("obs", policy.observation_space)
     played = monobeast.test(dataclasses.replace(flags, checkpoint=path, greedy=True, episodes=4, seed=7))
@@ -264,6 +270,49 @@ def test_a_policy_is_loaded_where_the_emulator_that_it_was_trained_on_is_missing
     monkeypatch.setattr(emulator, "libatari", None)
     monkeypatch.setattr(emulator, "WHY_NO_MODULE", "not built", raising=False)
     assert beast.load(str(path)).make_env(1).reset(seed=1)[0].shape == (1, 4, 84, 84)
+
+
+BOX = spaces.Box(-1, 1, (2,))
+
+
+class OwnBox(spaces.Box):
+    """May have more to say than JSON tells."""
+
+
+KNOWN = {
+    "image": spaces.Box(0, 255, (3, 4, 5), np.uint8),
+    "unbounded": spaces.Box(np.array([-np.inf, 0.1], np.float32), np.array([np.inf, 1], np.float32)),
+    "nested": spaces.Dict({"b": spaces.Tuple([spaces.Discrete(3, start=-1), spaces.MultiBinary(2)]), "a": BOX}),
+    "order": spaces.Dict([("z", BOX), ("a", spaces.MultiDiscrete([3, 4], start=[1, 2]))]),
+    "mask": spaces.Dict({"numbers": BOX, "action_mask": spaces.MultiBinary(2)}),
+}
+
+
+@pytest.mark.parametrize("name, has_mask", [*((name, False) for name in KNOWN), ("image", True)])
+def test_the_spaces_of_a_checkpoint_are_those_of_the_environment(name, has_mask, tmp_path):
+    whole, action = KNOWN[name], spaces.Discrete(2)
+    parts = spaces_with_mask(whole, action, has_mask)
+    checkpoint.save(tmp_path / "x.pt", {"spaces": describe_spaces(EnvSpaces(parts, action, whole=whole))})
+    found = saved_spaces(checkpoint.load(tmp_path / "x.pt"))
+    assert found.whole == whole and found.action == action
+    assert list(found.observations.items()) == list(parts.items()), "in this order"
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        None,
+        OwnBox(-1, 1, (2,)),
+        spaces.Dict({"a": BOX, "b": OwnBox(-1, 1, (2,))}),
+        spaces.Dict({1: BOX}),
+        spaces.Text(5),
+    ],
+)
+def test_a_checkpoint_has_no_spaces_where_json_would_not_tell_all(whole):
+    assert (
+        describe_spaces(EnvSpaces({}, spaces.Discrete(2), whole=whole)) == {} and saved_spaces({"spaces": {}}) is None
+    )
+    assert describe_spaces(EnvSpaces({}, OwnBox(-1, 1, (2,)), whole=BOX)) == {}
 
 
 def test_a_fork_is_found_by_its_name_or_its_file_and_no_checkpoint_brings_code(tmp_path, monkeypatch):

@@ -50,7 +50,8 @@ class EnvGroup:
         # Wrappers of others may keep an observation for longer than its row lasts.
         inner = env.env if isinstance(env, LifeEpisodes) else env
         self._observe_into = None if isinstance(inner, VectorWrapper) else getattr(inner, "observe_into", None)
-        self.spaces = EnvSpaces(observations, env.single_action_space, mode == AutoresetMode.SAME_STEP)
+        same_step, whole = mode == AutoresetMode.SAME_STEP, env.single_observation_space
+        self.spaces = EnvSpaces(observations, env.single_action_space, same_step, whole=whole)
         self._metrics = (*env_metrics.KEYS, *filter(None, map(str.strip, metrics.split(","))))
         self.ended: list[tuple[int, env_metrics.Numbers]] = []
         self.fields, self._numbers = rollout_fields(self.spaces), list(written_by("env"))

@@ -82,7 +82,7 @@ def probe_env(create_env: Callable, flags, **overrides) -> EnvSpaces:
             what = ", ".join(sorted(unseen))
             _warn(f"{name}: the agent will not see {what}, which the observation space lacks: add it there or drop it")
         known = {key: x for key, x in (env.metadata or {}).items() if key in ("frames_per_step", "atari_backend")}
-        return group.spaces._replace(env_id=name, **known)
+        return group.spaces._replace(env_id=name, flags=frozenset(read), **known)
 
 
 def _warn(message: str) -> None:

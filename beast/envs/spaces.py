@@ -20,6 +20,8 @@ class EnvSpaces(NamedTuple):
     env_id: str = ""  # for people to read, where `probe_env` found it
     frames_per_step: int = 1
     atari_backend: Literal["auto", "beast", "ale"] = "auto"  # for Atari what `probe_env` found
+    whole: Space | None = None  # that of observations as environments give them, where it is known
+    flags: frozenset[str] = frozenset()  # at which `create_env` has looked, where `probe_env` found it
 
 
 def parts_by_name(space: Space, nest: Any) -> dict[str, Any]:

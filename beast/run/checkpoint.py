@@ -11,9 +11,13 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
+from gymnasium import spaces
 
+from beast.envs.masks import MASK, spaces_with_mask
+from beast.envs.spaces import CATEGORICAL, EnvSpaces, leaves
 from beast.errors import InputError, MissingFile, first_line
 from beast.files import replace_file
+from beast.hosts import wire
 from beast.run.directory import program_of
 
 OLDER = {"channels": "legacy"}  # flags that older checkpoints lack, and what they were trained with
@@ -66,6 +70,28 @@ def load(path: str | os.PathLike, taker: str = "", variants: Collection[str] = (
     if variants and variant not in variants and (program := program_of(variant)) != variant:
         raise InputError(f"{path}: {program} trained it, and is what plays it")
     return state
+
+
+def describe_spaces(env_spaces: EnvSpaces) -> dict[str, Any]:
+    """What a checkpoint holds of these spaces, for `saved_spaces`; nothing where JSON would not tell all of them."""
+    whole, action = env_spaces.whole, env_spaces.action
+    if whole is None or not {type(part) for part in leaves(whole) + leaves(action)} <= {spaces.Box, *CATEGORICAL}:
+        return {}  # a subclass may have more to say
+    try:
+        texts = [wire.space_to_json(space) for space in (whole, action)]
+        is_told = [wire.space_from_json(text) for text in texts] == [whole, action]  # not if keys are no texts, say
+    except InputError:
+        return {}
+    told = {"observation": texts[0], "action": texts[1], "has_mask": MASK in env_spaces.observations}
+    return told if is_told else {}
+
+
+def saved_spaces(state: dict) -> EnvSpaces | None:
+    """The spaces of a checkpoint's `state`; None where it has none, as an older one."""
+    if not (saved := state.get("spaces")):
+        return None
+    whole, action = (wire.space_from_json(saved[name]) for name in ("observation", "action"))
+    return EnvSpaces(spaces_with_mask(whole, action, saved["has_mask"]), action, whole=whole)
 
 
 def fitting_weights(net: torch.nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

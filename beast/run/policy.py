@@ -102,12 +102,12 @@ def load(path: str, agent: str = "") -> Policy:
     here = {"mode": "test", "atari_backend": "auto"}  # what it was trained on may be missing
     flags = module.Flags(**config | {name: value for name, value in here.items() if name in known})
     make_env = partial(getattr(module, "make_env", module.create_env), flags)
-    with closing(make_env(1)) as env:
-        has_mask = MASK in env.reset(seed=flags.seed)[1]
-        spaces, observation_space = EnvGroup(env, has_mask).spaces, env.single_observation_space
+    if not (spaces := checkpoint.saved_spaces(state)):
+        with closing(make_env(1)) as env:
+            spaces = EnvGroup(env, MASK in env.reset(seed=flags.seed)[1]).spaces
     net = module.Net(spaces.observations, spaces.action, flags).eval()
     checkpoint.load_weights(net, state["net"], path)
-    return Policy(net.requires_grad_(False), observation_space, spaces, flags, state["counts"]["steps"], make_env)
+    return Policy(net.requires_grad_(False), spaces.whole, spaces, flags, state["counts"]["steps"], make_env)
 
 
 def agent_of(flags: Any, net: nn.Module, variant: str) -> str:

@@ -32,6 +32,7 @@ from beast.feeds.local_servers import LocalServers
 from beast.feeds.remote import RemoteFeed
 from beast.hosts import security, wire
 from beast.hosts.throttle import RefusalLog
+from beast.run import checkpoint
 from beast.run.console import tell
 from beast.run.flags import env_arguments
 from beast.run.training import Training, consumer_of
@@ -75,6 +76,8 @@ def connect(flags, validate: Validate, program, to_close: contextlib.ExitStack) 
     keep_freed_memory()  # before any thread starts
     runs_servers = not (flags.addresses or flags.listen)
     validate(flags, runs_servers)
+    for address in flags.addresses:
+        security.is_local(address)  # raises where it is no address
     choose_device(flags.device, flags.amp)  # report a missing device before servers start
     addresses, servers, listener = list(flags.addresses), None, None
     protection = {
@@ -110,6 +113,8 @@ def connect(flags, validate: Validate, program, to_close: contextlib.ExitStack) 
     else:
         server, hello = f"the env server at {addresses[0]}", common_hello(flags, addresses, protection)
     flags, spaces = use_hello(flags, validate, server, hello)
+    if runs_servers:
+        spaces = spaces._replace(whole=probed.whole)
     return Connection(flags, spaces, hello, addresses, protection, servers, listener)
 
 
@@ -118,6 +123,7 @@ def make_feed(
 ) -> tuple[RemoteFeed, list[Callable[[], None]]]:
     """The feed of these env servers, and the loops that have to run beside the agent's."""
     flags, servers, listener = connection.flags, connection.servers, connection.listener
+    training.spaces = checkpoint.describe_spaces(connection.spaces)
     streams = [address for address in connection.addresses for _ in range(STREAMS_PER_SERVER)]
     min_streams = math.ceil(flags.min_envs * connection.num_streams - 1e-9)  # 0.28 * 50 is 14.000000000000002
     if listener:
@@ -220,6 +226,8 @@ def use_hello(flags, validate: Validate, server: str, hello: dict) -> tuple[Any,
     has_final = any(name.startswith("final_obs/") for name in hello["fields"])
     frames = hello["frames_per_step"]
     spaces = EnvSpaces(spaces_by_name(observation_space), action_space, has_final, hello["env"], frames)
+    if MASK not in spaces.observations:  # else the hello has the parts, and not how environments nest them
+        spaces = spaces._replace(whole=observation_space)
     numbers = {name: (dtype, ()) for name, dtype in written_by("env").items()}
     expected = {f"obs/{name}": observation_field(space)[::-1] for name, space in spaces.observations.items()} | numbers
     served = {n: field for n, field in hello["fields"].items() if n.startswith("obs/") or n in numbers}

@@ -70,6 +70,7 @@ class Training:
         self.cleanup.callback(self.run.close)
         self.told: dict[str, float] = {}  # numbers for the environments
         self.page = progress.Page()  # that they read
+        self.spaces: dict[str, Any] = {}  # of the environments, as checkpoints have them
         self.generator = torch.Generator(self.device)  # of action noise
         self.generator.manual_seed(self.env_seed(2**16, 0))
         try:
@@ -302,7 +303,7 @@ class Training:
         wait_for(self.device)  # the learner's thread has a stream of its own
         state = copy.deepcopy({"config": self._config, **self.learner.state_dict()})
         state["agent"] = agent_of(self.flags, self.learner.net, self._config["variant"])
-        state["action_rng"], state["told"] = self.generator.get_state(), dict(self.told)
+        state |= {"action_rng": self.generator.get_state(), "told": dict(self.told), "spaces": self.spaces}
         wait_for(self.device)
         return state
 
@@ -392,6 +393,7 @@ def open_feed(
     would not have the environments of `create_env`.
     """
     flags, log, script = training.flags, training.run.log, os.path.abspath(script)
+    training.spaces = checkpoint.describe_spaces(spaces)
     has_others = not flags.deterministic or flags.eval_minutes  # processes with environments
     if has_others:
         hand_over(flags.env, script)
