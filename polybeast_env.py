@@ -130,8 +130,8 @@ def parse_flags(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    flags = parse_flags()
     with exit_with_message():
+        flags = parse_flags()
         check_env_flags(flags)
         limits = {"group_width": (1, 2**15), "max_streams": (1, 256), "niceness": (0, 19), "stuck_timeout": (1, 86400)}
         check_limits(flags, {**limits, "gil_timeout": (1, 10**6)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import resource
 import signal
@@ -76,8 +77,11 @@ def _is_users(filename: str) -> int:
 def exit_with_message() -> Iterator[None]:
     """End the program with the message of a `UserError` or `WorkerFailure` instead of a traceback, and exit code 1.
 
-    Ctrl-C ends it quietly by the signal itself, so that a shell's loop ends, too.
+    Ctrl-C ends it quietly by the signal itself, so that a shell's loop ends, too. What stdout cannot write, as ± in the
+    C locale, becomes a question mark from here on.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         yield
     except KeyboardInterrupt:

@@ -1,6 +1,7 @@
 """Flags: their limits, their help and how a command line is read."""
 
 import dataclasses
+import io
 import math
 import os
 import subprocess
@@ -13,7 +14,10 @@ import toy_envs  # noqa: F401  registers its environments
 from lock_step import small_flags
 
 import monobeast
+import r2d2
+from beast.errors import InputError, exit_with_message
 from beast.run import command_line
+from beast.run.directory import Run
 from monobeast import Flags
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,6 +63,10 @@ def test_impossible_flags_are_refused_with_the_value_the_range_and_a_remedy(chan
         (["--frame_skip", "-1"], "--frame_skip -1: it must lie between 0 and 1000"),
         (["--sticky_actions", "2"], "--sticky_actions 2.0: it must lie between 0 and 1"),
         (["--mode", "test", "--name", "nothing"], "nothing"),
+        (["--lr", "1e-3"], "--lr: this program has no such flag; give --learning_rate"),
+        (["--num-envs=4"], "--num_envs: this program has no such flag; give --group_width"),
+        (["--total_steps", "1.5"], "--total_steps 1.5: it must be a whole number, such as 1000000 or 1e6"),
+        (["--noops=2.5"], "--noops 2.5: it must be a whole number"),
     ],
 )
 def test_a_wrong_command_line_ends_with_an_error_that_helps(tmp_path, run_main, arguments, message):
@@ -144,3 +152,29 @@ def test_flags_are_parsed_whatever_their_section_and_class():
 def test_rewards_are_clipped_for_atari_and_returns_normalized_elsewhere(env, clip, normalize):
     flags = monobeast.validate(Flags(env=env))
     assert (flags.reward_clip, flags.normalize_returns) == (clip, normalize)
+
+
+@pytest.mark.parametrize("text, number", [("1e6", 10**6), ("2.5e3", 2500), ("1_000_000", 10**6), ("7.0", 7), ("9", 9)])
+def test_a_whole_number_may_be_written_in_any_way(text, number, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["x.py", "--total_steps", text, f"--seed={text}", "--learning_rate", "1e-3"])
+    flags = command_line.parse(Flags, None, {}, {})
+    assert (flags.total_steps, flags.seed, flags.learning_rate) == (number, number, 1e-3)
+
+
+def test_names_that_flags_have_elsewhere_stand_for_flags_of_an_agent_here():
+    known = {field.name for agent in (monobeast, r2d2) for field in dataclasses.fields(agent.Flags)}
+    assert set(command_line.ELSEWHERE.values()) <= known and not set(command_line.ELSEWHERE) & known
+
+
+def test_what_stdout_cannot_write_ends_no_program(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    with exit_with_message():
+        print("mean 3 ± 1")
+    sys.stdout.flush()
+    assert sys.stdout.buffer.getvalue() == b"mean 3 ? 1\n"
+
+
+def test_a_name_that_is_no_text_in_this_locale_is_refused_in_one_line(tmp_path):
+    with pytest.raises(InputError, match=r"k\\udcc3\\udca4se': .*LC_ALL=C.UTF-8") as raised:
+        Run(tmp_path, "k\udcc3\udca4se", {})
+    str(raised.value).encode()

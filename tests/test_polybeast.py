@@ -204,7 +204,9 @@ def test_a_checkpoint_is_loaded_with_the_environments_of_the_env_server(tmp_path
     )
     path = str(tmp_path / "run" / "checkpoint.pt")
     policy = beast.load(path)
-    assert policy.steps >= 200 and made[0].env == "CartPole-v1" and made[0].group_width == policy.flags.group_width
+    assert policy.steps >= 200 and not made, "the checkpoint has the spaces"
+    policy.make_env(1).close()
+    assert made[0].env == "CartPole-v1" and made[0].group_width == policy.flags.group_width
     state = checkpoint.load(path)
     assert state["agent"] == "polybeast"
     checkpoint.save(path, {**state, "agent": "monobeast"})  # as older versions called it
@@ -441,6 +443,9 @@ polybeast.main()
         (["--inference_width", "2"], "--inference_width 2"),
         (["--addresses", "unix:/nowhere", "--token_file", "/nowhere"], "--token_file /nowhere"),
         (["--addresses", "unix:/nowhere", "--tls_ca", __file__], f"--tls_ca {__file__} holds no certificate: "),
+        (["--addresses", "a,b"], "'a,b' is neither unix:/path nor host:port, as 127.0.0.1:4431 is; put spaces"),
+        (["--addresses", "a:1,b:2"], "'a:1,b:2' is neither unix:/path nor host:port"),
+        (["--addresses", "a:1", "b"], "'b' is neither unix:/path nor host:port"),
         (["--token_file", __file__], "are for env servers started elsewhere"),
         (["--tls_ca", __file__], "are for env servers started elsewhere"),
         (["--insecure"], "are for env servers started elsewhere"),

@@ -18,8 +18,9 @@ def is_local(address: str) -> bool:
     if address.startswith("unix:"):
         return True
     host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isdecimal() and int(port) < 2**16):
-        raise InputError(f"address {address!r} is neither unix:/path nor host:port, as 127.0.0.1:4431 is")
+    if not (colon and host and port.isdecimal() and int(port) < 2**16) or "," in host:
+        remedy = "; put spaces between several addresses" if "," in address else ""
+        raise InputError(f"address {address!r} is neither unix:/path nor host:port, as 127.0.0.1:4431 is{remedy}")
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     return host == "localhost"

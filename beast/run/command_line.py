@@ -18,6 +18,14 @@ from beast.errors import InputError, exit_with_message
 
 F = TypeVar("F")
 
+ELSEWHERE = {  # names of flags in other projects: what they are here
+    "lr": "learning_rate", "gamma": "discount", "env_id": "env", "exp_name": "name", "logdir": "root",
+    **dict.fromkeys(("steps", "timesteps", "total_timesteps", "max_steps"), "total_steps"), "wandb": "track",
+    **dict.fromkeys(("num_envs", "n_envs"), "group_width"), "batch_size": "batch_width", "num_steps": "unroll_length",
+    **dict.fromkeys(("ent_coef", "entropy_coef"), "entropy_cost"), "vf_coef": "baseline_cost", "clip_range": "ppo_clip",
+    "gae_lambda": "vtrace_lambda", "max_grad_norm": "grad_clip", "num_workers": "num_actors",
+}  # fmt: skip
+
 
 class Flag(NamedTuple):
     """What a class's source says of a flag: its docstring, and the comment that heads its section."""
@@ -75,6 +83,43 @@ def take_preset(arguments: list[str], known: Mapping[str, dict[str, Any]]) -> tu
     return flags, rest
 
 
+def option(word: str) -> str:
+    """The name of the flag that a word of a command line is, as `--name`, `--name=value` and `--no_name`, or empty."""
+    return word.partition("=")[0][2:].replace("-", "_") if word.startswith("--") else ""
+
+
+def given() -> set[str]:
+    """Names of the flags that this program's command line has."""
+    names = {option(word) for word in sys.argv[1:]}
+    return names | {name.removeprefix("no_") for name in names}
+
+
+def whole_number(name: str, text: str) -> str:
+    """What a flag of whole numbers was given, with `1e6` as `1000000`. Raises InputError for a fraction."""
+    try:
+        number = float(text)
+    except ValueError:  # tyro refuses it, or knows it, as "auto"
+        return text
+    if not number.is_integer():
+        raise InputError(f"--{name} {text}: it must be a whole number, such as 1000000 or 1e6")
+    return text if text.lstrip("+-").isdigit() else str(int(number))
+
+
+def prepare(arguments: list[str], kinds: Mapping[str, Any]) -> list[str]:
+    """The arguments with whole numbers for flags of `kinds` that are. Raises InputError for a fraction there, and for
+    names that flags have elsewhere."""
+    found, name = [], ""
+    for word in arguments:
+        head, equals, value = word.partition("=") if option(word) else ("", "", word)
+        name = option(word) or name
+        if name not in kinds and (ours := ELSEWHERE.get(name)) in kinds:
+            raise InputError(f"--{name}: this program has no such flag; give --{ours}")
+        kind = kinds.get(name)
+        is_whole = kind is int or int in get_args(kind)
+        found.append(head + equals + (whole_number(name, value) if value and is_whole else value))
+    return found
+
+
 def parse(flags_class: type[F], description: str | None, known: Mapping[str, dict], about: Mapping[str, str]) -> F:
     """Flags from the command line, or of its `--preset`, one of those that are `known`; `about` is what --help says of
     each. `--help`, and an error in the line, end the program."""
@@ -84,6 +129,7 @@ def parse(flags_class: type[F], description: str | None, known: Mapping[str, dic
         preset, arguments = take_preset(sys.argv[1:], known)
         if unknown := preset.keys() - {each.name for each in fields(flags_class)}:  # type: ignore[arg-type]
             raise InputError(f"--preset: this program has no flag --{', --'.join(sorted(unknown))}")
+        arguments = prepare(arguments, get_type_hints(flags_class))
     declared, hints = read_source(flags_class), get_type_hints(flags_class, include_extras=True)
     annotated: Any = Annotated  # with types that are made here
     sections: dict[str, list] = {}

@@ -41,6 +41,8 @@ class Run:
         if not name or name in (".", "..") or "/" in name or "\0" in name:
             raise InputError(f"--name {name!r}: a run's name is that of a single directory; put others into --root")
         path = self.path = Path(root).absolute() / name  # wherever an environment goes
+        if str(path) != str(path).encode(errors="replace").decode():  # bytes that are no text in the C locale
+            raise InputError(f"{ascii(str(path))}: this locale cannot write that name: `export LC_ALL=C.UTF-8` before")
         self.checkpoint_path, self.best_path = path / "checkpoint.pt", path / "best.pt"
         try:
             path.mkdir(parents=True, exist_ok=True)
