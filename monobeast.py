@@ -141,7 +141,7 @@ if __name__ == "__main__":
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 import torch
@@ -513,9 +513,9 @@ def tune(flags: Flags) -> Flags:
     return tuning.choose(flags, create_env, env_spaces, make_learner, update, validate)
 
 
-def test(flags: AgentFlags, create_env: Callable = create_env) -> dict:
+def test(flags: AgentFlags, create_env: Callable = create_env, given: Collection[str] = ()) -> dict:
     """Play whole games with a checkpoint, and print and write their returns (see `evaluation.report`)."""
-    return evaluation.play_checkpoint(flags, create_env, Net, variants=("mono", "poly"))
+    return evaluation.play_checkpoint(flags, create_env, Net, variants=("mono", "poly"), given=given)
 
 
 def validate_agent(flags):
@@ -554,7 +554,8 @@ def validate(flags: Flags) -> Flags:
 def main() -> None:
     flags = command_line.parse(Flags, __doc__, PRESETS, ABOUT)
     with exit_with_message():
-        {"train": train, "test": lambda flags: test(validate(flags)), "tune": tune}[flags.mode](flags)
+        given = command_line.given()
+        {"train": train, "test": lambda x: test(validate(x), create_env, given), "tune": tune}[flags.mode](flags)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def validate(flags: Flags, widths_known: bool = True) -> Flags:
 def main() -> None:
     flags = command_line.parse(Flags, __doc__, PRESETS, ABOUT)
     with exit_with_message():
-        train(flags) if flags.mode == "train" else test(validate(flags), make_env)
+        train(flags) if flags.mode == "train" else test(validate(flags), make_env, command_line.given())
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ import contextlib
 import copy
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
@@ -572,10 +572,10 @@ def train(flags: Flags) -> Result:
         )  # fmt: skip
 
 
-def test(flags: Flags) -> dict:
+def test(flags: Flags, given: Collection[str] = ()) -> dict:
     """Play whole games with a checkpoint, and print and write their returns (see `evaluation.report`)."""
     # own: flags that are not the checkpoint's
-    return evaluation.play_checkpoint(flags, create_env, Net, variants=("r2d2",), own=("epsilon",))
+    return evaluation.play_checkpoint(flags, create_env, Net, variants=("r2d2",), given=given, own=("epsilon",))
 
 
 def validate(flags: Flags, width_known: bool = True) -> Flags:
@@ -631,7 +631,7 @@ def validate(flags: Flags, width_known: bool = True) -> Flags:
 def main() -> None:
     flags = command_line.parse(Flags, __doc__, PRESETS, ABOUT)
     with exit_with_message():
-        train(flags) if flags.mode == "train" else test(validate(flags))
+        train(flags) if flags.mode == "train" else test(validate(flags), command_line.given())
 
 
 if __name__ == "__main__":

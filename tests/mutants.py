@@ -64,6 +64,8 @@ TESTS = {  # of each file, those that fail first
     "beast/feeds/processes.py": ["tests/test_own_processes.py"],
     "beast/envs/env_metrics.py": ["tests/test_env_metrics.py"],
     "beast/envs/progress.py": ["tests/test_env_metrics.py"],
+    "beast/run/evaluation.py": ["tests/test_play.py"],
+    "beast/run/checkpoint.py": ["tests/test_checkpoint.py"],
     "beast/feeds/slots.py": ["tests/test_shared_memory.py", "tests/test_rollout.py", "tests/test_feeds.py"],
     "beast/feeds/shared_memory.py": ["tests/test_shared_memory.py", "tests/test_feeds.py"],
     "beast/hosts/wire.py": WIRE,
@@ -401,6 +403,25 @@ OTHER_MUTANTS = {
             "zip(logits.split(sizes, dim=-1), mask.bool().split(sizes, dim=-1))",
             "zip(logits.split(sizes, dim=-1), mask.bool().roll(1, -1).split(sizes, dim=-1))",
         ),
+    ],
+    "beast/run/evaluation.py": [
+        ("flags that are given ignored", "flags_here = replace(trained, **changed)", "flags_here = trained"),
+        ("defaults that are given ignored", "if name in given or getattr", "if getattr"),
+        ("spaces not compared", "if _layout(spaces) != _layout(learned):", "if False:"),
+        ("a game that ends at the limit cut", ' & ~(after["terminated"] | after["truncated"])', ""),
+        (
+            "numbers of games after a cut",
+            "told[index] += [] if is_cut[index] else [numbers]",
+            "told[index] += [numbers]",
+        ),
+    ],
+    "beast/run/checkpoint.py": [
+        (
+            "a subclass's space taken for its base",
+            "if whole is None or not {type",
+            "if whole is None or False and not {type",
+        ),
+        ("masks in infos forgotten", '"has_mask": MASK in env_spaces.observations', '"has_mask": False'),
     ],
     "beast/envs/env_metrics.py": [
         ("numbers of the game that begins", "if final is None or not infos", "if True or not infos"),

@@ -1045,7 +1045,8 @@ def test_the_replay_gets_its_exponents_and_stores_single_images_only_where_rollo
 def test_mode_test_plays_by_its_own_epsilon(tmp_path, monkeypatch):
     run(tmp_path, total_steps=600)
     played = []
-    monkeypatch.setattr(evaluation, "play", lambda make_envs, net, *rest: played.append(net) or [(1.0, 1, {})])
+    game = evaluation.Game(1.0, 1, {})
+    monkeypatch.setattr(evaluation, "play", lambda make_envs, net, *rest: played.append(net) or [game])
     r2d2.test(small_flags(mode="test", root=str(tmp_path), name="run", epsilon=0.5))
     assert played[0].flags.epsilon == 0.5
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ from beast.envs.films import Film
 from beast.envs.groups import EnvGroup, finished_episodes
 from beast.envs.masks import MASK
 from beast.envs.probe import probe_env
+from beast.envs.rows import rollout_fields
+from beast.envs.spaces import EnvSpaces, categories_by_part
 from beast.errors import InputError, UserError
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.processes import Child
@@ -32,10 +34,12 @@ from beast.learn.distributions import policy_of
 from beast.learn.nests import columns, map_tensors
 from beast.run import checkpoint
 from beast.run.console import tell
-from beast.run.flags import parse_eval_env_kwargs
+from beast.run.directory import as_argument
+from beast.run.flags import FREE_ON_RESUME, EnvFlags, parse_eval_env_kwargs
 
 # Flags of playing, at which `create_env` may look, too.
-OF_PLAYING = ("seed", "video", "greedy", "atari_backend", "episodes", "eval_env_kwargs")
+OF_PLAYING = ("seed", "video", "greedy", "atari_backend", "episodes", "eval_env_kwargs", "max_game_steps")
+MAX_WIDTH = 10  # games at a time
 PROGRESS_SECONDS = 10.0  # between two lines of how many games are over
 LEAST_PATIENCE = 600.0  # seconds that an evaluation may take, or as long as there is between two
 # An agent's file, in a process that yields to all others and ends with its parent.
@@ -50,34 +54,50 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+class Game(NamedTuple):
+    """A game that was played."""
+
+    episode_return: float
+    length: int  # in steps
+    numbers: Numbers  # that its environment has told of it
+    is_cut: bool = False  # after --max_game_steps
+
+
 @same_directory()
-def play(create_env: Callable, net, flags, video: str = "", has_mask: bool = False) -> list[tuple[float, int, Numbers]]:
-    """Play `flags.episodes` whole games with a net in eval mode on the CPU: return and length in steps of each, and
-    the numbers that its environment has told of it.
+def play(create_env: Callable, net, flags, video: str = "", has_mask: bool = False) -> list[Game]:
+    """Play `flags.episodes` whole games with a net in eval mode on the CPU.
 
     Each of the environments of `create_env(number)` plays a fixed share of the games, as the first games to end would
-    be the short ones. `video` is a file to film the first game into, where their render mode is rgb_array.
+    be the short ones. A game that is not over after `flags.max_game_steps` counts as truncated. `video` is a file to
+    film the first game into, where their render mode is rgb_array.
     """
-    episodes, seed = flags.episodes, flags.seed
+    episodes, seed, limit = flags.episodes, flags.seed, flags.max_game_steps
     generator = torch.Generator().manual_seed(seed)
-    width = min(episodes, 1 if video else 10)
+    width = min(episodes, 1 if video else MAX_WIDTH)
     quota = [episodes // width + (index < episodes % width) for index in range(width)]
     video = video and os.path.abspath(video)  # before an environment goes elsewhere
     group = EnvGroup(create_env(width), has_mask, flags.env_metrics)
     memory = RolloutMemory(group.fields, 1, 1, width)
     film = Film(group.env, video) if video else None
-    games: list[list[tuple[float, int]]] = [[] for _ in range(width)]
+    games: list[list[Game]] = [[] for _ in range(width)]
     told: list[list[Numbers]] = [[] for _ in range(width)]
+    is_cut = np.zeros(width, bool)  # waits for the others, as a vector env resets all of its environments
     before, after = memory.row(0, 0), memory.row(0, 1)
     before["action"][...] = 0
     group.reset(seed, before)
     core_state = net.initial_state(width)
     tell(f"playing {episodes} whole games, {width} at a time")
     told_at = time.monotonic()
-    while any(len(played) < share for played, share in zip(games, quota)):
+    while (is_due := np.array([len(played) < share for played, share in zip(games, quota)])).any():
         if time.monotonic() - told_at > PROGRESS_SECONDS:
             told_at = time.monotonic()
-            tell(f"{sum(min(len(played), share) for played, share in zip(games, quota))} of {episodes} games are over")
+            over = sum(min(len(played), share) for played, share in zip(games, quota))
+            longest = int(before["episode_step"].max())
+            tell(f"{over} of {episodes} games are over; the others have {longest:,} steps, of at most {limit:,}")
+        if is_cut[is_due].all():
+            seed += width
+            group.reset(seed, before)
+            is_cut[:] = False
         inputs = map_tensors(lambda x: torch.from_numpy(x[:1]), memory.rollout(0))
         with torch.no_grad():
             policy_logits, _, core_state = net(inputs, core_state)
@@ -85,55 +105,74 @@ def play(create_env: Callable, net, flags, video: str = "", has_mask: bool = Fal
         after["action"][...] = (policy.mode() if flags.greedy else policy.sample(generator))[0].numpy()
         group.step(after["action"], after)
         for index, numbers in group.ended:
-            told[index].append(numbers)
+            told[index] += [] if is_cut[index] else [numbers]
         if film:
             film.add(after)
-        for index, played in enumerate(games):
-            played += finished_episodes(columns(memory.rollout(0), index, 1))
+        too_long = (after["episode_step"] >= limit) & ~(after["terminated"] | after["truncated"])
+        for index in np.flatnonzero(~is_cut).tolist():
+            for game in finished_episodes(columns(memory.rollout(0), index, 1)):
+                games[index].append(Game(*game, told[index].pop(0)))
+            if too_long[index]:
+                is_cut[index] = True
+                step, total = after["episode_step"][index], after["episode_return"][index]
+                games[index].append(Game(float(total), int(step), {}, is_cut=True))
+        if film and games[0]:
+            film.close()
+            film = None
         memory.repeat_last_row(0, 0)
     group.close()
-    if film:
-        film.close()
-    return [
-        (*game, numbers)
-        for share, played, numbers_of in zip(quota, games, told)
-        for game, numbers in zip(played[:share], numbers_of)
-    ]
+    return [game for share, played in zip(quota, games) for game in played[:share]]
 
 
-def play_checkpoint(flags, create_env: Callable, net_class: Callable, variants: Collection[str], own=()) -> dict:
+def play_checkpoint(
+    flags, create_env: Callable, net_class: Callable, variants: Collection[str], given: Collection[str] = (), own=()
+) -> dict:
     """`--mode test`: play whole games with the checkpoint that the flags name, and report them.
 
-    The checkpoint's own flags hold, but for those of playing and the agent's `own`. Checkpoints of other agents than
-    these `variants` are refused.
+    The net is that of the checkpoint's own flags. Environments are, too, but for flags that are `given` or differ from
+    their defaults. Flags of playing and the agent's `own` hold in any case. Checkpoints of other agents than these
+    `variants` are refused.
     """
     path = flags.checkpoint or os.path.join(flags.root, flags.name, "checkpoint.pt")
     state = checkpoint.load(path, "--checkpoint" if flags.checkpoint else "", variants)
     own_flags = {name: getattr(flags, name) for name in (*OF_PLAYING, *own)}
     config = {**checkpoint.OLDER, **state["config"], **own_flags, "mode": "test"}
-    trained = type(flags)(**{field.name: config[field.name] for field in fields(flags) if field.name in config})
+    names = [field.name for field in fields(flags)]
+    trained = type(flags)(**{name: config[name] for name in names if name in config})
     trained = replace(trained, env_metrics=flags.env_metrics or trained.env_metrics)
-    steps, net, results = state["counts"]["steps"], None, {}
+    default = type(flags)()
+    chosen = {name for name in names if name in given or getattr(flags, name) != getattr(default, name)}
+    changed = {name: getattr(flags, name) for name in chosen - FREE_ON_RESUME - own_flags.keys()}
+    steps, results = state["counts"]["steps"], {}
+    learned = checkpoint.saved_spaces(state) or probe_env(create_env, trained)
+    net = net_class(learned.observations, learned.action, trained).eval()
+    checkpoint.load_weights(net, state["net"], path)
     page = progress.Page()
     page.write(progress.encode(progress.Progress(steps, trained.total_steps, state.get("told", {}))))
     progress.follow(page)
     for label, kwargs in parse_eval_env_kwargs(flags.eval_env_kwargs).items():
-        kwargs = {**parse_env_kwargs(trained.env_kwargs), **kwargs}
-        flags_here = replace(trained, env_kwargs=json.dumps(kwargs, sort_keys=True) if kwargs else "")
+        flags_here = replace(trained, **changed)
+        kwargs = {**parse_env_kwargs(flags_here.env_kwargs), **kwargs}
+        flags_here = replace(flags_here, env_kwargs=json.dumps(kwargs, sort_keys=True) if kwargs else "")
         video = "" if label else flags.video
         overrides = {"render_mode": "rgb_array"} if video else {}
         try:
             spaces = probe_env(create_env, flags_here, **overrides)
+            played_with = {name: x for name in names if (x := getattr(flags_here, name)) != getattr(trained, name)}
+            for name in {field.name for field in fields(EnvFlags)} & played_with.keys() - spaces.flags:
+                tell(f"warning: {as_argument(name, played_with[name])}: create_env() does not look at it")
+            other = {name: x for name, x in played_with.items() if name in spaces.flags - {"group_width"}}
             flags_here = replace(flags_here, env=spaces.env_id)
-            if net is None:
-                space = spaces.observations, spaces.action
-                net = net_class(*space, flags_here).eval()
-                checkpoint.load_weights(net, state["net"], path)
-            elif (spaces.observations, spaces.action) != space:
-                raise InputError(f"--eval_env_kwargs {label}: its spaces are not those that the agent has learned with")
+            if _layout(spaces) != _layout(learned):
+                what = f"--eval_env_kwargs {label}" if label else " ".join(as_argument(*each) for each in other.items())
+                raise InputError(
+                    f"{what or spaces.env_id}: its spaces are not those that the agent has learned with. They are "
+                    f"{_shown(spaces)}, those of the agent {_shown(learned)}"
+                )
             make_envs = partial(create_env, flags_here, **overrides)
             played = play(make_envs, net, flags_here, video, MASK in spaces.observations)
-            results[label] = report(played, flags_here, path, steps, label)
+            differing = {name: {"played": x, "trained": getattr(trained, name)} for name, x in other.items()}
+            results[label] = report(played, flags_here, path, steps, differing, label)
         except UserError as error:
             if not label:
                 raise
@@ -146,17 +185,29 @@ def play_checkpoint(flags, create_env: Callable, net_class: Callable, variants: 
     return result
 
 
-def report(played: list[tuple[float, int, Numbers]], flags, path: str, steps: int, label: str = "") -> dict:
+def _layout(spaces: EnvSpaces) -> tuple[dict, dict]:
+    """What a net needs to know of spaces: bounds are not among it."""
+    return rollout_fields(EnvSpaces(spaces.observations, spaces.action)), categories_by_part(spaces)
+
+
+def _shown(spaces: EnvSpaces) -> str:
+    parts = [*spaces.observations.items(), ("action", spaces.action)]
+    return ", ".join(" ".join(f"{name} {space}".split())[:200] for name, space in parts)  # in one line
+
+
+def report(played: list[Game], flags, path: str, steps: int, differing: dict[str, dict], label: str = "") -> dict:
     """Print mean ± standard error of the games played with checkpoint `path`, and return all that test.json says."""
-    returns, lengths = (np.array(column) for column in list(zip(*played))[:2])
-    names = dict.fromkeys(name for *_, told in played for name in told)
-    numbers = {name: [told.get(name) for *_, told in played] for name in names}
+    returns, lengths = np.array([game.episode_return for game in played]), [game.length for game in played]
+    names = dict.fromkeys(name for game in played for name in game.numbers)
+    numbers = {name: [game.numbers.get(name) for game in played] for name in names}
     known = {name: [x for x in each if isinstance(x, (int, float))] for name, each in numbers.items()}
     standard_error = float(returns.std(ddof=1) / math.sqrt(len(returns))) if len(returns) > 1 else math.nan
+    num_cut, limit = sum(game.is_cut for game in played), flags.max_game_steps
     result = {
         "env": flags.env, "checkpoint": path, "steps": steps, "greedy": flags.greedy, "seed": flags.seed,
         "mean": float(returns.mean()), "standard_error": standard_error if math.isfinite(standard_error) else None,
-        "returns": returns.tolist(), "lengths_in_steps": lengths.tolist(),
+        "returns": returns.tolist(), "lengths_in_steps": lengths,
+        "max_game_steps": limit, "games_cut": num_cut, "differs_from_training": differing,
         "env_kwargs": flags.env_kwargs, "env_metrics": {name: float(np.mean(x)) for name, x in known.items() if x},
         "env_metrics_of_games": numbers,
     }  # fmt: skip
@@ -164,6 +215,10 @@ def report(played: list[tuple[float, int, Numbers]], flags, path: str, steps: in
     how = f"{'greedy' if flags.greedy else 'sampled'}, seed {flags.seed}, after {steps:,} steps"
     games = f"{len(returns)} whole games" if len(returns) > 1 else "one whole game"
     print(f"{label and f'{label}, '}{flags.env}: mean return {returns.mean():.2f}{spread} over {games}, {how}")
+    for name, change in differing.items():
+        print(f"played with {as_argument(name, change['played'])}, trained with {change['trained'] or 'none'}")
+    if num_cut:
+        print(f"cut off after {limit:,} steps, as if truncated (--max_game_steps): {num_cut} of {len(played)} games")
     for name, x in known.items():
         print(f"env/{name}: {np.mean(x):.4g}, the mean of {len(x)} games" if x else f"env/{name}: {numbers[name][0]}")
     return result
@@ -179,7 +234,8 @@ class Evaluations:
         """The same `seed` gives each evaluation the same games to begin with."""
         self.checkpoint_path, self._result_path = directory / "eval/checkpoint.pt", directory / "eval/test.json"
         arguments = {"checkpoint": self.checkpoint_path, "episodes": flags.eval_episodes, "seed": seed}
-        arguments |= {name: getattr(flags, name) for name in ("atari_backend", "epsilon") if hasattr(flags, name)}
+        passed_on = ("atari_backend", "epsilon", "max_game_steps")
+        arguments |= {name: getattr(flags, name) for name in passed_on if hasattr(flags, name)}
         # The file of the flags' class is the agent's own, or that of its fork.
         self._command = [sys.executable, "-c", BEHIND, inspect.getfile(type(flags)), "--mode", "test"]
         self._command += [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
@@ -240,6 +296,7 @@ def _metrics_of(found: dict, prefix: str) -> dict[str, float]:
     numbers = {
         "episodic_return": found["mean"], "episodic_length": float(np.mean(found["lengths_in_steps"])),
         "standard_error": math.nan if found["standard_error"] is None else found["standard_error"],
-        "episodes": len(found["returns"]), **{f"env/{name}": x for name, x in found.get("env_metrics", {}).items()},
+        "episodes": len(found["returns"]), "games_cut": found["games_cut"],
+        **{f"env/{name}": x for name, x in found.get("env_metrics", {}).items()},
     }  # fmt: skip
     return {f"{prefix}/{name}": x for name, x in numbers.items()}

@@ -147,6 +147,9 @@ class RunFlags(EnvFlags):
 
     episodes: int = 10
     """--mode test: number of whole games to play."""
+    max_game_steps: int = 27_000
+    """--mode test, and evaluations: steps after which a game that is not over counts as truncated. 27,000 are half an
+    hour of Atari."""
     greedy: bool = False
     """--mode test, and evaluations: take the most probable action instead of sampling."""
     checkpoint: str = ""
@@ -208,13 +211,14 @@ FREE_ON_RESUME = {
     *("device", "amp", "channels_last", "compile", "learner_threads", "log_steps", "checkpoint_minutes"),
     *("tensorboard", "track", "track_project", "eval_minutes", "eval_episodes"),
     *("episodes", "greedy", "checkpoint", "video", "atari_backend", "actor_niceness", "pin_actors"),
-    *("env_metrics", "eval_env_kwargs", "eval_video"),
+    *("env_metrics", "eval_env_kwargs", "eval_video", "max_game_steps"),
 }
 SERVERS_FREE_ON_RESUME = {flag.name for flag in fields(ServerFlags)} - {"server_arguments"}
 
 RUN_LIMITS = {  # flag: lowest and highest value
     **{name: (1, 10**12) for name in ("total_steps", "log_steps")},
     **{name: (1, 10**6) for name in ("max_bad_updates", "episodes", "eval_episodes")},
+    "max_game_steps": (1, 10**9),
     **{name: (0, math.inf) for name in ("total_minutes", "eval_minutes", "learner_threads")},
     "max_env_restarts": (0, math.inf),
     "seed": (0, 10**9),  # emulators take 32 bits, and the seed of an environment is this and its number
