@@ -14,6 +14,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+from beast.machine import end_with_family
+
 SHOW_TRACEBACKS = "BEAST_TRACEBACK"  # the environment variable with which a UserError shows its traceback, too
 
 
@@ -78,12 +80,14 @@ def exit_with_message() -> Iterator[None]:
     """End the program with the message of a `UserError` or `WorkerFailure` instead of a traceback, and exit code 1.
 
     Ctrl-C ends it quietly by the signal itself, so that a shell's loop ends, too. What stdout cannot write, as ± in the
-    C locale, becomes a question mark from here on.
+    C locale, becomes a question mark from here on. What the environments of this process have started ends with it.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+    status = end_with_family()
     try:
         yield
+        status[0] = 0
     except KeyboardInterrupt:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()

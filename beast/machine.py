@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import math
 import os
 import platform
 import re
+import secrets
 import signal
+import threading
 import time
 from pathlib import Path
 
+CLOSING_SECONDS = 10.0  # for environments to end what they have started, before it is killed or left
 FAMILY = "BEAST_FAMILY"  # environment variable: the mark of a process that Beast has started, and of what that starts
 
 
@@ -71,3 +76,22 @@ def kill_family(pid: int | None = None, mark: str = "") -> None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(each, signal.SIGKILL)
         time.sleep(0.01)
+
+
+@functools.cache
+def end_with_family() -> list[int]:
+    """Have this program end at its end, whatever the environments that it has tried leave behind: processes are killed,
+    and threads are waited for, CLOSING_SECONDS at most. The exit status is then the first number of what it returns."""
+    status = [1]
+    os.environ[FAMILY] = f"{os.environ.get(FAMILY, '')}/{secrets.token_hex(8)}"  # of daemons, too
+    atexit.register(kill_family)
+
+    def end() -> None:
+        threading.main_thread().join()
+        kill_family()  # before multiprocessing waits for its children
+        time.sleep(CLOSING_SECONDS)
+        os.write(2, b"threads of an environment still run: this program ends without them\n")
+        os._exit(status[0])
+
+    threading.Thread(target=end, daemon=True).start()
+    return status

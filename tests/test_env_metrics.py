@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 import types
+from fractions import Fraction
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -96,6 +97,18 @@ class Own(VectorEnv):
 )
 def test_a_vector_env_of_a_users_own_may_tell_numbers_in_any_of_these_ways(infos):
     assert games_of(Own(infos), 1, "score") == [(0, {"score": 3.0}), (1, {"score": 4.0})]
+
+
+def test_infos_that_are_none_and_numbers_of_any_type_are_taken():
+    infos = {"final_info": [None, {"metrics": {"half": Fraction(1, 2), "tensor": torch.tensor([2.0])}}]}
+    assert games_of(Own(infos), 1) == [(0, {}), (1, {"half": 0.5, "tensor": 2.0})]
+
+
+def test_life_over_of_another_meaning_is_not_looked_at():
+    assert games_of(Own({"is_success": [1, 0], "life_over": ["no", "yes"]}), 1) == [
+        (0, {"is_success": 1.0}),
+        (1, {"is_success": 0.0}),
+    ]
 
 
 def test_a_lost_life_ends_no_game():

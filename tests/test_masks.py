@@ -155,6 +155,41 @@ def test_the_probe_finds_masks_in_observations_and_in_infos(is_in_infos):
     assert MASK in found.observations
 
 
+@pytest.mark.parametrize(
+    "is_in_infos, change, message",
+    [
+        (False, lambda mask, count: np.where(mask, 0.0, -np.inf), r"Changed: action_mask has -inf: give a 1 for each"),
+        (True, lambda mask, count: np.flatnonzero(mask + 1), r"Changed: action_mask has 2: give a 1 for each legal"),
+        (
+            True,
+            lambda mask, count: mask if count else None,
+            r"Changed: step\(\) gave info\['action_mask'\], which reset",
+        ),
+    ],
+)
+def test_a_mask_that_says_something_else_is_told_before_a_run(is_in_infos, change, message):
+    class Changed(Masked):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            if not is_in_infos:
+                self.observation_space[MASK] = spaces.Box(-np.inf, 1, (4,), np.float64)
+
+        def _observation(self):
+            observation, info = super()._observation()
+            told = info if self.is_in_infos else observation
+            told[MASK] = change(told[MASK], self.count)
+            if told[MASK] is None:
+                del told[MASK]
+            self.allowed[...] = True
+            return observation, info
+
+    def create_env(flags, num_envs):
+        return SyncVectorEnv([lambda: Changed("Discrete", is_in_infos)] * num_envs)
+
+    with pytest.raises(InputError, match=message):
+        probe_env(create_env, monobeast.Flags())
+
+
 # --- acting ----------------------------------------------------------------------------------------------------------
 
 

@@ -400,6 +400,48 @@ def test_an_index_outside_of_its_space_in_a_last_observation_ends_the_actor_too(
 BOX = spaces.Box(0, 1, (3,), np.float32)
 
 
+class Later(toy_envs.Counting):
+    """Shows something else in its 9th step, when it has been tried."""
+
+    space, shown, later = BOX, np.zeros(3, np.float32), None
+
+    def __init__(self):
+        super().__init__(max_length=10**6)
+        self.observation_space = self.space
+
+    def _observation(self):
+        return self.later if self.count == 9 else self.shown
+
+
+@pytest.mark.parametrize(
+    "space, shown, later, message",
+    [
+        (BOX, np.zeros(3), None, r"observations None, the observation space Box.* says float32 of shape \(3,\)"),
+        (BOX, np.zeros(3), np.zeros(2), r"observations float64 of shape \(2,\), the observation space"),
+        (spaces.Discrete(4), 1, 1.5, r"observations float64 of shape \(\), .* Discrete\(4\) says int64 of"),
+        (spaces.Box(0, 255, (3,), np.uint8), np.zeros(3, np.uint8), np.full(3, -1), r"int64 of shape .* says uint8"),
+        (spaces.Dict(a=BOX, b=MANY), {"a": np.zeros(3), "b": [1, 2]}, {"a": np.zeros(3)}, r"it lacks 'b'"),
+        (spaces.Dict(a=BOX), {"a": np.zeros(3)}, {"a": "x"}, r"'a' 'x', the observation space Box"),
+    ],
+)  # fmt: skip
+def test_an_observation_that_does_not_fit_later_is_told_in_one_line(space, shown, later, message):
+    make = type("Toy", (Later,), {"space": space, "shown": shown, "later": later})
+    with pytest.raises(InputError, match=r"^Toy: environment 0 of its group gave .*" + message) as told:
+        play(EnvGroup(SyncVectorEnv([make] * 2)), 20)
+    assert "\n" not in str(told.value)
+
+
+def test_what_an_environment_raises_later_is_not_taken_for_an_observation():
+    class Raises(Later):
+        def step(self, action):
+            if self.count == 5:
+                raise RuntimeError("of its own")
+            return super().step(action)
+
+    with pytest.raises(RuntimeError, match="of its own"):
+        play(EnvGroup(SyncVectorEnv([type("Toy", (Raises,), {"later": np.zeros(3)})] * 2)), 20)
+
+
 @pytest.mark.parametrize(
     "observation, action, message",
     [

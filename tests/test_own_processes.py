@@ -257,6 +257,25 @@ time.sleep(1000)
     parent.stdout.close()
 
 
+@pytest.mark.parametrize("error, status", [("", 0), ("raise InputError('no')", 1)])
+def test_a_program_ends_with_all_that_the_environments_which_it_tried_have_left(error, status):
+    before = set(games())
+    code = f"""
+        import multiprocessing, subprocess, threading, time
+        from beast import machine
+        from beast.errors import InputError, exit_with_message
+        machine.CLOSING_SECONDS = 0.2
+        with exit_with_message():
+            subprocess.run(["sh", "-c", "setsid sleep 98765 >/dev/null 2>&1 </dev/null &"])
+            multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,)).start()
+            threading.Thread(target=time.sleep, args=(1000,)).start()
+            {error}
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=60, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == status and "threads of an environment still run" in ended.stderr
+    assert not set(games()) - before
+
+
 def test_an_env_server_waits_for_environments_that_close_and_not_for_a_step_that_hangs():
     lines, closed = [], []
 

@@ -29,8 +29,10 @@ def _numbers(infos: Mapping, final: Any, k: int, keys: tuple[str, ...]) -> Itera
         try:
             if final is None or not infos.get("_final_info", np.ones(k + 1, bool))[k]:
                 value = _entry(infos, key, k)
-            else:  # gymnasium's arrays of dicts, or of each key an array
-                value = _entry(final, key, k) if isinstance(final, Mapping) else final[k].get(key)
+            elif isinstance(final, Mapping):  # of each key an array
+                value = _entry(final, key, k)
+            else:  # the infos of each environment, which may be None
+                value = final[k].get(key) if isinstance(final[k], Mapping) else None
             yield from _flat("" if key == "metrics" else key, value)
         except Exception as error:  # of many types: whatever a vector env of a user's own has there
             yield key, f"not one value for each environment ({type(error).__name__})"
@@ -42,7 +44,8 @@ def _entry(infos: Mapping, key: str, k: int) -> Any:
     if values is None or not infos.get(f"_{key}", np.ones(k + 1, bool))[k]:
         return None
     if isinstance(values, Mapping):
-        return {name: _entry(values, name, k) for name in values if str(name)[:1] != "_" or name[1:] not in values}
+        flags = {f"_{name}" for name in values}
+        return {name: _entry(values, name, k) for name in values if name not in flags}
     return values[k]
 
 
@@ -52,9 +55,9 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, float | str]]:
             yield from _flat(f"{name}/{part}" if name else str(part), value[part])
     elif value is not None:
         try:
-            array = np.asarray(value)
-            number = float(array.item()) if array.size == 1 and array.dtype.kind in "biuf" else math.nan
-        except Exception:  # a ragged list, say
+            value = np.asarray(value) if isinstance(value, (list, tuple)) else value
+            number = math.nan if isinstance(value, (str, bytes)) else float(getattr(value, "item", lambda: value)())
+        except Exception:  # of many types: no number, or several
             number = math.nan
         yield name or "metrics", number if math.isfinite(number) else f"no finite number: {ascii(value)[:60]}"
 

@@ -13,7 +13,7 @@ from beast.envs.atari import LifeEpisodes
 from beast.envs.masks import MASK, legal_choices, spaces_with_mask
 from beast.envs.numbers import keep_numbers
 from beast.envs.rows import is_final, rollout_fields, written_by
-from beast.envs.spaces import CATEGORICAL, EnvSpaces, choices, env_actions, parts_by_name
+from beast.envs.spaces import CATEGORICAL, EnvSpaces, choices, env_actions, in_a_line, misfit_observation, parts_by_name
 from beast.errors import InputError, raised
 
 
@@ -81,13 +81,17 @@ class EnvGroup:
         actions = env_actions(self.spaces.action, actions)
         if self._observe_into:
             self._observe_into(row["obs"]["obs"])
-        observations, reward, terminated, truncated, info = self.env.step(actions)
-        info = info if isinstance(info, dict) else {}
-        self._write_observations(observations, row["obs"], info)
+        try:
+            observations, reward, terminated, truncated, info = self.env.step(actions)
+            info = info if isinstance(info, dict) else {}
+            self._write_observations(observations, row["obs"], info)
+        except Exception as error:
+            raise self._named(error) from error
         reward = np.reshape(reward, self.num_envs)
         terminated, truncated = (np.asarray(x, bool).reshape(self.num_envs) for x in (terminated, truncated))
         ended = terminated | truncated
-        game_over = ended & ~info.get("life_over", np.False_)
+        life_over = np.asarray(info.get("life_over", False))  # others may call something else so
+        game_over = ended & ~life_over if life_over.dtype == bool else ended
         self.ended = env_metrics.read_games(info, game_over, self._metrics) if game_over.any() else []
         if self.spaces.final_observations:
             done, new_game = ended, game_over
@@ -123,6 +127,15 @@ class EnvGroup:
             fields[MASK][...] = self._legal(observations, info)
         self._check_limits(fields)
 
+    def _named(self, error: Exception) -> Exception:
+        """The exception, or what to tell instead where it came of an observation that is not of its space."""
+        space = self.env.single_observation_space
+        for number, observation in enumerate(getattr(self.env.unwrapped, "_env_obs", [])):  # SyncVectorEnv's newest
+            if found := misfit_observation(space, observation):
+                who = f"{name_of(self.env)}: environment {number} of its group"
+                return InputError(f"{who} gave {found}: make both the same")
+        return error
+
     def _legal(self, observations, info: dict) -> np.ndarray:
         space = self.env.single_observation_space
         return legal_choices(space, self.spaces.action, observations, info, self.num_envs)
@@ -135,8 +148,8 @@ class EnvGroup:
                 number = np.arange(self.num_envs)[columns][np.argwhere(bad)[0][0]]
                 raise InputError(
                     f"{name_of(self.env)}: environment {number} of its group gave {values[bad][0]} in {name!r}, which "
-                    f"is outside of the space {self.spaces.observations[name]}: declare one that has it (for -1 give "
-                    "start=-1 and one choice more)"
+                    f"is outside of the space {in_a_line(self.spaces.observations[name])}: declare one that has it "
+                    "(for -1 give start=-1 and one choice more)"
                 )
 
     def _write_final_observations(self, info: dict, truncated: np.ndarray, fields: dict[str, np.ndarray]) -> np.ndarray:

@@ -26,18 +26,36 @@ def spaces_with_mask(observation: Space, action: Space, is_in_infos: bool) -> di
 def legal_choices(space: Space, action: Space, observations: Any, infos: dict | None, num_envs: int) -> np.ndarray:
     """The masks of `num_envs` environments, bool [num_envs, choices], from their observations (an array of dicts, too)
     or else infos. Where an environment says nothing, all is legal. InputError for a mask of another size."""
-    if isinstance(space, spaces.Dict) and MASK in space.spaces:  # not `in space`, which asks for an observation
+    if is_observed(space):
         if not isinstance(observations, dict):
             observations = {MASK: np.fromiter((x and x[MASK] for x in observations), object, num_envs)}
-        legal = _flat(action, observations[MASK], num_envs)
-    elif infos is None:
+        return mask_numbers(action, observations[MASK], num_envs) != 0
+    if infos is None:
         raise InputError(f'masks are in info["{MASK}"]: give the `info` that came with the observations, too')
-    else:
-        legal = _flat(action, infos.get(MASK), num_envs)
-        legal[~infos.get(f"_{MASK}", np.True_)] = True  # gymnasium fills up with zeros
-    if legal.shape[1] != (size := _size(action)):
-        raise InputError(f"{MASK} has {legal.shape[1]} numbers: give one for each of the {size} choices of {action}")
+    legal = mask_numbers(action, infos.get(MASK), num_envs) != 0
+    legal[~infos.get(f"_{MASK}", np.True_)] = True  # gymnasium fills up with zeros
     return legal
+
+
+def is_observed(space: Space) -> bool:
+    """Whether observations have a mask."""
+    return isinstance(space, spaces.Dict) and MASK in space.spaces  # not `in space`, which asks for an observation
+
+
+def mask_numbers(action: Space, mask: Any, num_envs: int) -> np.ndarray:
+    """A mask as numbers [num_envs, choices], ones for None. Raises InputError for a mask of another size."""
+    numbers, size = _flat(action, mask, num_envs), _size(action)
+    if numbers.shape[1] != size:
+        raise InputError(f"{MASK} has {numbers.shape[1]} numbers: give one for each of the {size} choices of {action}")
+    return numbers
+
+
+def check_mask(action: Space, mask: Any, num_envs: int) -> None:
+    """Raise InputError for a mask of another size, or of other numbers than 0 and 1, as some have -inf for what is
+    illegal."""
+    numbers = mask_numbers(action, mask, num_envs)
+    if (other := numbers[(numbers != 0) & (numbers != 1)]).size:
+        raise InputError(f"{MASK} has {other[0]}: give a 1 for each legal choice and a 0 for each other one")
 
 
 def _flat(action: Space, mask: Any, num_envs: int) -> np.ndarray:
@@ -50,7 +68,7 @@ def _flat(action: Space, mask: Any, num_envs: int) -> np.ndarray:
     mask = np.asarray(mask)
     if mask.dtype == object:  # a nest of each environment
         return np.concatenate([_flat(action, single, 1) for single in mask])
-    return mask.reshape(num_envs, -1) != 0
+    return mask.reshape(num_envs, -1)
 
 
 def _size(action: Space) -> int:

@@ -1,7 +1,6 @@
 """What `create_env` makes, found out and checked by making some of it."""
 
 import contextlib
-import math
 import sys
 import time
 import traceback
@@ -16,9 +15,9 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWra
 
 from beast.envs import progress
 from beast.envs.groups import EnvGroup, close, name_of
-from beast.envs.masks import MASK
+from beast.envs.masks import MASK, check_mask, is_observed
 from beast.envs.rows import nest_observations
-from beast.envs.spaces import EnvSpaces, observation_field, parts_by_name, random_actions, spaces_by_name
+from beast.envs.spaces import CATEGORICAL, EnvSpaces, leaves, misfit, misfit_observation, random_actions
 from beast.errors import InputError, MissingPackage, UserError, first_line, raised
 from beast.files import same_directory
 
@@ -201,7 +200,9 @@ class _Checked:
         is_async = isinstance(getattr(self._env, "unwrapped", None), AsyncVectorEnv)
         for field, value in zip(("reward", "terminated", "truncated"), result[1:]):
             dtype = "float64" if field == "reward" else "bool"
-            self._check(f"step() gave {field!r}", value, dtype, "needed is", is_flat=not is_async)
+            if found := misfit(value, dtype, self._before, is_flat=not is_async):
+                needed = f"needed is {dtype} of shape {self._before}"
+                raise InputError(f"{self._name}: step() gave {field!r} {found}, {needed}: make both the same")
         return result
 
     def _call(self, method: str, expected: str, *args, **kwargs) -> tuple:
@@ -214,18 +215,30 @@ class _Checked:
         if not isinstance(result, tuple) or len(result) != len(expected.split()):
             found = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
             raise InputError(f"{does} returned {found} instead of ({expected}), gymnasium's interface since 0.26")
-        try:
-            parts = parts_by_name(self._space, result[0])
-            self._unseen.update(_unseen(self._space, result[0]))
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            found = "it is None" if result[0] is None else first_line(error)
-            nest = f"not nested as its space {self._space}"
-            raise InputError(f"{does} gave an observation that is {nest}: {found}") from error
-        for name, space in spaces_by_name(self._space).items():
-            what = f"{method}() gave {'observations' if name == 'obs' else repr(name)}"
-            says = f"the observation space {space} says"
-            self._check(what, parts[name], observation_field(space)[1], says, space.shape or ())
+        if found := misfit_observation(self._space, result[0], self._before):
+            raise InputError(f"{does} gave {found}: make both the same")
+        self._unseen.update(_unseen(self._space, result[0]))
+        if self._before:
+            self._check_mask(method, *result)
         return result
+
+    def _check_mask(self, method: str, observation, *others) -> None:
+        """Raise InputError unless the mask of a vector env, if it has one, is there from its reset on and is right."""
+        action, info = self._env.single_action_space, others[-1] or {}
+        if not all(isinstance(part, CATEGORICAL) for part in leaves(action)):
+            return
+        if method == "reset":
+            self._has_mask = MASK in info
+        if is_observed(self._space):
+            mask = observation[MASK]
+        elif (mask := info.get(MASK)) is not None and not self._has_mask:
+            raise InputError(
+                f"{self._name}: step() gave info[{MASK!r}], which reset() did not: let each of them give it"
+            )
+        try:
+            check_mask(action, mask, self._before[0])
+        except InputError as error:
+            raise InputError(f"{self._name}: {error}") from error
 
     def _minds(self, seed: int, error: BaseException) -> bool:
         """Whether a reset with this seed failed because it is large."""
@@ -233,29 +246,6 @@ class _Checked:
             self._env.reset(seed=0)
             return True
         return any(str(seed + number) in str(error) for number in range(self._before[0] if self._before else 1))
-
-    def _check(self, what: str, value, dtype: str, says: str, shape=(), is_flat=False) -> None:
-        """Raise InputError unless the value is an array of this shape, or `is_flat` to be made so, without a loss of
-        this dtype."""
-        array, shape = _array(value), (*self._before, *shape)
-        found, is_fit = f"{value!r:.80}", array.dtype.kind in "biuf"
-        if is_fit:
-            with np.errstate(invalid="ignore"):
-                is_fit = np.dtype(dtype).kind == "f" or bool((array.astype(dtype) == array).all())
-            # gymnasium refuses to round what single environments observe, even where that changes nothing.
-            is_fit &= is_flat or bool(self._before) or np.can_cast(array.dtype, dtype, "same_kind")
-            is_fit &= array.shape == shape or (is_flat and array.size == math.prod(shape))
-            found = f"{array.dtype} of shape {array.shape}"
-        if not is_fit:
-            raise InputError(f"{self._name}: {what} {found}, {says} {dtype} of shape {shape}: make both the same")
-
-
-def _array(value: Any) -> np.ndarray:
-    """The value as an array, one of objects where it cannot be one of numbers."""
-    try:
-        return np.asarray(value)
-    except (TypeError, ValueError, RuntimeError):  # ragged, or a tensor of a GPU
-        return np.empty((), object)
 
 
 def _unseen(space: Space, nest: Any) -> list[str]:

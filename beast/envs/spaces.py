@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from gymnasium import Space, spaces
 
-from beast.errors import InputError
+from beast.errors import InputError, first_line
 
 CATEGORICAL = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -60,6 +60,47 @@ def observation_field(space: Space) -> tuple[tuple[int, ...], str]:
         f"observation space {space} is not supported; supported are Box, Discrete, MultiDiscrete, MultiBinary and "
         f"a Dict or Tuple of these: {remedy}"
     )
+
+
+def misfit(value: Any, dtype: str, shape: tuple[int, ...], is_flat: bool = False, is_single: bool = False) -> str:
+    """What a value is that cannot be written as an array of this shape and dtype without a loss; empty for one that
+    can. `is_flat`: it is one number for each of `shape`, in any shape. gymnasium refuses to round what an environment
+    observes that `is_single`, even where that changes nothing."""
+    try:
+        array = np.asarray(value)
+        if is_flat and array.dtype == object and value is not None:  # a Fraction, say
+            array = np.asarray(value, np.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # ragged, or a tensor of a GPU
+        array = np.empty((), object)
+    if array.dtype.kind not in "biuf":
+        return f"{value!r:.80}"
+    with np.errstate(invalid="ignore"):
+        is_fit = np.dtype(dtype).kind == "f" or bool((array.astype(dtype) == array).all())
+    is_fit &= not is_single or np.can_cast(array.dtype, dtype, "same_kind")
+    is_fit &= array.shape == shape or (is_flat and array.size == math.prod(shape))
+    return "" if is_fit else f"{array.dtype} of shape {array.shape}"
+
+
+def misfit_observation(space: Space, nest: Any, before: tuple[int, ...] = ()) -> str:
+    """What is wrong with an observation, or with one of shapes that begin with `before`, and what its space says; empty
+    for one that can be written."""
+    try:
+        parts = parts_by_name(space, nest)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        found = f"it lacks {first_line(error)}" if isinstance(error, LookupError) else first_line(error)
+        found = "it is None" if nest is None else found
+        return f"an observation that is not nested as its space {in_a_line(space)}: {found}"
+    for name, part in spaces_by_name(space).items():
+        shape, dtype = observation_field(part)
+        if found := misfit(parts[name], dtype, (*before, *shape), is_single=not before):
+            what = "observations" if name == "obs" else repr(name)
+            return f"{what} {found}, the observation space {in_a_line(part)} says {dtype} of shape {(*before, *shape)}"
+    return ""
+
+
+def in_a_line(space: Space) -> str:
+    """What a message says of a space, whose arrays may print several lines."""
+    return " ".join(str(space).split())
 
 
 def action_shape_dtype(space: Space) -> tuple[tuple[int, ...], str]:

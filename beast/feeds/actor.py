@@ -27,8 +27,8 @@ from beast.envs.masks import MASK
 from beast.envs.spaces import categories_by_part
 from beast.errors import SHOW_TRACEBACKS, InputError, UserError
 from beast.feeds.memory import RolloutMemory
-from beast.feeds.processes import CLOSING_SECONDS, end_with_parent
-from beast.machine import kill_family
+from beast.feeds.processes import end_with_parent
+from beast.machine import CLOSING_SECONDS, kill_family
 
 GO = struct.Struct("<HHH")  # to an actor: group, slot, row to write, each below 2¹⁶; row 0 means reset
 # From an actor: group whose row is written (the first time: whose environments are made), and seconds that the actor

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 
 from beast.errors import WorkerFailure
-from beast.feeds.processes import CLOSING_SECONDS, Child, end_all
+from beast.feeds.processes import Child, end_all
 from beast.hosts.serving import KEPT_GIL
+from beast.machine import CLOSING_SECONDS
 
 START_SECONDS = 300.0  # until a server listens: imports, and one environment
 

@@ -16,10 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from beast.errors import WorkerFailure
-from beast.machine import FAMILY, kill_family
+from beast.machine import CLOSING_SECONDS, FAMILY, kill_family
 
 FORGIVEN_AFTER = 600.0  # seconds of work after which a child's earlier deaths no longer count
-CLOSING_SECONDS = 10.0  # for environments to close, before their process is killed
 MAX_PRINTED = 16_000_000  # bytes on stderr, after which it is emptied
 
 
