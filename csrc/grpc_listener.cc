@@ -39,7 +39,7 @@ class DialedCall : public GrpcCall {
     service.RequestCall(&context_, &stream_, &loop_.queue(), notifications, tag);
   }
   // gRPC tells the end of calls that came only.
-  void forget() { delete static_cast<Then*>(done_); }
+  void forget() { GrpcLoop::then_of(done_); }
   bool has_left() const { return has_left_; }
   void send_headers(const std::string& name, const std::string& value, Then then) {
     context_.AddInitialMetadata(name, value);
@@ -275,8 +275,7 @@ class GrpcListener::Server {
     void* tag;
     bool ok;
     while (accepted_->Next(&tag, &ok)) {
-      const std::unique_ptr<Then> then(static_cast<Then*>(tag));
-      (*then)(ok);
+      (*GrpcLoop::then_of(tag))(ok);
     }
   }
 

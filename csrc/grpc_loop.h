@@ -40,7 +40,8 @@ class GrpcLoop {
   ~GrpcLoop();  // waits until all calls have ended
 
   grpc::CompletionQueue& queue() { return queue_; }
-  static void* tag(Then then) { return new Then(std::move(then)); }  // freed when it has been called
+  static void* tag(Then then);
+  static std::unique_ptr<Then> then_of(void* tag);  // of an event
   void watch(std::weak_ptr<GrpcStream> stream);                      // for its timeouts
   void count_calls(int change);
 

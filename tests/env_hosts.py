@@ -174,7 +174,7 @@ def array_message(array: np.ndarray):
     return wire.Array(dtype=array.dtype.name, shape=array.shape, data=data)
 
 
-def make_certificate(directory: Path, names: str) -> tuple[Path, Path]:
+def make_certificate(directory: Path, names: str, expired: bool = False) -> tuple[Path, Path]:
     """A self-signed certificate and its key, in PEM, for names such as `DNS:localhost,IP:127.0.0.1`."""
     cert, key = directory / "cert.pem", directory / "key.pem"
     command = (
@@ -186,6 +186,9 @@ def make_certificate(directory: Path, names: str) -> tuple[Path, Path]:
             check=True,
             capture_output=True,
         )
+        if expired:  # signed again, until yesterday
+            again = [*"openssl x509 -days -1 -in".split(), str(cert), "-signkey", str(key), "-out", str(cert)]
+            subprocess.run(again, check=True, capture_output=True)
     except FileNotFoundError:
         pytest.skip("openssl is not installed: no certificate to test TLS with")
     return cert, key

@@ -598,6 +598,20 @@ def test_tls_protects_a_port_and_a_client_without_it_or_with_another_certificate
             libbeast.handshake(server.address, **options)
 
 
+@pytest.mark.parametrize("fault", ["expired", "of another host"])
+def test_a_servers_certificate_of_no_use_is_told_at_once_with_the_remedy(tmp_path, fault):
+    names = "IP:10.0.0.1" if fault == "of another host" else "IP:127.0.0.1"
+    certificate, key = (path.read_bytes() for path in make_certificate(tmp_path, names, expired=fault == "expired"))
+    with in_process_server(lambda: counting_group(2), "127.0.0.1:0", tls=(key, certificate)) as server:
+        began = time.monotonic()
+        with pytest.raises(ConnectionRefusedError, match="(?i)certificate.*root_certificates are for") as refused:
+            libbeast.handshake(server.address, root_certificates=certificate, timeout=LIMIT)
+        assert time.monotonic() - began < LIMIT / 2, "it is not tried again"
+        assert "\n" not in str(refused.value)
+        with Learner([server.address], width=2, root_certificates=certificate) as learner:
+            assert "root_certificates are for" in str(learner.wait()) and not learner.log
+
+
 def test_a_token_does_not_cross_a_network_in_plain_text():
     arguments = (5, libbeast.BatchingQueue(), libbeast.DynamicBatcher())
     for address in ("192.0.2.1:4431", "envs.example.com:4431", "127.example.com:4431", "ipv4:192.0.2.1:4431"):

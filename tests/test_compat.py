@@ -411,10 +411,18 @@ def test_a_server_that_other_machines_can_reach_must_be_wanted():
 def test_the_first_releases_modules_have_the_same_classes():
     from libtorchbeast import actorpool, rpcenv
 
-    for module in (actorpool, rpcenv):
-        for name in module.__all__:
-            assert getattr(module, name) is getattr(libtorchbeast, name)
-    assert {*actorpool.__all__, *rpcenv.__all__} == {*libtorchbeast.__all__}
+    names = {*actorpool.__all__, *rpcenv.__all__}
+    assert names == {*libtorchbeast.__all__, "Batch", "NestError"}  # the release after it had neither of the two
+    for name in libtorchbeast.__all__:
+        assert getattr(rpcenv if name == "Server" else actorpool, name) is getattr(libtorchbeast, name)
+    batcher = actorpool.DynamicBatcher(batch_dim=2, minimum_batch_size=1, maximum_batch_size=1)
+    call = InThread(batcher.compute, torch.zeros(1, 2, 3))
+    batch = next(batcher)
+    assert isinstance(batch, actorpool.Batch)
+    with pytest.raises(actorpool.NestError):
+        batch.set_outputs(torch.ones(1))
+    batch.set_outputs(torch.ones(1, 1, 1))
+    assert call.result().shape == (1, 1, 1)
 
 
 def test_the_documented_adapter_gives_four_values():

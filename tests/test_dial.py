@@ -32,7 +32,7 @@ class Learner(grpc.GenericRpcHandler):
     def __init__(self, address: str, *, tls: tuple[bytes, bytes] | None = None, refusal=None):
         """`address` may have port 0; the attribute `address` then names the port."""
         self._calls: queue.SimpleQueue = queue.SimpleQueue()
-        self._refusal = refusal
+        self._refusal, self._answered = refusal, list[Call]()
         options = [
             ("grpc.max_receive_message_length", -1),
             ("grpc.so_reuseport", 0),
@@ -55,6 +55,7 @@ class Learner(grpc.GenericRpcHandler):
 
     def _answer(self, messages, context):
         call = Call(messages, context)
+        self._answered.append(call)
         self._calls.put(call)
         if self._refusal:
             context.abort(*self._refusal)
@@ -68,6 +69,8 @@ class Learner(grpc.GenericRpcHandler):
 
     def close(self) -> None:
         self._server.stop(grace=0).wait()
+        for call in self._answered:
+            call.end()  # its thread, which Python would wait for
 
     def __enter__(self) -> "Learner":
         return self
@@ -603,6 +606,30 @@ def test_a_certificate_that_cannot_be_trusted_is_told_with_the_remedy_whatever_w
         with Learner(address, tls=(key, cert)):
             wait_until(lambda: dialer.UNTRUSTED in dialing.text(), dialing.text)
         assert "--tls_ca" in dialer.UNTRUSTED
+
+
+@pytest.mark.parametrize("fault", ["expired", "of another host", "of another authority"])
+def test_a_certificate_of_no_use_is_told_in_a_line_and_again_later_while_others_are_served(
+    tmp_path, quick, monkeypatch, fault
+):
+    names = "IP:10.0.0.1" if fault == "of another host" else "IP:127.0.0.1"
+    cert, key = make_certificate(tmp_path, names, expired=fault == "expired")
+    tls = key.read_bytes(), cert.read_bytes()
+    trusted = make_certificate(tmp_path, "IP:127.0.0.1")[0].read_bytes()
+    if fault != "of another authority":
+        trusted += tls[1]
+    good = (tmp_path / "key.pem").read_bytes(), (tmp_path / "cert.pem").read_bytes()
+    with Learner("127.0.0.1:0", tls=tls) as bad, Learner("127.0.0.1:0", tls=good) as other:
+        with Dialing(bad.address, root_certificates=trusted) as dialing:
+            wait_until(lambda: dialer.UNTRUSTED in dialing.text(), dialing.text)
+            time.sleep(0.3)
+            told = [line for line in dialing.lines if bad.address in line]
+            assert len(told) == 1 and "\n" not in told[0] and not dialing.dialer.failure
+            monkeypatch.setattr(dialer, "RETOLD_SECONDS", 0.0)
+            wait_until(lambda: dialing.text().count(dialer.UNTRUSTED) > 1, dialing.text)
+        monkeypatch.setattr(dialer, "RETOLD_SECONDS", 600.0)
+        with Dialing(bad.address, other.address, root_certificates=trusted):
+            assert other.call().accept().row()["done"].all()
 
 
 def test_other_hosts_are_dialed_with_token_and_tls_or_the_word_insecure(tmp_path, token_file, certificate):

@@ -11,21 +11,6 @@ from attacks import attacks
 from env_hosts import ROOT, ServerProcess
 from waiting import PATIENCE
 
-LISTENS = """
-import sys, libbeast
-listener = libbeast.EnvListener("127.0.0.1:0")
-print(listener.address, flush=True)
-sys.stdin.read()
-"""
-DIALS = """
-import sys, libbeast
-try:
-    libbeast.handshake(sys.argv[1], timeout=2.0)
-except (ConnectionError, ValueError) as error:
-    print(error)
-"""
-
-
 PING_ANSWER = b"\0\0\x08\x06\x01"
 
 
@@ -56,7 +41,7 @@ def send_bad_headers(address: str) -> None:
 
 
 def test_bad_headers_of_callers_are_escaped_and_20_lines_of_a_learners_log():
-    learner = start(LISTENS)
+    learner = start(attacks.LISTENS)
     send_bad_headers(learner.stdout.readline().decode().strip())
     _, logged = learner.communicate(timeout=PATIENCE)
     check(logged)
@@ -66,7 +51,7 @@ def test_bad_headers_of_callers_are_escaped_and_20_lines_of_a_learners_log():
 
 def test_bad_headers_of_a_server_are_escaped_and_20_lines_of_a_learners_log():
     with attacks.server_of_bad_headers() as address:
-        told, logged = start(DIALS, address).communicate(timeout=PATIENCE)
+        told, logged = start(attacks.DIALS, address).communicate(timeout=PATIENCE)
     check(logged)
     check(told)
     assert logged.count(b"\n") == 20 and told

@@ -1,10 +1,12 @@
 """Environments that have processes, ports, directories or modules of their own: how they are made and how they end."""
 
+import contextlib
 import errno
 import os
 import random
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -29,7 +31,7 @@ from beast.envs.probe import probe_env
 from beast.envs.rows import rollout_fields
 from beast.envs.spaces import EnvSpaces
 from beast.errors import InputError, exit_with_message
-from beast.feeds import actors
+from beast.feeds import actor, actors
 from beast.feeds.actor import Actor
 from beast.feeds.actors import ActorProcesses, LocalActors, name_of_maker
 from beast.feeds.memory import RolloutMemory
@@ -326,6 +328,45 @@ def test_each_environment_that_is_made_or_reset_is_a_sign_of_life(start, monkeyp
     ready(pool, 0, 1)
     pool.go(0, 0, 0)
     ready(pool, 0)
+
+
+def test_a_sign_of_life_of_a_thread_or_a_forked_process_cuts_no_message(monkeypatch):
+    """A socket may take a message in pieces. 400 KB of it do not fit into one."""
+    ours, theirs = socket.socketpair()
+    process, messages = actors.ActorProcess(0, 2, 0), []
+    message = actor.READY.pack(1, 0.5, 0.5, 400_000) + b"x" * 400_000
+    send, stopping = actor._sender(theirs), threading.Event()
+    monkeypatch.setattr(SyncVectorEnv, "__init__", SyncVectorEnv.__init__)  # is put back
+    actor._tell_of_each_environment(send, pause=0.0)
+    vector = SyncVectorEnv([toy_envs.Counting])
+
+    def reset():
+        while not stopping.is_set():
+            vector.envs[0].reset()
+
+    def read():
+        while data := ours.recv(2**16):
+            messages.extend(process.messages(data))
+
+    threads = [threading.Thread(target=work, daemon=True) for work in (reset, read)]
+    for thread in threads:
+        thread.start()
+    if not (child := os.fork()):
+        with contextlib.suppress(BaseException):
+            for _ in range(1000):
+                vector.envs[0].reset()
+        os._exit(0)
+    for _ in range(50):
+        send(message)
+    os.waitpid(child, 0)
+    stopping.set()
+    threads[0].join()
+    theirs.close()
+    threads[1].join()
+    alive = [each for each in messages if each[0] == actor.ALIVE]
+    rest = [each for each in messages if each[0] != actor.ALIVE]
+    assert rest == [(1, 0.5, 0.5, message[actor.READY.size :])] * 50 and not process.received
+    assert alive and set(alive) == {(actor.ALIVE, 0.0, 0.0, b"")}
 
 
 # ------------------------------------------------------------------------------------- directories and generators

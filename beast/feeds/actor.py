@@ -14,6 +14,7 @@ import random
 import socket
 import struct
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -126,10 +127,11 @@ def _act(connection: socket.socket, flags_class, create_env) -> None:
     os.nice(max(task["niceness"] - os.nice(0), 0))
     if task["cpu"] is not None:
         os.sched_setaffinity(0, {task["cpu"]})
-    _tell_of_each_environment(connection, min(1.0, flags.env_timeout / 4))
+    send = _sender(connection)
+    _tell_of_each_environment(send, min(1.0, flags.env_timeout / 4))
     progress.follow(progress.Page(task["progress"]))
     memory, groups = RolloutMemory(**task["memory"]), dict(task["groups"])
-    actor = Actor(create_env, flags, memory, groups, lambda group: connection.sendall(READY.pack(group, 0.0, 0.0, 0)))
+    actor = Actor(create_env, flags, memory, groups, lambda group: send(READY.pack(group, 0.0, 0.0, 0)))
     with contextlib.closing(actor):
         written = 0.0
         while len(message := messages.read(GO.size)) == GO.size:
@@ -138,10 +140,22 @@ def _act(connection: socket.socket, flags_class, create_env) -> None:
             waited = received - (written or received)  # the wait for the first one is the parent's start of this actor
             told = actor.write_row(group, slot, row)
             written = time.monotonic()
-            connection.sendall(READY.pack(group, waited, written - received, len(told)) + told)
+            send(READY.pack(group, waited, written - received, len(told)) + told)
 
 
-def _tell_of_each_environment(connection: socket.socket, pause: float) -> None:
+def _sender(connection: socket.socket) -> Callable[[bytes], None]:
+    """Sends messages whole. Threads of environments may send signs of life; a process that they fork sends nothing."""
+    lock, owner = threading.Lock(), os.getpid()
+
+    def send(message: bytes) -> None:
+        if os.getpid() == owner:
+            with lock:
+                connection.sendall(message)
+
+    return send
+
+
+def _tell_of_each_environment(send: Callable[[bytes], None], pause: float) -> None:
     """Send a sign of life before each environment that a SyncVectorEnv makes or resets, or `pause` seconds later."""
     told_at = 0.0
 
@@ -152,7 +166,7 @@ def _tell_of_each_environment(connection: socket.socket, pause: float) -> None:
             if time.monotonic() - told_at > pause:
                 told_at = time.monotonic()
                 with contextlib.suppress(OSError):  # the parent has gone
-                    connection.sendall(READY.pack(ALIVE, 0.0, 0.0, 0))
+                    send(READY.pack(ALIVE, 0.0, 0.0, 0))
             return call(*args, **kwargs)
 
         return told

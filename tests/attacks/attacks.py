@@ -1,6 +1,6 @@
 """What others can do to an env server and to a learner, tried on this machine alone, within bounds.
 
-    python tests/attacks/attacks.py          # ten minutes; prints the tables of benchmarks/results/attacks.md
+    python tests/attacks/attacks.py          # twenty minutes; prints the tables of benchmarks/results/attacks.md
     python tests/attacks/attacks.py hello    # only those whose name has this in it
 
 Each attack on a server goes on while a learner that knows the token connects; the table has the seconds until it has a
@@ -8,7 +8,8 @@ row, the memory that the server took meanwhile, and the bytes that it logged. Ea
 that lies to polybeast.py; the table has the learner's exit code, its highest memory and the first line that it prints.
 Each attack on a learner that listens goes on while it trains with one env server and another one dials; the table has
 the seconds until the other is served, the memory that the learner took, whether the first one kept its stream, and the
-bytes that were logged.
+bytes that were logged. Two more tables have what bad headers write to the logs, one kind after the other, and what
+becomes of an env server that dials a good learner and a bad one.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ import numpy as np  # noqa: E402
 import psutil  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "tests")) if path not in sys.path]
 
-from env_hosts import ServerProcess, Stream, headers  # noqa: E402
+from env_hosts import ServerProcess, Stream, headers, make_certificate  # noqa: E402
 
 from beast import envs  # noqa: E402
 from beast.envs.rows import written_by  # noqa: E402
@@ -267,9 +268,9 @@ def attack_learner(greeting: Callable, streamed: Callable | None) -> list[str]:
 
 
 @contextlib.contextmanager
-def server_of_bad_headers() -> Iterator[str]:
+def server_of_bad_headers(names: tuple[str, ...] = (":status", "grpc-status", "grpc-encoding")) -> Iterator[str]:
     """The address of a server that answers with 180 MB of bad headers."""
-    bad = b"".join(literal(name, ESCAPES) for name in (b":status", b"grpc-status", b"grpc-encoding")) * 40
+    bad = b"".join(literal(name.encode(), ESCAPES) for name in names) * (120 // len(names))
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer_one(connection: socket.socket) -> None:
@@ -464,18 +465,215 @@ def reset_streams(address: str, stack: contextlib.ExitStack) -> None:
             connection.sendall(frame(1, 4, number, CALL_HEADERS) + frame(3, 0, number, b"\0\0\0\x08"))
 
 
-def bad_headers(address: str, stack: contextlib.ExitStack) -> None:
+def bad_headers(address: str, stack: contextlib.ExitStack, names: tuple[str, ...] = tuple(BAD_HEADERS)) -> None:
     """For 5 s, one connection after the other with calls of which one header each is not what it has to be."""
     until = time.monotonic() + 5
     while time.monotonic() < until:
         with contextlib.suppress(OSError), contextlib.ExitStack() as own:
             connection = raw(address, own)
             for first in range(1, 10**6, 32):
-                calls = enumerate([*BAD_HEADERS, *BAD_HEADERS])
+                calls = enumerate((names * 16)[:16])
                 sent = [frame(1, 5, first + 2 * i, call_headers(**{name: ESCAPES})) for i, name in calls]
                 connection.sendall(b"".join(sent + [frame(3, 0, first + 2 * i, b"\0\0\0\x08") for i in range(16)]))
                 if time.monotonic() > until:
                     break
+
+
+HEADERS = [
+    ":method", ":scheme", ":path", ":authority", ":status", "te", "content-type", "user-agent", "grpc-encoding",
+    "grpc-accept-encoding", "grpc-timeout", "grpc-status", "grpc-message", "grpc-previous-rpc-attempts",
+]  # fmt: skip
+LISTENS = """
+import sys, libbeast
+listener = libbeast.EnvListener("127.0.0.1:0", token=(sys.argv[1:] or [""])[0])
+print(listener.address, flush=True)
+sys.stdin.read()
+"""
+DIALS = """
+import sys, libbeast
+try:
+    libbeast.handshake(sys.argv[1], timeout=5.0)
+except (ConnectionError, ValueError) as error:
+    print(error)
+"""
+
+
+def logged_by(program: str, *arguments: str, attack: Callable | None = None, **environment: str) -> str:
+    """How many bytes this program logs while it is attacked, where it prints an address, or until it ends."""
+    with tempfile.TemporaryFile() as log, contextlib.ExitStack() as stack:
+        words = [sys.executable, "-c", program] if program else [sys.executable, str(ROOT / "polybeast_env.py")]
+        process = subprocess.Popen(
+            [*words, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "GRPC_VERBOSITY": "NONE", **environment},
+        )  # fmt: skip
+        if attack:
+            attack(process.stdout.readline().split()[-1], stack)
+            time.sleep(0.2)
+            process.kill()
+        process.communicate()
+        log.seek(0)
+        text = log.read()
+    escapes = " with control characters" if re.search(rb"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text) else ""
+    return f"{len(text):,} bytes{escapes}"
+
+
+def attack_logs() -> list[list[str]]:
+    """What each kind of bad header writes to three logs in 5 s; the last row is without what Beast does about it."""
+    serve = ["--env", "CartPole-v1", "--address", "127.0.0.1:0"]
+    rows = []
+    for names in [*((name,) for name in HEADERS), tuple(HEADERS), tuple(HEADERS)]:
+        is_control = bool(rows) and rows[-1][0].startswith("all")
+        trace = {"GRPC_TRACE": "-all"} if is_control else {}
+        verbosity = {"GRPC_VERBOSITY": "ERROR"} if is_control else {}
+
+        def attack(address: str, stack: contextlib.ExitStack, names=names) -> None:
+            bad_headers(address, stack, names)
+
+        listens = logged_by(LISTENS, attack=attack, **trace)
+        with server_of_bad_headers(names) as address:
+            dials = logged_by(DIALS, address, **trace)
+        serves = logged_by("", *serve, attack=attack, **verbosity)
+        name = "all of them, with GRPC_TRACE and GRPC_VERBOSITY set" if is_control else " ".join(names)
+        rows.append([name if len(names) == 1 or is_control else "all of them", listens, dials, serves])
+        print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
+def guess_for_5_seconds(address: str, method: str) -> str:
+    """How many wrong tokens were sent, and how many of them were compared."""
+    counts: dict[str, int] = {}
+    until = time.monotonic() + 5
+
+    def guess(number: int) -> None:
+        with _channel(address) as channel:
+            while time.monotonic() < until:
+                call = channel.stream_stream(method)(iter([]), timeout=60, metadata=headers(f"guess-{number}"))
+                with contextlib.suppress(grpc.RpcError):
+                    next(call, None)
+                name = call.code().name
+                counts[name] = counts.get(name, 0) + 1
+
+    with futures.ThreadPoolExecutor(8) as executor:
+        list(executor.map(guess, range(8)))
+    return f"{counts.get('UNAUTHENTICATED', 0)} of {sum(counts.values()):,}"
+
+
+def attack_tokens() -> list[list[str]]:
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+        (token := Path(directory) / "token").write_text(TOKEN)
+        token.chmod(0o600)
+        server = stack.enter_context(
+            ServerProcess(Path(directory), "CartPole-v1", "--token_file", str(token), address="127.0.0.1:0")
+        )
+        learner = subprocess.Popen(
+            [sys.executable, "-c", LISTENS, TOKEN],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        stack.callback(learner.communicate)
+        listens = guess_for_5_seconds(learner.stdout.readline().strip(), wire.DIAL)
+        return [
+            ["an env server", guess_for_5_seconds(server.address, wire.STREAM)],
+            ["a learner that listens", listens],
+        ]
+
+
+# --------------------------------------------------------------------------------- on an env server that dials
+
+
+@contextlib.contextmanager
+def proxy_of_404() -> Iterator[str]:
+    """Answers each call over HTTP/2 as a proxy does that knows no such path."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer_one(connection: socket.socket) -> None:
+            with contextlib.suppress(OSError), connection:
+                connection.sendall(frame(4, 0, 0, b"") + frame(4, 1, 0, b""))
+                while data := connection.recv(65536):
+                    for at in range(len(data) - 9):  # HEADERS of a call, as far as they are not cut
+                        if data[at + 3 : at + 5] == b"\1\4" and data[at + 5 : at + 8] == bytes(3):
+                            number = int.from_bytes(data[at + 5 : at + 9], "big")
+                            connection.sendall(frame(1, 5, number, literal(b":status", b"404")))
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    threading.Thread(target=answer_one, args=[listener.accept()[0]], daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def attack_dialer(fault: str, *flags: str, seconds: float = 25.0) -> list[str]:
+    """What an env server with two streams does that dials a good learner and one with this fault."""
+    from test_dial import Learner
+
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        directory, tls, bad_tls = Path(name), None, None
+        if "certificate" in fault:
+            (directory / "bad").mkdir()
+            paths = make_certificate(directory, "IP:127.0.0.1")
+            other = "IP:10.0.0.1" if "another host" in fault else "IP:127.0.0.1"
+            bad = make_certificate(directory / "bad", other, expired="expired" in fault)
+            tls, bad_tls = ((key.read_bytes(), cert.read_bytes()) for cert, key in (paths, bad))
+            (trusted := directory / "trusted").write_bytes(tls[1] + (b"" if "authority" in fault else bad_tls[1]))
+            (token := directory / "token").write_text(TOKEN)
+            token.chmod(0o600)
+            flags = *flags, "--tls_ca", str(trusted), "--token_file", str(token)
+        good = stack.enter_context(Learner("127.0.0.1:0", tls=tls))
+        if "404" in fault:
+            bad_address = stack.enter_context(proxy_of_404())
+        else:
+            refusal = None if bad_tls else (grpc.StatusCode.FAILED_PRECONDITION, "environment Pong instead of CartPole")
+            bad_address = stack.enter_context(Learner("127.0.0.1:0", tls=bad_tls, refusal=refusal)).address
+        begun, steps, stopping = [], [0], threading.Event()
+
+        def train(call) -> None:
+            with contextlib.suppress(Exception):
+                call.accept(env="CartPole-v1").row()
+                begun.append(time.monotonic())
+                while not stopping.wait(0.01):
+                    call.act()
+                    steps[0] += 1
+
+        def take() -> None:
+            while not stopping.is_set():
+                with contextlib.suppress(queue.Empty):
+                    threading.Thread(target=train, args=[good.call(0.1)], daemon=True).start()
+
+        threading.Thread(target=take, daemon=True).start()
+        flags = "--group_width", "2", *flags
+        server = stack.enter_context(
+            ServerProcess(directory, "CartPole-v1", *flags, learners=(good.address, bad_address))
+        )
+        began = time.monotonic()
+        told = None
+        while time.monotonic() < began + seconds and server.process.poll() is None:
+            lines = [line for line in server.errors().splitlines() if bad_address in line]
+            told = told or (lines and time.monotonic() - began)
+            time.sleep(0.05)
+        code = server.process.poll()
+        stopping.set()
+        lines = [line for line in server.errors().splitlines() if bad_address in line]
+        first = lines[0].replace(bad_address, "ADDRESS") if lines else "nothing"
+        server.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.process.wait(15)
+    lives = f"{len(begun)} of 2 streams, {steps[0]:,} steps"
+    state = "runs" if code is None else f"ended with code {code}"
+    return [lives, state, f"{len(lines)}, the first after {told:.1f} s" if told else "0", first[:400]]
+
+
+DIALER_ATTACKS = [
+    ("wants another environment", ()),
+    ("wants another environment, `--keep`", ("--keep",)),
+    ("is a proxy that answers 404", ()),
+    ("is a proxy that answers 404, `--keep`", ("--keep",)),
+    ("has a certificate that has expired", ()),
+    ("has a certificate of another host", ()),
+    ("has a certificate of another authority", ()),
+]
 
 
 def headers_without_reading(address: str, stack: contextlib.ExitStack) -> None:
@@ -715,6 +913,14 @@ def main() -> None:
     columns = ["attack on a learner that listens", "another env server is served after", "memory taken"]
     columns += ["the first one's stream", "logged"]
     chosen = " ".join(sys.argv[1:])
+    if re.search(chosen, "logs of bad headers"):
+        logs = ["bad header", "a learner that listens logs", "a learner that dials logs", "an env server logs"]
+        print(table(logs, attack_logs()), end="\n\n")
+    if re.search(chosen, "tokens guessed for 5 s"):
+        print(table(["8 connections guess tokens for 5 s", "compared"], attack_tokens()), end="\n\n")
+    on_dialer = [[name, *attack_dialer(name, *flags)] for name, flags in DIALER_ATTACKS if re.search(chosen, name)]
+    columns_of_dialer = ["the other learner", "the good one has", "the env server", "lines about it", "the first one"]
+    print(table(columns_of_dialer, on_dialer), end="\n\n")
     print(table(columns, attack_listeners(chosen)), end="\n\n")
     on_server = [[name, *attack_server(attack)] for name, attack in SERVER_ATTACKS if re.search(chosen, name)]
     print(
