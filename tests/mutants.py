@@ -585,7 +585,7 @@ OTHER_MUTANTS = {
         ("a lost learner told at each call", "time.monotonic() > told + RETOLD_SECONDS", "True"),
     ],
     "beast/feeds/actor.py": [
-        ("messages of threads amidst others", "            with lock:\n                connection", "            connection"),
+        ("messages of threads amidst others", "            with lock:\n    ", ""),
         ("processes send, too", "if os.getpid() == owner:", "if lock:"),
     ],
     "beast/hosts/served_group.py": [

@@ -160,6 +160,7 @@ def attack_server(attack: Attack) -> list[str]:
         token.chmod(0o600)
         limited = ["bash", "-c", 'ulimit -n 256; exec "$@"', "limited"]
         flags = ["--token_file", str(token), "--group_width", "2"]
+        limited = ["env", "--unset=GRPC_VERBOSITY", *limited]  # which is that of this program
         server = ServerProcess(Path(directory), "CartPole-v1", *flags, address="127.0.0.1:0", prefix=limited)
         with server, contextlib.ExitStack() as stack:
             process = psutil.Process(server.process.pid)
