@@ -1,7 +1,7 @@
 """Procgen's games for gymnasium, whose interface the package does not have: `--env examples.procgen_env:coinrun-v0`.
 
-Procgen needs Python 3.10 or older, and no torch: `pip install -r requirements-env.txt procgen gym` there, and let an env
-server of that Python have the games.
+Procgen needs Python 3.10 or older. An env server of that Python has the games, without torch:
+`pip install -r requirements-env.txt procgen gym`.
 """
 
 from functools import partial
