@@ -758,7 +758,7 @@ class Run:
         self.mutant, self.began = mutant, time.monotonic()
         self.place = tempfile.TemporaryDirectory()
         place = Path(self.place.name)
-        for folder in ("beast", "benchmarks", "compat", "tests"):
+        for folder in ("beast", "benchmarks", "compat", "docs", "tests"):
             ignored = shutil.ignore_patterns("__pycache__", "results")
             shutil.copytree(ROOT / folder, place / folder, ignore=ignored)
         for path in (*ROOT.glob("*.py"), ROOT / "pyproject.toml"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -23,16 +25,17 @@ FORKS = ROOT / "examples" / "forks"
 
 @pytest.fixture
 def fork(tmp_path):
-    """A function of a fork's name: the patched agent's file."""
+    """A function of the name of a fork, and of the one `below` it that it changes: the patched agent's file."""
 
     if not shutil.which("patch"):
         pytest.skip("patch is not installed")
 
-    def fork(name: str) -> Path:
+    def fork(name: str, below: str = "") -> Path:
         shutil.copy(ROOT / "monobeast.py", tmp_path)
-        with open(FORKS / f"{name}.diff") as diff:
-            command = ["patch", "-p1", "--fuzz=0", "--no-backup-if-mismatch"]
-            subprocess.run(command, cwd=tmp_path, stdin=diff, check=True, capture_output=True)
+        for each in filter(None, (below, name)):
+            with open(FORKS / f"{each}.diff") as diff:
+                command = ["patch", "-p1", "--fuzz=0", "--no-backup-if-mismatch"]
+                subprocess.run(command, cwd=tmp_path, stdin=diff, check=True, capture_output=True)
         return (tmp_path / "monobeast.py").rename(tmp_path / f"{name}_agent.py")
 
     return fork
@@ -52,8 +55,8 @@ SMALL = ["--group_width", "4", "--batch_width", "4", "--hidden_size", "64"]
 
 def test_every_fork_is_tested_here():
     source = Path(__file__).read_text()
-    assert len(list(FORKS.glob("*.diff"))) == 4
-    assert all(f'fork("{path.stem}")' in source for path in FORKS.glob("*.diff"))
+    assert len(list(FORKS.glob("*.diff"))) == 6
+    assert all(f'fork("{path.stem}"' in source for path in FORKS.glob("*.diff"))
 
 
 def test_the_transformer_sees_its_memory_in_the_episode_alike_in_acting_and_learning_and_trains(fork, tmp_path):
@@ -121,3 +124,62 @@ def test_with_the_curriculum_games_become_harder_with_the_returns(fork, tmp_path
     rows = metrics_of(tmp_path / "runs" / "run")
     assert float(rows[-1]["env/difficulty"]) == pytest.approx(3 / 500), "each game returns 3"
     assert float(rows[0]["env/difficulty"]) < 0, "the first games began before there were returns"
+
+
+def test_what_has_imitated_does_as_it_was_shown_before_the_first_step_and_only_once(fork, tmp_path):
+    shown = np.random.default_rng(1).integers([3, 4], size=(800, 2))
+    ends = np.arange(800) % 8 == 7
+    observations = np.concatenate([np.eye(3)[shown[:, 0]], np.eye(4)[shown[:, 1]]], axis=1)
+    file = tmp_path / "shown.npz"
+    np.savez(file, observations=observations, actions=shown, rewards=np.ones(800), episode_ends=ends)
+    agent = fork("demonstrations")
+    arguments = ["--env", "toy_envs:MultiDiscrete-v0", *SMALL, "--core", "lstm", "--core_size", "16"]
+    arguments += ["--learning_rate", "1e-2", "--demonstrations", str(file)]
+    for name, passes, lowest, highest in (("untaught", 0, 0.0, 0.5), ("taught", 20, 0.9, 1.0)):
+        taught = ["--demonstration_passes", str(passes), "--name", name]
+        code, log = train(agent, *arguments, *taught, "--total_steps", "100")
+        assert code == 0 and "imitating" in log and "800 decisions of 100 episodes, mean return 8.00" in log, log
+        policy = beast.load(str(tmp_path / "runs" / name / "imitation.pt"), str(agent))
+        found, state = [], None
+        for row in observations[:200]:
+            actions, state = policy.act(row[None].astype(np.float32), state, 1.0, len(found) % 8 == 0, greedy=True)
+            found.append(actions[0])
+        assert lowest <= (np.array(found) == shown[:200]).all(1).mean() <= highest
+        assert policy.steps == 0
+    code, log = train(agent, *arguments, "--demonstration_passes", "20", "--name", "taught", "--total_steps", "200")
+    assert code == 0 and "resumed at step" in log and "imitating" not in log, log
+
+
+def test_the_bonus_has_values_and_a_discount_of_its_own_and_goes_on_through_ends(fork, tmp_path):
+    agent = import_agent(str(fork("two_values", below="rnd")), "")
+    flags = agent.validate(agent.Flags(hidden_size=8, novelty_discount=0.5, reward_clip=0.0, reduction="sum"))
+    torch.manual_seed(1)
+    net = agent.Net({"obs": spaces.Box(-1.0, 1.0, (4,))}, spaces.Discrete(2), flags)
+    rows, columns = 5, 2
+    batch = {
+        "obs": {"obs": torch.randn(rows, columns, 4)}, "reward": torch.zeros(rows, columns),
+        "action": torch.zeros(rows, columns, dtype=torch.int64), "policy_logits": torch.zeros(rows, columns, 2),
+        **{name: torch.zeros(rows, columns, dtype=torch.bool) for name in ("done", "terminated", "truncated")},
+    }  # fmt: skip
+    net.observe(batch["obs"])
+
+    def gradients(**changes) -> list[torch.Tensor]:
+        net.zero_grad()
+        loss, *_ = agent.compute_loss(flags, net, {**batch, **changes}, ())
+        loss.backward()
+        return [head.weight.grad.clone() for head in (net.novelty_baseline, net.baseline)]
+
+    of_bonus, of_reward = gradients()
+    assert of_bonus.any() and of_reward.any()
+    ends = torch.zeros(rows, columns, dtype=torch.bool)
+    ends[2] = True
+    begins = torch.roll(ends, 1, 0)
+    of_bonus_with_ends, of_reward_with_ends = gradients(terminated=ends, done=begins)
+    assert not torch.allclose(of_reward, of_reward_with_ends), "returns end with their episode"
+    other = dataclasses.replace(flags, novelty_discount=0.9)
+    flags = other
+    changed_bonus, unchanged = gradients()
+    assert not torch.allclose(of_bonus, changed_bonus) and torch.allclose(of_reward, unchanged)
+    code, log = train(tmp_path / "two_values_agent.py", "--env", "CartPole-v1", *SMALL, "--total_steps", "1000")
+    assert code == 0, log
+    assert float(metrics_of(tmp_path / "runs" / "run")[-1]["losses/novelty_value_loss"]) > 0

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import random
+import re
 import resource
 import signal
 import socket
@@ -13,6 +14,7 @@ import textwrap
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -25,6 +27,7 @@ from lock_step import small_flags
 from waiting import wait_until
 
 import monobeast
+from beast import envs
 from beast.envs import handover, numbers, reserve_numbers
 from beast.envs.groups import EnvGroup
 from beast.envs.probe import probe_env
@@ -156,6 +159,24 @@ def test_each_environment_may_have_a_process_and_a_port_of_its_own(start, contex
     pids = {int(x) for group in (0, 1) for x in pool.memory.row(group, 0)["obs"]["obs"].flatten()}
     assert len(pids) == 4 and pool.processes[0].popen.pid % 1000 not in pids
     pool.close()
+
+
+class Game(toy_envs.Counting):
+    def __init__(self, port):
+        super().__init__()
+        self.port = port
+
+
+def test_the_create_env_of_the_page_that_reserves_numbers_gives_each_environment_its_own():
+    page = (Path(monobeast.__file__).parent / "docs" / "environments.md").read_text()
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "reserve_numbers" in block)
+    names = {"YourGame": Game, "partial": partial, "envs": envs, "gymnasium": gymnasium}
+    exec(code, names)
+    made = [names["create_env"](None, 2) for _ in range(2)]
+    ports = [port for env in made for port in env.get_attr("port")]
+    assert len(set(ports)) == 4 and min(ports) >= 15000
+    for env in made:
+        env.close()
 
 
 def test_numbers_differ_from_those_of_all_that_are_alive_and_come_back(monkeypatch, tmp_path):

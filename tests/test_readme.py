@@ -53,11 +53,17 @@ RUN_ALONE = {
 # The tests of the blocks of Python, by page.
 PYTHON_TESTS = {
     "checkpoints.md": ("test_checkpoint.py", "test_the_code_of_the_page_on_checkpoints_runs"),
+    "demonstrations.md": ("test_demonstrations.py", "test_the_code_of_the_page_on_demonstrations_runs"),
     "environments.md": ("test_atari_env.py", "test_the_code_of_the_page_on_environments_runs"),
     "polybeast.md": ("test_compat.py", "test_the_documented_adapter_gives_four_values"),
+    "recipes.md": ("test_update.py", "test_the_groups_of_parameters_in_the_recipes_decay_alike_through_a_resumption"),
     "runs.md": ("test_runs.py", "test_the_code_of_the_page_on_runs_trains"),
 }
-SHORTER = {"--episodes 10": "--episodes 1", "--total_steps 20000": "--total_steps 2000"}
+SHORTER = {
+    "--episodes 10": "--episodes 1",
+    "--total_steps 20000": "--total_steps 2000",
+    "--total_steps 100000": "--total_steps 2000",
+}
 # In the place of SLURM's programs: this host is the only node, and a task is a child of `srun`.
 SCONTROL = "#!/bin/bash\necho localhost\n"
 SRUN = """#!/bin/bash
@@ -186,7 +192,7 @@ def test_the_slurm_job_trains_and_ends_with_a_checkpoint_when_slurm_says_so(chec
     for name, script in (("scontrol", SCONTROL), ("srun", SRUN)):
         (tmp_path / name).write_text(script)
         (tmp_path / name).chmod(0o755)
-    (job,) = (block for block in SCRIPTS if "#SBATCH" in block)
+    (job,) = (block for block in SCRIPTS if "#SBATCH --nodes=2" in block)
     for old, new in (("PongNoFrameskip-v4", "CartPole-v1"), ('"pong"', "slurm"), ("4431", port)):
         assert old in job
         job = job.replace(old, new)
@@ -200,6 +206,24 @@ def test_the_slurm_job_trains_and_ends_with_a_checkpoint_when_slurm_says_so(chec
     assert "stopped at step" in output and "Traceback" not in output, output
     assert (checkout / "runs" / "slurm" / "checkpoint.pt").exists()
     assert not list(checkout.glob(".secrets-*"))
+
+
+@pytest.mark.long
+def test_the_slurm_job_of_one_node_resumes_where_slurm_stopped_it(checkout, tmp_path):
+    (job,) = (block for block in SCRIPTS if "#SBATCH --nodes=1" in block)
+    for old, new in (("PongNoFrameskip-v4", "CartPole-v1"), ('"pong"', "slurm-1"), ("python ", f"{sys.executable} ")):
+        assert old in job
+        job = job.replace(old, new)
+    (tmp_path / "job").write_text(job)
+    given = f"env SLURM_CPUS_PER_TASK=2 SLURM_SUBMIT_DIR={checkout}"
+    for _ in range(2):
+        with started(checkout, f"{given} bash {tmp_path / 'job'}") as process:
+            read_until(process, r"[1-9][\d,]* steps +\d+ %")
+            os.kill(process.pid, signal.SIGTERM)
+            output = process.communicate(timeout=PATIENCE)[0].decode()
+        assert "stopped at step" in output and "Traceback" not in output, output
+    assert (checkout / "runs" / "slurm-1" / "checkpoint.pt").exists()
+    assert "resumed at step" in (checkout / "runs" / "slurm-1" / "out.log").read_text()
 
 
 @pytest.mark.long
@@ -244,11 +268,13 @@ def test_every_flag_that_the_pages_name_exists():
     programs = (monobeast.Flags, ServerFlags, plot.Flags, throughput.Options)
     known = {field.name for flags in programs for field in dataclasses.fields(flags)}
     known |= set(vars(polybeast_env.parse_flags([])))
+    for diff in (ROOT / "examples" / "forks").glob("*.diff"):
+        known |= set(re.findall(r"^\+    (\w+): ", diff.read_text(), re.MULTILINE))
     # Read as text: these need libbeast, and peers.
     for path in ("polybeast.py", "r2d2.py", "examples/seeds.py", "benchmarks/peers/compare.py"):
         known |= set(re.findall(r"^    (\w+): ", (ROOT / path).read_text(), re.MULTILINE))
     named = {name.removeprefix("no_") for name in re.findall(r"--([a-z_]+)", BEAST_COMMANDS)}
-    named -= {"help", "preset", "logdir", "level"}  # TensorBoard's, and an example's
+    named -= {"help", "preset", "logdir", "level", "output", "input"}  # TensorBoard's, an example's and patch's
     assert len(named) > 20
     assert named <= known, named - known
 

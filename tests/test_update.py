@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,14 +81,15 @@ def test_the_learning_rate_decays_to_0_at_the_total_steps_or_stays(lr_decay, ste
     assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(left * flags.learning_rate)
 
 
-def test_groups_of_parameters_keep_their_own_rates_and_decay_alike_through_a_resumption():
+def test_the_groups_of_parameters_in_the_recipes_decay_alike_through_a_resumption():
     flags = new_flags()
+    page = Path(monobeast.__file__).parent / "docs" / "recipes.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
 
     def new_learner(flags) -> Learner:
-        net = new_net(flags)
-        heads = [*net.policy.parameters(), *net.baseline.parameters()]
-        groups = [{"params": net.encoders.parameters()}, {"params": heads, "lr": 0.1 * flags.learning_rate}]
-        return Learner(net, torch.optim.Adam(groups, flags.learning_rate), max_bad_updates=1)
+        names = {"net": new_net(flags), "flags": flags, "torch": torch}
+        exec(code, names)
+        return Learner(names["net"], names["optimizer"], max_bad_updates=1)
 
     def rates(learner) -> list[float]:
         monobeast.update(flags, learner, rows(0), ())

@@ -110,12 +110,15 @@ class Training:
             self.run.log(checkpoint.load_fitting_weights(learner.net, self.flags.init_from))
 
     def __enter__(self) -> Training:
-        """From here on a SIGINT, SIGTERM or SIGHUP is noted; a second one does what it did before."""
+        """From here on a SIGINT, SIGTERM or SIGHUP is noted; after a SIGINT the next one does what it did before."""
         handlers_before = self.cleanup.enter_context(contextlib.ExitStack())
 
         def note(number: int, frame) -> None:  # may run inside any call of the main thread, so it takes no lock
             self._signal = number
-            handlers_before.close()
+            if (
+                number == signal.SIGINT
+            ):  # clusters send SIGTERM several times: to processes, and to the shell above them
+                handlers_before.close()
 
         if threading.current_thread() is threading.main_thread():  # only this one may set handlers
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
