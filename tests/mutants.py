@@ -58,7 +58,7 @@ TESTS = {  # of each file, those that fail first
     "beast/learn/vtrace.py": ["tests/test_vtrace.py"],
     "beast/learn/distributions.py": ["tests/test_distributions.py", "tests/test_masks.py"],
     "beast/envs/groups.py": ["tests/test_envs.py", "tests/test_oddities.py", "tests/test_masks.py"],
-    "beast/envs/probe.py": ["tests/test_oddities.py"],
+    "beast/envs/probe.py": ["tests/test_oddities.py", "tests/test_masks.py"],
     "beast/envs/spaces.py": ["tests/test_oddities.py"],
     "beast/envs/numbers.py": ["tests/test_own_processes.py"],
     "beast/feeds/processes.py": ["tests/test_own_processes.py"],
@@ -75,6 +75,11 @@ TESTS = {  # of each file, those that fail first
         "tests/test_dial.py::test_a_learner_that_refuses_is_left_out_while_another_trains",
         "tests/test_dial.py::test_a_certificate_of_no_use_is_told_in_a_line_and_again_later_while_others_are_served",
     ],
+    "beast/machine.py": [
+        "tests/test_own_processes.py::test_a_program_ends_with_all_that_the_environments_which_it_tried_have_left",
+        "tests/test_own_processes.py::test_environments_have_time_to_close_and_the_wait_is_told",
+    ],
+    "beast/learn/demonstrations.py": ["tests/test_demonstrations.py"],
     "beast/feeds/actor.py": [
         "tests/test_own_processes.py::test_a_sign_of_life_of_a_thread_or_a_forked_process_cuts_no_message"
     ],
@@ -443,6 +448,11 @@ OTHER_MUTANTS = {
     ],
     "beast/envs/groups.py": [
         (
+            "what does not fit later is not named",
+            "if found := misfit_observation(space, observation):",
+            "if found := None:",
+        ),
+        (
             "termination and truncation swapped",
             '"terminated": terminated, "truncated": truncated,',
             '"terminated": truncated, "truncated": terminated,',
@@ -455,7 +465,7 @@ OTHER_MUTANTS = {
             "np.where(new_game, 0, self._step + 1)",
             "np.where(new_game, 1, self._step + 1)",
         ),
-        ("return of the life for that of the game", "game_over = ended & ~info", "game_over = ended | info"),
+        ("return of the life for that of the game", "game_over = ended & ~life_over", "game_over = ended | life_over"),
         ("a new game without its return", "np.where(new_game, 0.0, self._return + reward)", "self._return + reward"),
         ("last observation of the first environment", "final[k]", "final[0]"),
         ("the next episode's mask for a last observation", 'info.get("final_info", {})', "info"),
@@ -476,10 +486,11 @@ OTHER_MUTANTS = {
         ("tried with a small seed", "group.reset(SEED, row)", "group.reset(0, row)"),
         ("tried beyond an end", "if was_ended or time", "if time"),
         ("forbidden actions tried", "random, allowed)", "random)"),
-        ("values that change by a cast taken", "(array.astype(dtype) == array).all()", "True"),
-        ("shapes unchecked", "is_fit &= array.shape == shape", "is_fit &= True"),
+        ("masks that say something else taken", "check_mask(action, mask, self._before[0])", "pass"),
     ],
     "beast/envs/spaces.py": [
+        ("values that change by a cast taken", "(array.astype(dtype) == array).all()", "True"),
+        ("shapes unchecked", "is_fit &= array.shape == shape", "is_fit &= True"),
         ("masks inverted", "np.reshape(allowed, scores.shape) != 0", "np.reshape(allowed, scores.shape) == 0"),
         ("parts of a Dict all begin at the first", "first += width", "first += 0"),
         ("categories not compared", "{name: str(space) for", "{name: '' for"),
@@ -491,7 +502,6 @@ OTHER_MUTANTS = {
     ],
     "beast/feeds/processes.py": [
         ("games in their own sessions left", "kill_family(None, self.mark)", "pass"),
-        ("no time to close", "CLOSING_SECONDS = 10.0", "CLOSING_SECONDS = 0.3"),
     ],
     "beast/feeds/slots.py": [
         ("newest rollouts first", "self._full.popleft()", "self._full.pop()"),
@@ -583,6 +593,27 @@ OTHER_MUTANTS = {
         ("one refusal ends all", "if self.refusals.keys() >= set(self.addresses):", "if self.refusals:"),
         ("an expired certificate without a remedy", '"CERTIFICATE_VERIFY_FAILED" in details or', "False or"),
         ("a lost learner told at each call", "time.monotonic() > told + RETOLD_SECONDS", "True"),
+    ],
+    "beast/machine.py": [
+        ("no time to close", "CLOSING_SECONDS = 10.0", "CLOSING_SECONDS = 0.3"),
+        ("what environments have left lives", "kill_family()  # before", "pass  # before"),
+        ("threads of environments waited for", "os._exit(status[0])", "time.sleep(1000)"),
+        ("status of an error", "status = [1]", "status = [0]"),
+    ],
+    "beast/learn/demonstrations.py": [
+        ("last action of its own row", "np.roll(target, 1, 0)", "target"),
+        ("last reward of its own row", 'np.roll(checked["rewards"], 1)', 'checked["rewards"]'),
+        (
+            "episodes begin where they end",
+            'np.append(True, checked["episode_ends"][:-1] != 0)',
+            'checked["episode_ends"] != 0',
+        ),
+        ("choices not checked", "is_right &= (cast >= low) & (cast < low + choices(space))", "pass"),
+        ("bounds of actions not checked", "is_right &= (cast >= space.low) & (cast <= space.high)", "pass"),
+        ("masks not checked", "_check_legal(path, env_spaces.action, checked[names[MASK]], target)", "pass"),
+        ("actions not counted from 0", 'x - getattr(part, "start", 0)', "x"),
+        ("columns share an episode's place", "random.permutation(len(pieces))", "range(len(pieces))"),
+        ("columns begin anew in each batch", "itertools.chain.from_iterable(deck) for _", "iter(pieces[0]) for _"),
     ],
     "beast/feeds/actor.py": [
         ("messages of threads amidst others", "            with lock:\n    ", ""),
@@ -758,7 +789,7 @@ class Run:
         self.mutant, self.began = mutant, time.monotonic()
         self.place = tempfile.TemporaryDirectory()
         place = Path(self.place.name)
-        for folder in ("beast", "benchmarks", "compat", "docs", "tests"):
+        for folder in ("beast", "benchmarks", "compat", "docs", "examples", "tests"):
             ignored = shutil.ignore_patterns("__pycache__", "results")
             shutil.copytree(ROOT / folder, place / folder, ignore=ignored)
         for path in (*ROOT.glob("*.py"), ROOT / "pyproject.toml"):
