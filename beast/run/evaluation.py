@@ -296,7 +296,7 @@ def _metrics_of(found: dict, prefix: str) -> dict[str, float]:
     numbers = {
         "episodic_return": found["mean"], "episodic_length": float(np.mean(found["lengths_in_steps"])),
         "standard_error": math.nan if found["standard_error"] is None else found["standard_error"],
-        "episodes": len(found["returns"]), "games_cut": found["games_cut"],
+        "episodes": len(found["returns"]), "games_cut": found.get("games_cut", 0),
         **{f"env/{name}": x for name, x in found.get("env_metrics", {}).items()},
     }  # fmt: skip
     return {f"{prefix}/{name}": x for name, x in numbers.items()}
