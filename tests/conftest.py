@@ -20,6 +20,11 @@ def pytest_configure(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+def pytest_collection_modifyitems(items):
+    """The README's commands take longest, one after the other: they come first, and the second worker has the rest."""
+    items.sort(key=lambda item: item.path.name != "test_readme.py")
+
+
 @pytest.fixture
 def run_main(monkeypatch, capfd):
     """`run_main(module, *arguments)`: exit code and output of its main() with this command line, without another
