@@ -524,16 +524,15 @@ def attack_logs() -> list[list[str]]:
     rows = []
     for names in [*((name,) for name in HEADERS), tuple(HEADERS), tuple(HEADERS)]:
         is_control = bool(rows) and rows[-1][0].startswith("all")
-        trace = {"GRPC_TRACE": "-all"} if is_control else {}
-        verbosity = {"GRPC_VERBOSITY": "ERROR"} if is_control else {}
+        unguarded = {"GRPC_TRACE": "-all", "GRPC_VERBOSITY": "ERROR"} if is_control else {}
 
         def attack(address: str, stack: contextlib.ExitStack, names=names) -> None:
             bad_headers(address, stack, names)
 
-        listens = logged_by(LISTENS, attack=attack, **trace)
+        listens = logged_by(LISTENS, attack=attack, **unguarded)
         with server_of_bad_headers(names) as address:
-            dials = logged_by(DIALS, address, **trace)
-        serves = logged_by("", *serve, attack=attack, **verbosity)
+            dials = logged_by(DIALS, address, **unguarded)
+        serves = logged_by("", *serve, attack=attack, **unguarded)
         name = "all of them, with GRPC_TRACE and GRPC_VERBOSITY set" if is_control else " ".join(names)
         rows.append([name if len(names) == 1 or is_control else "all of them", listens, dials, serves])
         print(rows[-1], file=sys.stderr, flush=True)
