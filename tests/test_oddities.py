@@ -364,6 +364,27 @@ def test_a_registered_environment_of_several_agents_is_told_so():
     assert message in refusal(lambda n: SyncVectorEnv([lambda: gymnasium.make("PettingZoo-v0")] * n))
 
 
+class Alone(toy_envs.Counting):
+    """Of which a process takes one."""
+
+    message, made = "", 0
+
+    def __init__(self):
+        super().__init__()
+        type(self).made += 1
+        if self.made > 1:
+            raise RuntimeError(self.message)
+
+
+@pytest.mark.parametrize(
+    "message, is_hinted",
+    [("Only one instance per process", True), ("[Errno 98] Address already in use", True), ("no such map", False)],
+)
+def test_where_a_process_takes_one_only_the_way_to_have_each_in_its_own_is_named(message, is_hinted):
+    told = refusal(type("Alone", (Alone,), {"message": message}))
+    assert message in told and ("AsyncVectorEnv (docs/environments.md" in told) == is_hinted
+
+
 # --------------------------------------------------------------------------------------- in an actor
 
 

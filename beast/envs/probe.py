@@ -31,6 +31,18 @@ HINT_OF_SEED = (
     ". Its seed was {}; those of a run are any numbers below 2**31. Where seeds number 100 scenarios, say, let reset() "
     "of a wrapper return self.env.reset(seed=None if seed is None else seed % 100, options=options)"
 )
+HINT_OF_INSTANCES = (
+    ". Two are made in one process: where that takes one only, or each needs a port of its own, let create_env() return "
+    "an AsyncVectorEnv (docs/environments.md: One environment a process)"
+)
+OF_INSTANCES = (
+    "already",
+    "in use",
+    "instance",
+    "only one",
+    "locked",
+    "temporarily unavailable",
+)  # words of such errors
 STEPS, SECONDS = 200, 1.0  # of trying, unless an episode ends before
 # What wrappers call the statistics that they keep, gymnasium's and most others: the flag that does the same in the net.
 STATISTICS = {"obs_rms": "--normalize_observations", "return_rms": "--normalize_returns on"}
@@ -130,7 +142,8 @@ def _not_made(error: BaseException, name: str, overrides: dict) -> UserError:
                 return _several_agents(env)
     if "render_mode" in overrides and "render_mode" in str(error):
         return InputError(f"--video: {name} takes no render_mode: {raised(error)}. {HOW_TO_RENDER}")
-    return _failure(name, "making it", error, _hint(error, overrides))
+    of_instances = any(word in str(error).lower() for word in OF_INSTANCES)
+    return _failure(name, "making it", error, HINT_OF_INSTANCES if of_instances else _hint(error, overrides))
 
 
 def _failure(name: str, what: str, error: BaseException, hint: str = "") -> UserError:
