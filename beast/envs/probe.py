@@ -32,7 +32,7 @@ HINT_OF_SEED = (
     "of a wrapper return self.env.reset(seed=None if seed is None else seed % 100, options=options)"
 )
 HINT_OF_INSTANCES = (
-    ". Two are made in one process: where that takes one only, or each needs a port of its own, let create_env() return "
+    ". Two are made in a process: where that takes one only, or each needs a port of its own, let create_env() return "
     "an AsyncVectorEnv (docs/environments.md: One environment a process)"
 )
 OF_INSTANCES = (
