@@ -230,6 +230,7 @@ class TruncatesAsTold(VectorEnv):
         (BOX, {}, [1, 1]),
         (BOX, {"final_obs": np.full((2, 3), 0.5)}, [0, 0]),  # as ale-py gives it
         (BOX, {"final_obs": None}, [1, 1]),
+        (BOX, {"final_observation": np.full((2, 3), 0.5), "_final_observation": np.array([True, False])}, [0, 1]),
         (BOX, {"final_obs": np.full((2, 3), 0.5), "_final_obs": np.array([True, False])}, [0, 1]),
         (spaces.Dict({"a": BOX}), {"final_obs": {"a": np.full((2, 3), 0.5)}}, [0, 0]),
     ],

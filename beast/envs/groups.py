@@ -154,9 +154,10 @@ class EnvGroup:
 
     def _write_final_observations(self, info: dict, truncated: np.ndarray, fields: dict[str, np.ndarray]) -> np.ndarray:
         """Copy the last observations of truncated episodes; returns which of them there were, bool [K]."""
-        final: Any = info.get("final_obs")
+        name = "final_obs" if "final_obs" in info else "final_observation"  # that of gymnasium before 1.1
+        final: Any = info.get(name)
         space = self.env.single_observation_space
-        found = truncated & info.get("_final_obs", final is not None)
+        found = truncated & info.get(f"_{name}", final is not None)
         for k in np.flatnonzero(found):
             if isinstance(final, (dict, tuple)):  # arrays [K, …]
                 last = {name: part[k] for name, part in parts_by_name(space, final).items()}
