@@ -102,8 +102,9 @@ class Training:
         return code
 
 
-# Seconds: the promise of README.md, "How it works", and one for other jobs of the machine. On a busy machine the limit grows with what the start took there:
-# with all imports done an idle machine starts in two seconds at most, and ends in one.
+# Seconds: the promise of README.md, "How it works", and one for other jobs of the machine. On a busy machine the limit
+# grows with what the start took there: with all imports done an idle machine starts in two seconds at most, and ends in
+# one.
 PROMPTLY = 3.0
 
 
