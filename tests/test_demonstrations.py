@@ -74,6 +74,7 @@ def test_actions_that_are_stored_are_those_that_an_environment_takes(read, actio
 
 
 LEGAL = EnvSpaces({"cards": spaces.MultiDiscrete([4, 4]), MASK: spaces.MultiBinary(2)}, spaces.Discrete(2))
+STEERING = EnvSpaces({"obs": BOX}, spaces.Box(-1, 1, (1,), np.float32))
 MASKED = {
     "observations/cards": np.ones((2, 2), int),
     f"observations/{MASK}": np.eye(2, dtype=np.int8),
@@ -96,6 +97,7 @@ MASKED = {
         (COUNTING, arrays(episode_ends=np.full(6, 2)), r"episode_ends has 2 in row 0"),
         (COUNTING, arrays(actions=np.full(6, "left")), r"actions has the type <U4, expected numbers of Discrete"),
         (COUNTING, arrays(actions=np.full(6, {}, object)), r"cannot be read \(it holds Python objects\): write arrays"),
+        (STEERING, arrays(actions=np.full((6, 1), 1.5)), r"actions has 1.5 in row 0, which is not in Box\(-1.0, 1.0"),
         (LEGAL, {**MASKED, "observations/cards": np.full((2, 2), 4)}, r"observations/cards has 4 in row 0"),
         (LEGAL, {**MASKED, "actions": np.array([0, 0])}, r"actions has 0 in row 1, which action_mask forbids: drop"),
     ],
@@ -144,7 +146,9 @@ def test_single_decisions_are_drawn_as_often_as_each_other(read):
     batches = list(read(arrays()).rollouts(3, 2, passes=5, whole_episodes=False, seed=1))
     rows = torch.cat([batch["obs"]["obs"][..., 0].flatten() / 3 for batch in batches]).int()
     assert len(batches) == 5 and len(set(rows.tolist())) == 6
-    assert any(rows[i] + 1 != rows[i + 1] for i in range(6))
+    passes = [batch["obs"]["obs"][:, 0, 0].div(3).tolist() for batch in read(arrays()).rollouts(6, 1, 4, False, 1)]
+    assert all(sorted(each) == list(range(6)) for each in passes)
+    assert len({tuple(each) for each in passes}) > 1, "in another order each time"
 
 
 # ---------------------------------------------------------------------------------------- making such files
