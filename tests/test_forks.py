@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import subprocess
@@ -17,6 +16,8 @@ from programs import Program
 from waiting import PATIENCE
 
 import beast
+from beast.envs.spaces import EnvSpaces
+from beast.learn.nests import map_tensors
 from beast.run.policy import import_agent
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -150,36 +151,52 @@ def test_what_has_imitated_does_as_it_was_shown_before_the_first_step_and_only_o
     assert code == 0 and "resumed at step" in log and "imitating" not in log, log
 
 
-def test_the_bonus_has_values_and_a_discount_of_its_own_and_goes_on_through_ends(fork, tmp_path):
-    agent = import_agent(str(fork("two_values", below="rnd")), "")
-    flags = agent.validate(agent.Flags(hidden_size=8, novelty_discount=0.5, reward_clip=0.0, reduction="sum"))
+def test_a_core_that_imitates_remembers_what_an_episode_began_with(fork, tmp_path):
+    agent = import_agent(str(fork("demonstrations")), "")
+    cues = np.random.default_rng(1).integers(2, size=200)
+    observations, actions = np.zeros((200, 4, 2), np.float32), np.zeros((200, 4), int)
+    observations[:, 0, 0], observations[:, 3, 1], actions[:, 3] = 2.0 * cues - 1, 1.0, cues  # asked for in row 3
+    ends = np.arange(800) % 4 == 3
+    given = {"observations": observations.reshape(800, 2), "actions": actions.reshape(800), "rewards": np.zeros(800)}
+    np.savez(tmp_path / "shown.npz", **given, episode_ends=ends)
+    env_spaces = EnvSpaces({"obs": spaces.Box(-1.0, 1.0, (2,))}, spaces.Discrete(2))
+    flags = agent.Flags(hidden_size=64, core="lstm", core_size=16, unroll_length=10, batch_width=4, learning_rate=0.01)
+    flags = agent.validate(flags)
     torch.manual_seed(1)
+    net = agent.Net(env_spaces.observations, env_spaces.action, flags)
+    shown = agent.demonstrations.read(str(tmp_path / "shown.npz"), env_spaces)
+    agent.imitate(flags, net, shown)
+    center = net.encoders[0].center
+    assert center.count == 800, "each decision is observed once"
+    torch.testing.assert_close(center.mean, shown.rows["obs"]["obs"].mean(0), atol=1e-5, rtol=0)
+    with torch.no_grad():
+        policy_logits, _, _ = net(map_tensors(lambda x: x[:, None], shown.rows), net.initial_state(1))
+    assert (policy_logits.argmax(-1)[:, 0] == shown.rows["target"]).float().mean() > 0.95
+
+
+def test_the_bonus_has_values_and_a_discount_of_its_own_and_goes_on_through_ends(fork, tmp_path, monkeypatch):
+    agent = import_agent(str(fork("two_values", below="rnd")), "")
+    flags = agent.Flags(hidden_size=8, novelty_discount=0.5, novelty_bonus=2.0, normalize_advantages=False)
+    flags = agent.validate(flags)
     net = agent.Net({"obs": spaces.Box(-1.0, 1.0, (4,))}, spaces.Discrete(2), flags)
+    for head in (net.policy, net.baseline, net.novelty_baseline):  # the policy that acted, and values of 0
+        torch.nn.init.zeros_(head.weight)
+    monkeypatch.setattr(net.novelty, "relative", torch.ones_like)
     rows, columns = 5, 2
+    ends = torch.zeros(rows, columns, dtype=torch.bool)
+    ends[2] = True
     batch = {
         "obs": {"obs": torch.randn(rows, columns, 4)}, "reward": torch.zeros(rows, columns),
         "action": torch.zeros(rows, columns, dtype=torch.int64), "policy_logits": torch.zeros(rows, columns, 2),
-        **{name: torch.zeros(rows, columns, dtype=torch.bool) for name in ("done", "terminated", "truncated")},
+        "terminated": ends, "truncated": torch.zeros_like(ends), "done": torch.roll(ends, 1, 0),
     }  # fmt: skip
-    net.observe(batch["obs"])
+    _, _, metrics = agent.compute_loss(flags, net, batch, ())
+    targets = torch.tensor([2 + 1 + 0.5 + 0.25, 2 + 1 + 0.5, 2 + 1, 2])  # row 2 is the last of its episode
+    assert metrics["losses/novelty_value_loss"].item() == pytest.approx(0.5 * targets.square().mean().item())
+    decided = targets[[0, 1, 3]]  # row 2 decides nothing
+    assert metrics["losses/policy_loss"].item() == pytest.approx(-decided.mean().item()), "advantages have the bonus"
+    assert metrics["losses/value_loss"].item() == 0, "the rewards' values do not"
 
-    def gradients(**changes) -> list[torch.Tensor]:
-        net.zero_grad()
-        loss, *_ = agent.compute_loss(flags, net, {**batch, **changes}, ())
-        loss.backward()
-        return [head.weight.grad.clone() for head in (net.novelty_baseline, net.baseline)]
-
-    of_bonus, of_reward = gradients()
-    assert of_bonus.any() and of_reward.any()
-    ends = torch.zeros(rows, columns, dtype=torch.bool)
-    ends[2] = True
-    begins = torch.roll(ends, 1, 0)
-    of_bonus_with_ends, of_reward_with_ends = gradients(terminated=ends, done=begins)
-    assert not torch.allclose(of_reward, of_reward_with_ends), "returns end with their episode"
-    other = dataclasses.replace(flags, novelty_discount=0.9)
-    flags = other
-    changed_bonus, unchanged = gradients()
-    assert not torch.allclose(of_bonus, changed_bonus) and torch.allclose(of_reward, unchanged)
     code, log = train(tmp_path / "two_values_agent.py", "--env", "CartPole-v1", *SMALL, "--total_steps", "1000")
     assert code == 0, log
     assert float(metrics_of(tmp_path / "runs" / "run")[-1]["losses/novelty_value_loss"]) > 0

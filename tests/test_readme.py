@@ -215,11 +215,13 @@ def test_the_slurm_job_of_one_node_resumes_where_slurm_stopped_it(checkout, tmp_
         assert old in job
         job = job.replace(old, new)
     (tmp_path / "job").write_text(job)
-    given = f"env SLURM_CPUS_PER_TASK=2 SLURM_SUBMIT_DIR={checkout}"
-    for _ in range(2):
+    given = f"env SLURM_CPUS_PER_TASK=1 SLURM_SUBMIT_DIR={checkout}"
+    for number in (signal.SIGUSR1, signal.SIGTERM):
         with started(checkout, f"{given} bash {tmp_path / 'job'}") as process:
             read_until(process, r"[1-9][\d,]* steps +\d+ %")
-            os.kill(process.pid, signal.SIGTERM)
+            os.kill(process.pid, number)
+            time.sleep(0.02)
+            os.killpg(process.pid, signal.SIGTERM)  # as SLURM does when the time is up: to all, and to the shell again
             output = process.communicate(timeout=PATIENCE)[0].decode()
         assert "stopped at step" in output and "Traceback" not in output, output
     assert (checkout / "runs" / "slurm-1" / "checkpoint.pt").exists()

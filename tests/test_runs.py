@@ -284,6 +284,23 @@ def test_a_signal_ends_train_but_not_the_program_that_called_it(tmp_path, monkey
     assert (tmp_path / "run" / "checkpoint.pt").exists()
 
 
+def test_a_sigterm_that_comes_again_does_no_more_than_the_first(tmp_path, monkeypatch):
+    def infer(*arguments, original=monobeast.infer):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.05)
+        original(*arguments)
+
+    monkeypatch.setattr(monobeast, "infer", infer)
+    reached: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: reached.append(number))
+    try:
+        result = monobeast.train(small_flags(root=str(tmp_path), name="run", tensorboard=False))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert result.stopped_by == "SIGTERM" and not reached, "what would have ended the process"
+
+
 def test_the_code_of_the_page_on_runs_trains(tmp_path, monkeypatch, capsys):
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "runs.md").read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)

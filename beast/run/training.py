@@ -115,9 +115,7 @@ class Training:
 
         def note(number: int, frame) -> None:  # may run inside any call of the main thread, so it takes no lock
             self._signal = number
-            if (
-                number == signal.SIGINT
-            ):  # clusters send SIGTERM several times: to processes, and to the shell above them
+            if number == signal.SIGINT:  # clusters send SIGTERM again: to all processes, and to the shell above them
                 handlers_before.close()
 
         if threading.current_thread() is threading.main_thread():  # only this one may set handlers
