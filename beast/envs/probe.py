@@ -237,7 +237,7 @@ class _Checked:
 
     def _check_mask(self, method: str, observation, *others) -> None:
         """Raise InputError unless the mask of a vector env, if it has one, is there from its reset on and is right."""
-        action, info = self._env.single_action_space, others[-1] or {}
+        action, info = self._env.single_action_space, others[-1] if isinstance(others[-1], dict) else {}
         if not all(isinstance(part, CATEGORICAL) for part in leaves(action)):
             return
         if method == "reset":
