@@ -235,8 +235,10 @@ class StagedRun:
         # One thread, as `alone` has: another's CPU time would not be counted.
         command += f"--learner_threads 1 --group_width {flags.group_width}".split()
         command += ["--log_steps", "5000" if NULL in arguments else "200", "--checkpoint_minutes", "1000"]
+        command += ["--total_steps", str(10**12)]  # the end of the input ends it
         command += ["--num_servers" if variant == "polybeast" else "--num_actors", str(flags.num_actors)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)])}
+        paths = [str(ROOT / "benchmarks"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         self._command = " ".join(command)
         self._log = open(os.path.join(self._root.name, "log"), "w+")
         self._process = subprocess.Popen(
