@@ -155,7 +155,7 @@ from beast.feeds.actors import GROUPS_PER_ACTOR
 from beast.feeds.feed import Feed
 from beast.feeds.slots import even_policy_lag
 from beast.learn import vtrace
-from beast.learn.distributions import distribution, mask_logits, to_features
+from beast.learn.distributions import action_layout, distribution, mask_logits, to_features
 from beast.learn.layers import MixedPrecision, ResidualBlock, orthogonal
 from beast.learn.learner import Learner, Outcome, step_unless
 from beast.learn.nests import map_tensors, minibatches
@@ -235,6 +235,7 @@ class Net(nn.Module):
     def __init__(self, observation_spaces: dict, action_space: gymnasium.Space, flags: AgentFlags, amp: bool = False):
         super().__init__()
         self.action_space, self.flags = action_space, flags
+        self.action_layout = action_layout(action_space)
         self.names = [name for name in observation_spaces if name != MASK]  # which only says what is legal
         self.encoders = nn.ModuleList([Encoder(observation_spaces[name], flags, amp) for name in self.names])
         # The value encoders begin as copies of the policy's.
@@ -272,7 +273,7 @@ class Net(nn.Module):
         # Zero what would cross an episode boundary, by masked_fill: a product would keep a NaN.
         begins = inputs["done"].unsqueeze(-1)  # [R, B, 1]
         last_reward = scale_rewards(self.flags, inputs["reward"]).clamp(-1, 1).unsqueeze(-1).masked_fill(begins, 0)
-        last_action = to_features(self.action_space, inputs["action"]).masked_fill(begins, 0)
+        last_action = to_features(self.action_layout, inputs["action"]).masked_fill(begins, 0)
 
         def encode(encoders, join):
             features = [encoder(inputs["obs"][name]) for name, encoder in zip(self.names, encoders)]
@@ -283,7 +284,7 @@ class Net(nn.Module):
             x, core_state = self.core(x, begins, core_state)  # [R, B, core_size]
         is_separate = self.flags.value_net == "separate"
         value_features = encode(self.value_encoders, self.value_join) if is_separate else x
-        policy_logits = mask_logits(self.action_space, self.policy(x), inputs["obs"].get(MASK), otherwise=0)
+        policy_logits = mask_logits(self.action_layout, self.policy(x), inputs["obs"].get(MASK), otherwise=0)
         return policy_logits, self.baseline(value_features).squeeze(-1), core_state
 
 
@@ -398,35 +399,41 @@ def learning_rate(flags: AgentFlags, steps: int, initial: float | None = None) -
     return (flags.learning_rate if initial is None else initial) * left
 
 
+def gradients(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) -> tuple:
+    """Leave the gradients of a minibatch's loss, clipped, in the parameters' `.grad`. Returns the loss, the gradients'
+    norm before the clip, and what `compute_loss` returns beside the loss. `laps.lap(stage)` is for the profile: it
+    books the time since the last lap."""
+    net, laps = learner.net, learner.laps
+    with net.register_forward_hook(lambda *_: laps.lap("forward")):  # compute_loss calls the net
+        loss, returns, metrics = compute_loss(flags, net, batch, core_state)
+    laps.lap("loss")
+    learner.optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    grad_norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
+    return loss.detach(), grad_norm, returns, metrics
+
+
 # FORK HERE: your update, such as a target network or a second optimizer.
 def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) -> Outcome:
     """Steps of the optimizer on minibatches of rollouts [T+1, B, …]; none after a NaN or Inf in loss or gradients.
 
-    Only RMSProp and SAME_STEP environments make the CPU wait for a GPU. `laps.lap(stage)` is for the profile: it books
-    the time since the last lap.
+    Only RMSProp and SAME_STEP environments make the CPU wait for a GPU.
     """
-    net, optimizer, laps = learner.net, learner.optimizer, learner.laps
+    net, optimizer = learner.net, learner.optimizer
     popart = value_head(net)
     outcome: Outcome | None = None
     for param_group, initial in zip(optimizer.param_groups, learner.rates):
         param_group["lr"] = learning_rate(flags, learner.steps, initial)
     for epoch in range(flags.epochs):
         for part, state in minibatches(batch, core_state, flags.minibatches):
-            with net.register_forward_hook(lambda *_: laps.lap("forward")):  # compute_loss calls the net
-                loss, returns, metrics = compute_loss(flags, net, part, state)
-            laps.lap("loss")
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            laps.lap("backward")
-            grad_norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
-            step = Outcome(
-                is_bad=~(loss.detach().isfinite() & grad_norm.isfinite()), grad_norm=grad_norm, metrics=metrics
-            )
+            loss, grad_norm, returns, metrics = learner.call(partial(gradients, flags, learner), part, state)
+            learner.laps.lap("backward")
+            step = Outcome(is_bad=~(loss.isfinite() & grad_norm.isfinite()), grad_norm=grad_norm, metrics=metrics)
             outcome = outcome.then(step) if outcome else step  # the first bad one, else the latest
             step_unless(optimizer, outcome.is_bad)
             if popart:
-                popart.observe(returns, outcome.is_bad)
-            laps.lap("optimizer")
+                popart.observe(ReturnMoments(*returns), outcome.is_bad)
+            learner.laps.lap("optimizer")
         if epoch == 0:
             net.observe(batch["obs"])  # once a batch; after the last of ten epochs Hopper learned more slowly
     assert outcome  # there is an epoch
@@ -483,7 +490,7 @@ def train(flags: Flags) -> Result:
     torch.manual_seed(flags.seed)
     learner = make_learner(flags, env_spaces)
     with Training("mono", flags, learner, AGENT_FREE_ON_RESUME | {"auto"}, env_spaces.frames_per_step) as training:
-        weights = start_weights(learner, flags.compile)  # after Training has loaded the checkpoint
+        weights = start_weights(learner, flags)  # after Training has loaded the checkpoint
         num_groups = flags.num_actors * GROUPS_PER_ACTOR
         feed = open_feed(
             training, create_env, env_spaces, num_groups, __file__,

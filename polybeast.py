@@ -57,7 +57,7 @@ def train(flags: Flags) -> Result:
         torch.manual_seed(flags.seed)
         learner = make_learner(flags, spaces)
         with Training("poly", flags, learner, RESUME_FREE, spaces.frames_per_step) as training:
-            weights = start_weights(learner, flags.compile)
+            weights = start_weights(learner, flags)
             feed, others = servers.make_feed(training, connection, flags.batch_width, flags.max_policy_lag)
             return training.run_threads(
                 feed,

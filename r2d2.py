@@ -159,12 +159,12 @@ from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import GROUPS_PER_ACTOR
 from beast.feeds.feed import Feed
 from beast.learn import vtrace
-from beast.learn.distributions import Categoricals, mask_logits, to_features
+from beast.learn.distributions import Categoricals, action_layout, mask_logits, to_features
 from beast.learn.layers import MixedPrecision, ResidualBlock, orthogonal
 from beast.learn.learner import Learner, Outcome, step_unless
 from beast.learn.nests import columns, map_tensors
 from beast.learn.normalization import Observations, without_statistics
-from beast.learn.published import PublishedWeights
+from beast.learn.published import PublishedWeights, start_weights
 from beast.learn.qlearning import epsilon_ladder, n_step_targets, sequence_priorities, value_scaling
 from beast.learn.recurrent import Core
 from beast.learn.replay import RatioLimiter, Sample, SequenceReplay, make_replay, resume_replay
@@ -242,6 +242,7 @@ class Net(nn.Module):
             needed = "R2D2 has one Q value for each action, so it needs a Discrete space"
             raise InputError(f"action space {action_space}: {needed}; wrap the environment, or take monobeast.py")
         self.action_space, self.flags = action_space, flags
+        self.action_layout = action_layout(action_space)
         self.num_actions = int(action_space.n)
         self.names = [name for name in observation_spaces if name != MASK]  # which only says what is legal
         self.encoders = nn.ModuleList([Encoder(observation_spaces[name], flags, amp) for name in self.names])
@@ -279,14 +280,14 @@ class Net(nn.Module):
         # Zero what would cross an episode boundary, by masked_fill: a product would keep a NaN.
         begins = inputs["done"].unsqueeze(-1)  # [R, N, 1]
         last_reward = inputs["reward"].clamp(-1, 1).unsqueeze(-1).masked_fill(begins, 0)  # clips the input only
-        last_action = to_features(self.action_space, inputs["action"]).masked_fill(begins, 0)
+        last_action = to_features(self.action_layout, inputs["action"]).masked_fill(begins, 0)
         features = [encoder(inputs["obs"][name]) for name, encoder in zip(self.names, self.encoders)]
         x = torch.cat([*features, last_reward, last_action], dim=-1)  # [R, N, size]
         if self.core is not None:
             x, core_state = self.core(x, begins, core_state)
         advantage = self.advantage(x)
         q = self.value(x) + advantage - advantage.mean(-1, keepdim=True)
-        q = mask_logits(self.action_space, q, inputs["obs"].get(MASK))
+        q = mask_logits(self.action_layout, q, inputs["obs"].get(MASK))
         return q, q.amax(-1), core_state
 
 
@@ -414,7 +415,7 @@ class QLearner(Learner):
         return batch
 
     def _with_target_q(self, flags: Flags, sample: Sample) -> Batch:
-        return Batch(sample, self.target(sample.rows, sample.core_state)[0][flags.burn_in :])
+        return Batch(sample, self.call(self.target, sample.rows, sample.core_state)[0][flags.burn_in :])
 
     def wait_for_batch(self) -> None:
         """Wait until the helper has gathered its batch. Only then may the replay change."""
@@ -447,20 +448,31 @@ def make_learner(flags: Flags, env_spaces: EnvSpaces) -> QLearner:
     return QLearner(net, optimizer, flags)
 
 
+def gradients(flags: Flags, learner: QLearner, sample: Sample, rows: dict, core_state: tuple, weights: Tensor,
+              target_q: Tensor) -> tuple:  # fmt: skip
+    """Leave the gradients of the loss of a batch of these tensors, clipped, in the parameters' `.grad`. Returns the
+    loss, the gradients' norm before the clip, and what `compute_loss` returns beside the loss."""
+    net, laps = learner.net, learner.laps
+    batch = Batch(sample._replace(rows=rows, core_state=core_state, weights=weights), target_q)
+    with net.register_forward_hook(lambda *_: laps.lap("forward")):  # timing only
+        loss, priorities, metrics = compute_loss(flags, net, learner.target, batch)
+    laps.lap("loss")
+    learner.optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    grad_norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
+    return loss.detach(), grad_norm, priorities, metrics
+
+
 # FORK HERE: your update.
 def update(flags: Flags, learner: QLearner, batch: Batch) -> tuple[Outcome, Tensor]:
     """A step of the optimizer on a batch of sequences; none after a NaN or Inf in loss or gradients. Returns what came
     of it and the sequences' new priorities [N]."""
-    net, optimizer, laps = learner.net, learner.optimizer, learner.laps
-    with net.register_forward_hook(lambda *_: laps.lap("forward")):  # timing only
-        loss, priorities, metrics = compute_loss(flags, net, learner.target, batch)
-    laps.lap("loss")
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    sample, net, laps = batch.sample, learner.net, learner.laps
+    tensors = sample.rows, sample.core_state, sample.weights, batch.target_q
+    loss, grad_norm, priorities, metrics = learner.call(partial(gradients, flags, learner, sample), *tensors)
     laps.lap("backward")
-    grad_norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
-    is_bad = ~(loss.detach().isfinite() & grad_norm.isfinite())
-    step_unless(optimizer, is_bad)
+    is_bad = ~(loss.isfinite() & grad_norm.isfinite())
+    step_unless(learner.optimizer, is_bad)
     net.observe(map_tensors(lambda x: x[flags.burn_in :], batch.sample.rows["obs"]))
     # A bad update changes no priority, as the replay ignores NaN. But a sequence whose own error is not finite gets 0:
     # it is drawn no more.
@@ -561,7 +573,7 @@ def train(flags: Flags) -> Result:
             servers.make_feed(training, connection, width) if flags.feed == "remote"
             else (open_feed(training, create_env, env_spaces, num_groups, __file__, batch_width=width), [])
         )  # fmt: skip
-        weights = PublishedWeights(learner.net, learner.updates)
+        weights = start_weights(learner, flags)
         updates = f"updates of {flags.batch_width} sequences of {flags.burn_in} + {flags.trained} steps"
         return training.run_threads(
             feed,

@@ -70,8 +70,8 @@ def leave_out_inference(orders: Orders) -> None:
     """While it simulates, a net that acts gives all actions the same chance and a value of 1, whatever is observed."""
     make_copy = published.acting_copy
 
-    def staged_copy(net: torch.nn.Module, is_compiled: bool = False) -> torch.nn.Module:
-        acting = make_copy(net, is_compiled)
+    def staged_copy(net: torch.nn.Module, *options: bool) -> torch.nn.Module:
+        acting = make_copy(net, *options)
         forward = acting.forward
 
         def staged(inputs, core_state):

@@ -722,7 +722,7 @@ OTHER_MUTANTS = {
         ),
         ("illegal actions explored", ".masked_fill(q == -math.inf, -1)", ""),
         ("epsilon of illegal actions", "q != -math.inf", "q == q"),
-        ("mask ignored", 'q = mask_logits(self.action_space, q, inputs["obs"].get(MASK))', "pass"),
+        ("mask ignored", 'q = mask_logits(self.action_layout, q, inputs["obs"].get(MASK))', "pass"),
         (
             "one coin for a group",
             "coin = torch.rand(epsilon.shape, generator",

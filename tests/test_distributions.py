@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 
 from beast.envs.spaces import action_shape_dtype, policy_width
-from beast.learn.distributions import distribution, to_features
+from beast.learn.distributions import action_layout, distribution, to_features
 
 BOX = spaces.Box(-2.0, 2.0, (2, 3), dtype=np.float64)
 GRID = spaces.MultiDiscrete(np.array([[2, 3], [4, 5]]))
@@ -39,7 +39,7 @@ def parameters_for(space, leading=(7, 5), seed=0):
 def test_a_space_tells_what_its_actions_and_parameters_are(space, shape, dtype, width, encoded):
     assert action_shape_dtype(space) == (shape, np.dtype(dtype))
     assert policy_width(space) == width
-    assert to_features(space, distribution(space, torch.zeros(width)).mode()).shape == (encoded,)
+    assert to_features(action_layout(space), distribution(space, torch.zeros(width)).mode()).shape == (encoded,)
 
 
 @pytest.mark.parametrize("space", SUPPORTED)
@@ -51,7 +51,7 @@ def test_samples_modes_and_their_measures_have_the_shapes_of_the_rollout(space, 
         assert action.shape == leading + shape
         assert action.numpy().dtype == dtype
         assert policy.log_prob(action).shape == policy.entropy().shape == leading
-        encoded = to_features(space, action)
+        encoded = to_features(action_layout(space), action)
         assert encoded.shape == (*leading, spaces.flatdim(space)) and encoded.dtype == torch.float32
 
 
@@ -193,14 +193,14 @@ def test_bfloat16_parameters_are_measured_in_float32(space):
 
 
 def test_an_action_is_encoded_one_hot_for_each_part():
-    assert to_features(spaces.Discrete(3), torch.tensor([2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert to_features(action_layout(spaces.Discrete(3)), torch.tensor([2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
     action = torch.tensor([[2, 0, 3, 1]])
-    assert to_features(NESTED, action).tolist() == [[0, 0, 1] + [1, 0] + [0, 0, 0, 1] + [0, 1]]
+    assert to_features(action_layout(NESTED), action).tolist() == [[0, 0, 1] + [1, 0] + [0, 0, 0, 1] + [0, 1]]
 
 
 def test_a_box_action_is_encoded_clamped():
     action = torch.tensor([[-7.0, -0.5, 3.0]])
-    assert to_features(spaces.Box(-4.0, 4.0, (3,)), action).tolist() == [[-1.0, -0.5, 1.0]]
+    assert to_features(action_layout(spaces.Box(-4.0, 4.0, (3,))), action).tolist() == [[-1.0, -0.5, 1.0]]
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,10 @@ def test_a_box_action_is_encoded_clamped():
 )
 def test_an_unsupported_space_is_refused_by_name(space):
     calls = [action_shape_dtype, policy_width]
-    calls += [lambda space: distribution(space, torch.zeros(4)), lambda space: to_features(space, torch.zeros(4))]
+    calls += [
+        lambda space: distribution(space, torch.zeros(4)),
+        lambda space: to_features(action_layout(space), torch.zeros(4)),
+    ]
     for call in calls:
         with pytest.raises(ValueError) as error:
             call(space)
@@ -240,4 +243,4 @@ def test_an_action_of_a_wrong_shape_is_refused(space):
             policy.log_prob(torch.zeros(wrong))
     if shape:
         with pytest.raises(ValueError, match=r"action has shape .*, expected"):
-            to_features(space, torch.zeros(5, shape[0] + 1))
+            to_features(action_layout(space), torch.zeros(5, shape[0] + 1))

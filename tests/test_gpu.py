@@ -10,10 +10,12 @@ from lock_step import new_net, spaces_of, step
 
 import monobeast
 from beast.device import pin_memory
+from beast.errors import InputError
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.remote import SeenObservations
 from beast.feeds.shared_memory import SharedMemoryFeed
 from beast.feeds.slots import SlotTensors
+from beast.learn.graphs import WARM_UP, Graphs
 from beast.learn.nests import map_tensors
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -55,13 +57,15 @@ def test_outputs_on_a_gpu_are_those_on_a_cpu():
     map_tensors(lambda a, b: torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3), found, expected)
 
 
+@pytest.mark.parametrize("cuda_graphs", [False, True])
 @pytest.mark.parametrize("variant", ["monobeast", "polybeast", "r2d2"])
-def test_a_run_trains_on_a_gpu_and_resumes_there(tmp_path, variant):
+def test_a_run_trains_on_a_gpu_and_resumes_there(tmp_path, variant, cuda_graphs):
     if variant == "polybeast":
         pytest.importorskip("libbeast", reason="libbeast is not built: make libbeast", exc_type=ImportError)
     module = pytest.importorskip(variant)
     for total_steps in (20_000, 40_000):
         flags = {"env": "PongNoFrameskip-v4", "device": "cuda", "root": str(tmp_path), "name": "run"}
+        flags |= {"cuda_graphs": cuda_graphs}
         flags |= {"min_fill": 5000, "replay_gb": 0.3} if variant == "r2d2" else {}
         module.train(module.Flags(**flags, total_steps=total_steps, log_steps=5000, tensorboard=False))
     with open(tmp_path / "run" / "metrics.csv") as file:
@@ -70,20 +74,62 @@ def test_a_run_trains_on_a_gpu_and_resumes_there(tmp_path, variant):
     assert all(np.isfinite(float(row["losses/total_loss"])) for row in rows)
 
 
-def test_an_update_does_not_make_the_host_wait_and_its_numbers_come_with_the_next_one():
-    flags = monobeast.validate(monobeast.Flags(env="PongNoFrameskip-v4", device="cuda", max_bad_updates=2))
-    learner = monobeast.make_learner(flags, spaces_of(flags))
+def random_batch(flags) -> dict:
+    """A rollout of Pong [T+1, B] on the GPU."""
     T, B = flags.unroll_length, flags.batch_width
     zeros = torch.zeros(T + 1, B)
     batch = {
         "obs": {"obs": torch.randint(0, 256, (T + 1, B, 4, 84, 84), dtype=torch.uint8)},
         **{name: zeros.bool() for name in ("done", "terminated", "truncated")},
-        **{name: zeros for name in ("reward", "baseline", "episode_return")},
+        **{name: zeros for name in ("baseline", "episode_return")},
         **{name: zeros.int() for name in ("episode_step", "policy_version", "group", "env_number", "life")},
-        "action": zeros.long(),
+        "reward": torch.randn(T + 1, B),
+        "action": torch.randint(0, 6, (T + 1, B)),
         "policy_logits": torch.zeros(T + 1, B, 6),
     }
-    batch = map_tensors(lambda x: x.cuda(), batch)
+    return map_tensors(lambda x: x.cuda(), batch)
+
+
+@pytest.mark.parametrize("flags", [{}, {"core": "lstm"}, {"minibatches": 2, "epochs": 2, "normalize_returns": "on"}])
+def test_recorded_updates_are_those_of_an_update_that_is_not_recorded(flags):
+    flags = {"env": "PongNoFrameskip-v4", "device": "cuda", "amp": "off", "lr_decay": "none", **flags}
+    flags = monobeast.validate(monobeast.Flags(**flags))
+    torch.manual_seed(1)
+    batches = [random_batch(flags) for _ in range(8)]
+    plain, recorded = (monobeast.make_learner(flags, spaces_of(flags)) for _ in range(2))
+    recorded.net.load_state_dict(plain.net.state_dict())
+    recorded.graphs = Graphs(recorded.net.parameters())
+    for number, batch in enumerate(batches):
+        if number == 6:  # other shapes in between: a warm-up, whose gradients lie elsewhere
+            batch = map_tensors(lambda x: x[:, :2], batch)
+        norms = []
+        for learner in (plain, recorded):
+            torch.manual_seed(number)  # deals the minibatches
+            state = tuple(x[:, : batch["done"].shape[1]].cuda() for x in learner.net.initial_state(flags.batch_width))
+            norms.append(monobeast.update(flags, learner, batch, state).grad_norm.item())
+        assert norms[0] == pytest.approx(norms[1], rel=1e-3)
+        for ours, theirs in zip(recorded.net.state_dict().values(), plain.net.state_dict().values()):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+    assert recorded.graphs._recordings
+
+
+def test_what_cannot_be_recorded_is_refused_by_name_and_the_gpu_goes_on():
+    def waits(x):
+        return x + x.sum().item()
+
+    graphs, x = Graphs(), torch.ones(3, device="cuda")
+    for _ in range(WARM_UP):
+        assert graphs.call(waits, x).tolist() == [4, 4, 4]
+    with pytest.raises(InputError, match="--cuda_graphs: .*waits cannot be recorded"):
+        graphs.call(waits, x)
+    assert (x + 1).tolist() == [2, 2, 2]
+
+
+def test_an_update_does_not_make_the_host_wait_and_its_numbers_come_with_the_next_one():
+    flags = monobeast.validate(monobeast.Flags(env="PongNoFrameskip-v4", device="cuda", max_bad_updates=2))
+    learner = monobeast.make_learner(flags, spaces_of(flags))
+    T, B = flags.unroll_length, flags.batch_width
+    batch = random_batch(flags)
     assert step(flags, learner, batch, ()) is None
     torch.cuda.set_sync_debug_mode("error")
     try:

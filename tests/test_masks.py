@@ -27,7 +27,7 @@ from beast.envs.probe import probe_env
 from beast.envs.rows import nest_observations
 from beast.envs.spaces import category_sizes
 from beast.errors import InputError
-from beast.learn.distributions import distribution, mask_logits
+from beast.learn.distributions import action_layout, distribution, mask_logits
 from beast.learn.nests import map_tensors
 from beast.learn.qlearning import rescale, rescale_inverse
 from beast.learn.replay import Sample
@@ -50,7 +50,9 @@ def play(group: EnvGroup, num_steps: int, generator: torch.Generator) -> list[di
         row = nest_observations(arrays)
         if t:
             masks = torch.from_numpy(rows[-1]["obs"][MASK])
-            logits = mask_logits(group.spaces.action, torch.randn(masks.shape, generator=generator), masks)
+            logits = mask_logits(
+                action_layout(group.spaces.action), torch.randn(masks.shape, generator=generator), masks
+            )
             row["policy_logits"][...] = logits
             row["action"][...] = distribution(group.spaces.action, logits).sample(generator)
             group.step(row["action"], row)
@@ -82,7 +84,9 @@ def test_rows_hold_one_flat_mask_of_their_own_observation_wherever_and_however_i
     assert all((row["obs"][MASK][k] == seen[0][1 + k][0]).all() for k in range(4)), "after a reset"
     for _ in range(30):
         masks = torch.from_numpy(row["obs"][MASK])
-        policy = distribution(group.spaces.action, mask_logits(group.spaces.action, torch.zeros(masks.shape), masks))
+        policy = distribution(
+            group.spaces.action, mask_logits(action_layout(group.spaces.action), torch.zeros(masks.shape), masks)
+        )
         row["action"][...] = policy.sample(generator)
         before = [env.unwrapped.allowed for env in group.env.envs]
         group.step(row["action"], row)
@@ -202,7 +206,7 @@ def test_no_illegal_choice_is_ever_drawn_and_a_part_without_a_legal_one_is_drawn
     masks[:, :, : sizes[0]] *= torch.rand(3, 500, 1, generator=generator) > 0.2
     logits = 5 * torch.randn(masks.shape, generator=generator)
     mask = torch.compile(mask_logits, backend="eager", fullgraph=True) if is_compiled else mask_logits
-    policy = distribution(space, mask(space, logits, masks, 0))
+    policy = distribution(space, mask(action_layout(space), logits, masks, 0))
     for action in (policy.sample(generator), policy.sample(generator), policy.mode()):
         categories = action.reshape(3, 500, len(sizes))
         for part, (legal, choice) in enumerate(zip(masks.split(sizes, -1), categories.split(1, -1))):

@@ -147,10 +147,9 @@ class SharedMemoryFeed(Feed):
                 self._oldest_versions[group.slot] = int(versions[:, mine].min())
             group.row += 1
             row = self.tensors.row(group.slot, group.row)
-            row["action"].copy_(action[:, mine])
-            row["policy_logits"].copy_(policy_logits[:, mine])
-            row["baseline"].copy_(baseline[:, mine])
-            row["policy_version"].copy_(on_device[:, mine])
+            answers = action, policy_logits, baseline, on_device
+            names = "action", "policy_logits", "baseline", "policy_version"
+            torch._foreach_copy_([row[name] for name in names], [x[:, mine] for x in answers])
             group.core_state = tuple(state[:, mine] for state in core_state)
         self.tensors.download_actions([(group.slot, group.row) for group in groups])
         for number, group in zip(numbers, groups):

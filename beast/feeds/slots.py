@@ -118,6 +118,7 @@ class SlotTensors:
         others = {**written_by("agent"), **written_by("feed")}
         self._env_fields = [name for name in self._tensors if name not in others]
         self._rows: dict[tuple[int, int], dict] = {}
+        self._uploads: dict[tuple[int, int], list[list[torch.Tensor]]] = {}  # where to, where from
         self.full = [Fence(device) for _ in range(memory.num_slots)]
         self.free = [Fence(device) for _ in range(memory.num_slots)]
 
@@ -162,8 +163,10 @@ class SlotTensors:
     def upload(self, slot: int, row: int) -> None:
         """Take over what the environments have written into a row."""
         if self.is_twin:
-            for name in self._env_fields:
-                self._tensors[name][slot, row].copy_(self._shared[name][slot, row], non_blocking=True)
+            if (slot, row) not in self._uploads:
+                both = self._tensors, self._shared
+                self._uploads[slot, row] = [[x[name][slot, row] for name in self._env_fields] for x in both]
+            torch._foreach_copy_(*self._uploads[slot, row], non_blocking=True)
 
     def download_actions(self, rows: list[tuple[int, int]]) -> None:
         """Give the environments of these slots and rows their actions; returns when they can read them."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from gymnasium import spaces
@@ -120,13 +121,29 @@ class _ClampLogStd(torch.autograd.Function):
         return gradient.masked_fill(is_outward, 0)
 
 
-def mask_logits(space: spaces.Space, logits: Tensor, mask: Tensor | None, otherwise: float = 1.0) -> Tensor:
+class ActionLayout(NamedTuple):
+    """What a net's forward pass has to know of its action space, which torch.compile cannot read itself."""
+
+    shape: tuple[int, ...]  # of one action in the rollout
+    sizes: list[int]  # choices of each categorical part; none of a Box
+    first: list[int]  # the first choice of each that a model is shown: of 0 and 1 only the 1
+
+
+def action_layout(space: spaces.Space) -> ActionLayout:
+    """Raises ValueError for a space that is not supported."""
+    shape, sizes = action_shape_dtype(space)[0], [] if isinstance(space, spaces.Box) else category_sizes(space)
+    if isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete)):
+        return ActionLayout(shape, sizes, [0] * len(sizes))
+    first = [int(isinstance(part, spaces.MultiBinary)) for part in leaves(space) for _ in category_sizes(part)]
+    return ActionLayout(shape, sizes, first)
+
+
+def mask_logits(layout: ActionLayout, logits: Tensor, mask: Tensor | None, otherwise: float = 1.0) -> Tensor:
     """Logits [..., width], -inf where a `mask` [..., width] has a 0; None forbids nothing. Those of a part without a
     legal choice, as many last rows have, are multiplied by `otherwise`: 0 draws uniformly, and teaches nothing."""
     if mask is None:
         return logits
-    sizes = _action_layout(space)[1]
-    parts = zip(logits.split(sizes, dim=-1), mask.bool().split(sizes, dim=-1))
+    parts = zip(logits.split(layout.sizes, dim=-1), mask.bool().split(layout.sizes, dim=-1))
     masked = [part.masked_fill(~x, -math.inf).where(x.any(-1, keepdim=True), part * otherwise) for part, x in parts]
     return torch.cat(masked, dim=-1)
 
@@ -151,13 +168,13 @@ def policy_of(net: torch.nn.Module, parameters: Tensor) -> Categoricals | Gaussi
     return own(parameters) if own else distribution(net.action_space, parameters)
 
 
-def to_features(space: spaces.Space, action: Tensor) -> Tensor:
+def to_features(layout: ActionLayout, action: Tensor) -> Tensor:
     """An action [..., *action_shape] as input of a model, float32 [..., gymnasium.spaces.flatdim(space)].
 
     One-hot for each categorical part, but itself for 0 or 1 of a MultiBinary; the numbers of a Box clamped to [-1, 1],
-    its bounds where it has them. Raises ValueError if the space is not supported or the action has another shape.
+    its bounds where it has them. Raises ValueError if the action has another shape.
     """
-    shape, sizes, first = _action_layout(space)
+    shape, sizes, first = layout
     leading = action.shape[: action.dim() - len(shape)]
     _check_action(action, leading + shape)
     if not sizes:
@@ -166,16 +183,6 @@ def to_features(space: spaces.Space, action: Tensor) -> Tensor:
     zeros = [torch.zeros(leading + (size,), device=action.device) for size in sizes]
     one_hot = [part.scatter_(-1, choice, 1.0) for part, choice in zip(zeros, choices)]
     return torch.cat([part[..., i:] if i else part for part, i in zip(one_hot, first)], dim=-1)
-
-
-@torch.compiler.assume_constant_result  # numpy's integers would break the graph
-def _action_layout(space: spaces.Space) -> tuple[tuple[int, ...], list[int], list[int]]:
-    """The shape of an action, and of each categorical part, none of a Box, its size and the first choice shown."""
-    shape, sizes = action_shape_dtype(space)[0], [] if isinstance(space, spaces.Box) else category_sizes(space)
-    if isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete)):
-        return shape, sizes, [0] * len(sizes)
-    first = [int(isinstance(part, spaces.MultiBinary)) for part in leaves(space) for _ in category_sizes(part)]
-    return shape, sizes, first
 
 
 def _check_action(action: Tensor, expected: tuple[int, ...]) -> None:

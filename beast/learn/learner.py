@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from beast.clock import Laps
 from beast.envs.groups import finished_episodes
 from beast.envs.rows import is_final
+from beast.learn.graphs import Graphs
 
 
 class Measured(NamedTuple):
@@ -60,9 +62,14 @@ class Learner:
         self.best = self.best_eval = -math.inf  # mean return of the last 100 games, and of an evaluation
         self.bad_inputs = ""  # NaN and Inf that the environments gave to the latest bad updates
         self.laps = Laps()
+        self.graphs: Graphs | None = None  # --cuda_graphs
         self.updating = threading.Lock()  # whoever holds it sees a learner between two updates
         # On a GPU: the update whose numbers are on their way, its batch, and the event of their arrival.
         self._on_their_way: tuple[list[str], Tensor, torch.cuda.Event, dict] | None = None
+
+    def call(self, function: Callable, *tensors):
+        """`function(*tensors)`, with --cuda_graphs a recording of it (see `Graphs`)."""
+        return self.graphs.call(function, *tensors) if self.graphs else function(*tensors)
 
     def measure(self, batch: dict) -> Measured:
         """Steps and policy lag of `batch` [T+1, B, …]. The update may edit its batch: call this before it."""

@@ -11,7 +11,7 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from beast.envs.spaces import category_sizes, channels_first, image_shape
-from beast.learn.distributions import to_features
+from beast.learn.distributions import action_layout, to_features
 
 STATISTICS = ("count", "mean", "variance", "scale", "offset")
 
@@ -37,7 +37,7 @@ class Observations(nn.Module):
         self.is_image, self.dtype = is_image, torch.bfloat16 if is_image and amp else torch.float32
         self.categories = None
         if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-            self.categories = spaces.MultiDiscrete(category_sizes(space))
+            self.categories = action_layout(spaces.MultiDiscrete(category_sizes(space)))
             self.register_buffer("start", torch.as_tensor(space.start).flatten(), persistent=False)
         self.stored_shape = list(space.shape)
         self.shape: tuple[int, ...] = (spaces.flatdim(space) if self.categories else math.prod(space.shape),)

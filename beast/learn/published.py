@@ -6,14 +6,17 @@ import contextlib
 import copy
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import nn
 
 from beast.device import Fence
+from beast.errors import InputError
+from beast.learn.graphs import Graphs
 
 
-def acting_copy(net: nn.Module, is_compiled: bool = False) -> nn.Module:
+def acting_copy(net: nn.Module, is_compiled: bool = False, is_recorded: bool = False) -> nn.Module:
     """A copy of a net to act with. Modules that have `cast_weights()` cast once what every pass would cast."""
     acting = copy.deepcopy(net).eval().requires_grad_(False)
     for module in acting.modules():
@@ -21,22 +24,29 @@ def acting_copy(net: nn.Module, is_compiled: bool = False) -> nn.Module:
             module.cast_weights()
     if is_compiled:
         acting.forward = torch.compile(acting.forward)
+    if is_recorded:
+        acting.forward = partial(Graphs().call, acting.forward)
     return acting
 
 
-def start_weights(learner, is_compiled: bool) -> PublishedWeights:
-    """What inference acts with. If it is compiled, so is the learner's net from now on."""
-    weights = PublishedWeights(learner.net, learner.updates, is_compiled)
-    if is_compiled:
-        learner.net.forward = torch.compile(learner.net.forward)
+def start_weights(learner, flags) -> PublishedWeights:
+    """What inference acts with. With --compile and --cuda_graphs the learner's net is treated alike from now on. Raises
+    InputError where it cannot be."""
+    if flags.cuda_graphs and next(learner.net.parameters()).device.type != "cuda":
+        raise InputError(f"--cuda_graphs with --device {flags.device}: there is no GPU to record them; leave it out")
+    weights = PublishedWeights(learner.net, learner.updates, flags.compile, flags.cuda_graphs)
+    if flags.compile:
+        learner.net.forward = torch.compile(learner.net.forward, dynamic=False)  # torch 2.11 fails on an LSTM else
+    if flags.cuda_graphs:
+        learner.graphs = Graphs(learner.net.parameters())
     return weights
 
 
 class PublishedWeights:
     """Two copies of a net for inference: the learner writes the one that is not in use, then they swap roles."""
 
-    def __init__(self, net: nn.Module, version: int, is_compiled: bool = False):
-        self._copies = [acting_copy(net, is_compiled) for _ in range(2)]
+    def __init__(self, net: nn.Module, version: int, is_compiled: bool = False, is_recorded: bool = False):
+        self._copies = [acting_copy(net, is_compiled, is_recorded) for _ in range(2)]
         self._locks = [threading.Lock() for _ in range(2)]
         device = next(net.parameters()).device
         self._written = [Fence(device) for _ in range(2)]
@@ -50,8 +60,7 @@ class PublishedWeights:
         spare = 1 - self._current
         with self._locks[spare]:  # waits only for a forward pass that began two updates ago
             self._read[spare].wait()
-            for mine, theirs in zip(self._copies[spare].state_dict().values(), net.state_dict().values()):
-                mine.copy_(theirs)
+            torch._foreach_copy_(list(self._copies[spare].state_dict().values()), list(net.state_dict().values()))
             self._written[spare].set()
             self._versions[spare] = version
         self._current = spare

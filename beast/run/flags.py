@@ -118,6 +118,9 @@ class RunFlags(EnvFlags):
     compile: bool = False
     """torch.compile the net for learner and inference, which takes a minute at the start. On CPUs it was no faster,
     and slower with small nets; on GPUs it was not measured. MonoBeast's --mode tune --compile measures it."""
+    cuda_graphs: bool = False
+    """Have a GPU record the net's passes and gradients once and repeat them, which is faster where updates are small.
+    Python code in Net and compute_loss runs for the recording only, so no number in it may change later."""
     learner_threads: int = 0
     """CPU threads of the learner; 0 takes half of the cores. Inference has one thread."""
 
@@ -208,7 +211,7 @@ class ServerFlags:
 # to 0 at the new count.
 FREE_ON_RESUME = {
     *("mode", "name", "root", "total_steps", "total_minutes", "max_env_restarts", "env_timeout", "max_bad_updates"),
-    *("device", "amp", "channels_last", "compile", "learner_threads", "log_steps", "checkpoint_minutes"),
+    *("device", "amp", "channels_last", "compile", "cuda_graphs", "learner_threads", "log_steps", "checkpoint_minutes"),
     *("tensorboard", "track", "track_project", "eval_minutes", "eval_episodes"),
     *("episodes", "greedy", "checkpoint", "video", "atari_backend", "actor_niceness", "pin_actors"),
     *("env_metrics", "eval_env_kwargs", "eval_video", "max_game_steps"),

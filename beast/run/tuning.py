@@ -99,7 +99,7 @@ class Stages:
         With the flag `compile` the learner's net stays compiled, and cannot be copied any more.
         """
         if self.flags.compile:
-            learner.net.forward = torch.compile(learner.net.forward)
+            learner.net.forward = torch.compile(learner.net.forward, dynamic=False)
         B, device = self.flags.batch_width, next(learner.net.parameters()).device
         state = map_tensors(lambda x: x.to(device), learner.net.initial_state(B))
 
