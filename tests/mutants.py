@@ -55,6 +55,8 @@ TESTS = {  # of each file, those that fail first
     "beast/learn/qlearning.py": ["tests/test_r2d2.py"],
     "beast/learn/normalization.py": ["tests/test_net.py", "tests/test_update.py"],
     "beast/learn/learner.py": ["tests/test_learner_arithmetic.py", "tests/test_update.py", "tests/test_learner.py"],
+    "beast/learn/graphs.py": ["tests/test_graphs.py"],
+    "beast/learn/published.py": ["tests/test_graphs.py"],
     "beast/learn/vtrace.py": ["tests/test_vtrace.py"],
     "beast/learn/distributions.py": ["tests/test_distributions.py", "tests/test_masks.py"],
     "beast/envs/groups.py": ["tests/test_envs.py", "tests/test_oddities.py", "tests/test_masks.py"],
@@ -273,14 +275,14 @@ MUTANTS = [
     Mutant("gradient not clipped", "flags.grad_clip or math.inf)", "math.inf)"),
     Mutant("--grad_clip 0 stops learning", "flags.grad_clip or math.inf)", "flags.grad_clip)"),
     Mutant("bad update not skipped", "step_unless(optimizer, outcome.is_bad)", "optimizer.step()"),
-    Mutant("loss not looked at", "~(loss.detach().isfinite() & grad_norm.isfinite())", "~grad_norm.isfinite()"),
-    Mutant("gradient not looked at", "~(loss.detach().isfinite() & grad_norm.isfinite())", "~loss.detach().isfinite()"),
+    Mutant("loss not looked at", "~(loss.isfinite() & grad_norm.isfinite())", "~grad_norm.isfinite()"),
+    Mutant("gradient not looked at", "~(loss.isfinite() & grad_norm.isfinite())", "~loss.isfinite()"),
     Mutant("--epochs ignored", "in range(flags.epochs):", "in range(1):"),
     Mutant("--minibatches ignored", "core_state, flags.minibatches)", "core_state, 1)"),
     Mutant(
         "minibatches with the core states of the batch",
-        "compute_loss(flags, net, part, state)",
-        "compute_loss(flags, net, part, core_state)",
+        "partial(gradients, flags, learner), part, state)",
+        "partial(gradients, flags, learner), part, core_state)",
     ),
     Mutant("--value_net ignored", "encode(self.value_encoders, self.value_join) if is_separate else x", "x"),
     Mutant("--initial_std ignored", "math.log(flags.initial_std)", "0.0"),
@@ -291,7 +293,7 @@ MUTANTS = [
     ),
     Mutant("learning rate below 0", "max(1 - steps / flags.total_steps, 0.0)", "1 - steps / flags.total_steps"),
     Mutant("--lr_decay none decays", 'if flags.lr_decay == "linear" else 1.0', ""),
-    Mutant("gradients of all updates added up", "optimizer.zero_grad(set_to_none=True)", "pass"),
+    Mutant("gradients of all updates added up", "learner.optimizer.zero_grad(set_to_none=True)", "pass"),
     Mutant(
         "core state of the wrong row",
         "rows.answer(action, policy_logits, baseline, version, core_state)",
@@ -374,6 +376,18 @@ OTHER_MUTANTS = {
         ("the last spoiled environment told", "spoiled.nonzero()[0]", "spoiled.nonzero()[-1]"),
         ("the next batch blamed", "[batch, next_batch or {}]", "[next_batch or {}, batch]"),
     ],
+    "beast/learn/graphs.py": [
+        ("gradients left where the recording before put them", "parameter.grad = gradient", "pass"),
+        ("results shared by all calls", "map_tensors(torch.clone, recording.results)", "recording.results"),
+        ("the first arguments again", "torch._foreach_copy_(recording.arguments, tensors)", "pass"),
+        ("one recording for all shapes", "(x.shape, x.dtype) for x in tensors", "x.dtype for x in tensors"),
+        ("garbage collected while it records", "gc.disable()", "pass"),
+        ("no garbage collected any more", "gc.enable()", "pass"),
+    ],
+    "beast/learn/published.py": [
+        ("two threads compile at once", "nullcontext() if shapes in seen else _compiling", "nullcontext()"),
+        ("a call amid another thread's trace raises", "error_on_nested_fx_trace=False", "error_on_nested_fx_trace=True"),
+    ],
     "beast/learn/vtrace.py": [
         ("discount of row t", "(~(terminated | done)[1:])", "(~(terminated | done)[:-1])"),
         ("void transition one row late", "truncated)[:-1], gamma", "truncated)[1:], gamma"),
@@ -411,8 +425,8 @@ OTHER_MUTANTS = {
         ("a part without a choice not uniform", "part * otherwise", "part"),
         (
             "the first part's mask",
-            "zip(logits.split(sizes, dim=-1), mask.bool().split(sizes, dim=-1))",
-            "zip(logits.split(sizes, dim=-1), mask.bool().roll(1, -1).split(sizes, dim=-1))",
+            "mask.bool().split(layout",
+            "mask.bool().roll(1, -1).split(layout",
         ),
     ],
     "beast/run/evaluation.py": [
@@ -519,8 +533,8 @@ OTHER_MUTANTS = {
         ),
         (
             "uploads the row before",
-            "copy_(self._shared[name][slot, row], non",
-            "copy_(self._shared[name][slot, row - 1], non",
+            "[[x[name][slot, row] for",
+            "[[x[name][slot, row - (x is self._shared)] for",
         ),
         (
             "downloads the row before",
@@ -534,8 +548,8 @@ OTHER_MUTANTS = {
     "beast/feeds/shared_memory.py": [
         (
             "actions written to the row that they follow",
-            "row = self.tensors.row(group.slot, group.row)\n            row[",
-            "row = self.tensors.row(group.slot, group.row - 1)\n            row[",
+            "row = self.tensors.row(group.slot, group.row)\n            answers",
+            "row = self.tensors.row(group.slot, group.row - 1)\n            answers",
         ),
         (
             "core state of the first group",
@@ -544,8 +558,8 @@ OTHER_MUTANTS = {
         ),
         (
             "actions of the first group",
-            'row["action"].copy_(action[:, mine])',
-            'row["action"].copy_(action[:, :width])',
+            "[x[:, mine] for x in answers]",
+            "[x[:, :width] for x in answers]",
         ),
         (
             "rollouts begin with an empty core state",
@@ -772,7 +786,7 @@ OTHER_MUTANTS = {
             'rows["action"][:-1].unsqueeze(-1)).squeeze(-1)  #',
         ),
         ("target network never copied", "self.target.load_state_dict(self.net.state_dict())", "pass"),
-        ("bad update not skipped", "step_unless(optimizer, is_bad)", "optimizer.step()"),
+        ("bad update not skipped", "step_unless(learner.optimizer, is_bad)", "learner.optimizer.step()"),
     ],
 }
 MUTANTS += [

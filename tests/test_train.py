@@ -259,7 +259,7 @@ def test_the_learner_takes_half_of_the_cores_that_it_may_run_on(monkeypatch):
 def test_compile_is_asked_for_the_forward_pass_and_the_run_goes_on_with_it(tmp_path, monkeypatch):
     calls = []
 
-    def compiled(forward):
+    def compiled(forward, **options):
         return lambda *arguments: calls.append(torch.is_grad_enabled()) or forward(*arguments)
 
     monkeypatch.setattr(torch, "compile", compiled)

@@ -110,7 +110,7 @@ def test_compile_is_measured_where_it_is_given_and_chosen_where_it_is_clearly_fa
             return Cost(cost, cost)
 
     monkeypatch.setattr(tuning, "Stages", Stages)
-    monkeypatch.setattr(torch, "compile", lambda forward: compiled.append(forward) or forward)
+    monkeypatch.setattr(torch, "compile", lambda forward, **options: compiled.append(forward) or forward)
     tuned = monobeast.tune(small(tmp_path, batch_width=4, compile=True))
     output = capsys.readouterr().out
     assert len(compiled) == 2, "the net for inference and the learner's"

@@ -5,15 +5,35 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from beast.device import Fence
 from beast.errors import InputError
-from beast.learn.graphs import Graphs
+from beast.learn.graphs import Graphs, leaves
+
+
+_compiling = threading.Lock()
+
+
+def compiled(forward: Callable, **options: Any) -> Callable:
+    """torch.compile for nets that several threads call. One thread at a time compiles. A call that another thread makes
+    meanwhile runs as it is, for torch would take it for a part of its trace and raise."""
+    function, seen = torch.compile(forward, **options), set()
+
+    def call(*arguments):
+        shapes = tuple(x.shape for x in leaves(arguments))
+        with contextlib.nullcontext() if shapes in seen else _compiling:
+            with torch._dynamo.config.patch(error_on_nested_fx_trace=False):
+                results = function(*arguments)
+        seen.add(shapes)
+        return results
+
+    return call
 
 
 def acting_copy(net: nn.Module, is_compiled: bool = False, is_recorded: bool = False) -> nn.Module:
@@ -23,7 +43,7 @@ def acting_copy(net: nn.Module, is_compiled: bool = False, is_recorded: bool = F
         if hasattr(module, "cast_weights"):
             module.cast_weights()
     if is_compiled:
-        acting.forward = torch.compile(acting.forward)
+        acting.forward = compiled(acting.forward)
     if is_recorded:
         acting.forward = partial(Graphs().call, acting.forward)
     return acting
@@ -36,7 +56,7 @@ def start_weights(learner, flags) -> PublishedWeights:
         raise InputError(f"--cuda_graphs with --device {flags.device}: there is no GPU to record them; leave it out")
     weights = PublishedWeights(learner.net, learner.updates, flags.compile, flags.cuda_graphs)
     if flags.compile:
-        learner.net.forward = torch.compile(learner.net.forward, dynamic=False)  # torch 2.11 fails on an LSTM else
+        learner.net.forward = compiled(learner.net.forward, dynamic=False)  # torch 2.11 fails on an LSTM else
     if flags.cuda_graphs:
         learner.graphs = Graphs(learner.net.parameters())
     return weights

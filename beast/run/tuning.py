@@ -25,7 +25,7 @@ from beast.files import read_json, same_directory
 from beast.learn.distributions import distribution
 from beast.learn.learner import Learner
 from beast.learn.nests import columns, join, map_tensors
-from beast.learn.published import acting_copy
+from beast.learn.published import acting_copy, compiled
 from beast.machine import usable_cores
 from beast.run.directory import as_argument
 
@@ -99,7 +99,7 @@ class Stages:
         With the flag `compile` the learner's net stays compiled, and cannot be copied any more.
         """
         if self.flags.compile:
-            learner.net.forward = torch.compile(learner.net.forward, dynamic=False)
+            learner.net.forward = compiled(learner.net.forward, dynamic=False)
         B, device = self.flags.batch_width, next(learner.net.parameters()).device
         state = map_tensors(lambda x: x.to(device), learner.net.initial_state(B))
 
@@ -176,12 +176,12 @@ def choose(flags, create_env, spaces, make_learner: Callable, update: Callable, 
     tied = [setting for setting in settings if setting.steps_per_second >= enough]
     best = min(tied, key=lambda setting: (lag_of(validate(setting.flags)), -setting.steps_per_second))
     if flags.compile:
-        compiled = replace(best.flags, compile=True)
-        learner, costs = make_learner(compiled, spaces), dict(best.costs)
-        with contextlib.closing(Stages(compiled, create_env, spaces, SECONDS)) as stages:
+        compiling = replace(best.flags, compile=True)
+        learner, costs = make_learner(compiling, spaces), dict(best.costs)
+        with contextlib.closing(Stages(compiling, create_env, spaces, SECONDS)) as stages:
             costs["inference"] = stages.inference(learner.net)
-            costs["learner"] = stages.learning(learner, update, compiled.learner_threads)
-        settings.append(predict(compiled, costs, cores, is_gpu))
+            costs["learner"] = stages.learning(learner, update, compiling.learner_threads)
+        settings.append(predict(compiling, costs, cores, is_gpu))
         if TIE_FRACTION * settings[-1].steps_per_second > best.steps_per_second:
             best = settings[-1]
     chosen = validate(best.flags)
