@@ -432,7 +432,7 @@ def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) 
             outcome = outcome.then(step) if outcome else step  # the first bad one, else the latest
             step_unless(optimizer, outcome.is_bad)
             if popart:
-                popart.observe(ReturnMoments(*returns), outcome.is_bad)
+                popart.observe(returns, outcome.is_bad)
             learner.laps.lap("optimizer")
         if epoch == 0:
             net.observe(batch["obs"])  # once a batch; after the last of ten epochs Hopper learned more slowly

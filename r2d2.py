@@ -34,8 +34,6 @@ class Flags(ServerFlags, ActorFlags, RunFlags):
 
     episodic_life: Literal["auto", "on", "off"] = "off"
     """Atari: end an episode at every lost life, for the learner; auto: on for -v4, off for -v5."""
-    compile: bool = False
-    """Not yet: r2d2.py does not compile its net."""
 
     # Actors.
     group_width: int = 16
@@ -242,8 +240,7 @@ class Net(nn.Module):
             needed = "R2D2 has one Q value for each action, so it needs a Discrete space"
             raise InputError(f"action space {action_space}: {needed}; wrap the environment, or take monobeast.py")
         self.action_space, self.flags = action_space, flags
-        self.action_layout = action_layout(action_space)
-        self.num_actions = int(action_space.n)
+        self.action_layout, self.num_actions = action_layout(action_space), int(action_space.n)
         self.names = [name for name in observation_spaces if name != MASK]  # which only says what is legal
         self.encoders = nn.ModuleList([Encoder(observation_spaces[name], flags, amp) for name in self.names])
         size = sum(encoder.size for encoder in self.encoders) + 1 + self.num_actions  # 1: the last reward
@@ -370,11 +367,10 @@ def initial_priorities(flags: Flags, rows: dict) -> Tensor:
     q = rows["policy_logits"][flags.burn_in + 1 :]  # `act` stored Q(x_t) in row t+1: [T, N, actions], from x_B on
     trained = map_tensors(lambda x: x[flags.burn_in : -1], rows)  # rows x_B …, T of them: T-1 transitions
     scale, unscale = value_scaling(flags.rescale)
-    mask, discounts = vtrace.transition_masks(
-        trained["done"], trained["terminated"], trained["truncated"], flags.discount
-    )
+    done, terminated, truncated = (trained[name] for name in ("done", "terminated", "truncated"))
+    mask, discounts = vtrace.transition_masks(done, terminated, truncated, flags.discount)
     # SAME_STEP: nobody has valued a truncated episode's last observation yet.
-    mask &= ~(trained["done"] & trained["truncated"] & ~trained["terminated"])[1:]
+    mask &= ~(done & truncated & ~terminated)[1:]
     targets = scale(n_step_targets(trained["reward"][1:], discounts, mask, unscale(q.amax(-1)), flags.n_steps))
     chosen = q[:-1].gather(-1, trained["action"][1:].unsqueeze(-1)).squeeze(-1)
     return sequence_priorities(targets - chosen, mask, flags.priority_eta)
@@ -448,12 +444,10 @@ def make_learner(flags: Flags, env_spaces: EnvSpaces) -> QLearner:
     return QLearner(net, optimizer, flags)
 
 
-def gradients(flags: Flags, learner: QLearner, sample: Sample, rows: dict, core_state: tuple, weights: Tensor,
-              target_q: Tensor) -> tuple:  # fmt: skip
-    """Leave the gradients of the loss of a batch of these tensors, clipped, in the parameters' `.grad`. Returns the
-    loss, the gradients' norm before the clip, and what `compute_loss` returns beside the loss."""
+def gradients(flags: Flags, learner: QLearner, batch: Batch) -> tuple:
+    """Leave the gradients of a batch's loss, clipped, in the parameters' `.grad`. Returns the loss, the gradients' norm
+    before the clip, and what `compute_loss` returns beside the loss."""
     net, laps = learner.net, learner.laps
-    batch = Batch(sample._replace(rows=rows, core_state=core_state, weights=weights), target_q)
     with net.register_forward_hook(lambda *_: laps.lap("forward")):  # timing only
         loss, priorities, metrics = compute_loss(flags, net, learner.target, batch)
     laps.lap("loss")
@@ -467,17 +461,15 @@ def gradients(flags: Flags, learner: QLearner, sample: Sample, rows: dict, core_
 def update(flags: Flags, learner: QLearner, batch: Batch) -> tuple[Outcome, Tensor]:
     """A step of the optimizer on a batch of sequences; none after a NaN or Inf in loss or gradients. Returns what came
     of it and the sequences' new priorities [N]."""
-    sample, net, laps = batch.sample, learner.net, learner.laps
-    tensors = sample.rows, sample.core_state, sample.weights, batch.target_q
-    loss, grad_norm, priorities, metrics = learner.call(partial(gradients, flags, learner, sample), *tensors)
-    laps.lap("backward")
+    loss, grad_norm, priorities, metrics = learner.call(partial(gradients, flags, learner), batch)
+    learner.laps.lap("backward")
     is_bad = ~(loss.isfinite() & grad_norm.isfinite())
     step_unless(learner.optimizer, is_bad)
-    net.observe(map_tensors(lambda x: x[flags.burn_in :], batch.sample.rows["obs"]))
+    learner.net.observe(map_tensors(lambda x: x[flags.burn_in :], batch.sample.rows["obs"]))
     # A bad update changes no priority, as the replay ignores NaN. But a sequence whose own error is not finite gets 0:
     # it is drawn no more.
     priorities = torch.where(priorities.isfinite(), priorities.where(~is_bad, math.nan), 0)
-    laps.lap("optimizer")
+    learner.laps.lap("optimizer")
     return Outcome(is_bad, grad_norm, metrics), priorities
 
 
@@ -610,8 +602,6 @@ def validate(flags: Flags, width_known: bool = True) -> Flags:
             f"--stride {flags.stride}: it must be a multiple of --unroll_length {flags.unroll_length}, as the core's "
             "state is known at the start of a rollout only"
         )
-    if flags.compile:
-        raise InputError("--compile: r2d2.py does not compile its net yet; leave it out")
     is_remote = flags.feed == "remote" or bool(flags.addresses or flags.listen)
     if flags.deterministic and is_remote:
         raise InputError("--deterministic: env servers answer in any order; leave that out, or the servers")

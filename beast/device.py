@@ -88,7 +88,7 @@ def pin_memory(buffer: np.ndarray, device: torch.device, log: Callable) -> Calla
         except RuntimeError as error:
             log(f"{buffer.nbytes / 1e6:.0f} MB of slots are not pinned, so copies to the GPU are slower: {error}")
             # The failed call is CUDA's last error in this thread now. torch 2.13 cannot reset it, but a kernel launch
-            # reads, resets and raises it (C10_CUDA_KERNEL_LAUNCH_CHECK), so launch one here. No GPU has run this yet.
+            # reads, resets and raises it (C10_CUDA_KERNEL_LAUNCH_CHECK), so launch one here.
             with contextlib.suppress(RuntimeError):
                 torch.ones(1, device=device)
             return lambda: None

@@ -87,8 +87,8 @@ EMULATOR_TASKS = (
     (32, "Beast's", "pong-beast"),
     (32, "ale-py's", "pong"),
 )
-# CSVs that are not of one learning run: the samples of a soak, a search, a list of games.
-NO_RUNS = ("soak-*.csv", "*-search.csv", "atari-exact.csv", "atari-policy.csv")
+# CSVs that are not of one learning run, or that another page has: samples of a soak, a search, a GPU, lists of games.
+NO_RUNS = ("soak-*.csv", "*-search.csv", "gpu-*.csv", "atari-exact.csv", "atari-policy.csv")
 PUBLISHED = ROOT / "benchmarks" / "peers" / "atari-published.csv"
 
 
@@ -672,7 +672,7 @@ def read_reports() -> list[Report]:
         scripts = r"(?:(?:benchmarks|attacks)/\w+\.py|monobeast\.py|polybeast\.py|make -C csrc)"
         commands = re.findall(rf"`((?:python )?[^`]*{scripts}[^`]*)`", text)
         commits = re.findall(r"\b(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{7,40}\b", re.sub(r"\d{4}-\d\d-\d\d", "", text))
-        hardware = re.search(r"(?:\d+-core )?(?:AMD|Intel|Apple)[^;.]*", " ".join(lines))
+        hardware = re.search(r"(?:\d+-core )?(?:AMD|Intel|Apple|NVIDIA)[^;.]*", " ".join(lines))
         for what, found in (("command", commands), ("commit", commits), ("hardware", hardware)):
             if not found:
                 raise ValueError(f"{path.name} names no {what}")

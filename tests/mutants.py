@@ -386,7 +386,7 @@ OTHER_MUTANTS = {
     ],
     "beast/learn/published.py": [
         ("two threads compile at once", "nullcontext() if shapes in seen else _compiling", "nullcontext()"),
-        ("a call amid another thread's trace raises", "error_on_nested_fx_trace=False", "error_on_nested_fx_trace=True"),
+        ("a call amid a foreign trace raises", "error_on_nested_fx_trace=False", "error_on_nested_fx_trace=True"),
     ],
     "beast/learn/vtrace.py": [
         ("discount of row t", "(~(terminated | done)[1:])", "(~(terminated | done)[:-1])"),

@@ -6,13 +6,13 @@ import time
 import unittest.mock
 
 import pytest
-import r2d2
 import test_r2d2
 import torch
 from lock_step import new_learner, small_flags, spaces_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import monobeast
+import r2d2
 from beast.envs.rows import nest_observations, rollout_fields
 from beast.errors import InputError
 from beast.learn.graphs import WARM_UP, Graphs, leaves

@@ -813,7 +813,6 @@ def test_a_trained_run_plays_whole_games_films_them_and_is_loaded_by_the_library
         ({"stride": 6}, "--stride 6: it must be a multiple of --unroll_length 4"),
         ({"trained": 2}, "--trained 2: it must lie between 3"),
         ({"eval_columns": 4}, "--eval_columns 4: it must lie between 0 and 3; at least one"),
-        ({"compile": True}, "--compile: r2d2.py does not compile"),
         ({"hidden_size": 3}, "--hidden_size 3: it must lie between 4"),
         ({"total_steps": 200}, "--total_steps 200: updates begin after --min_fill 200 steps"),
         ({"eval_columns": 2, "total_steps": 400}, r"--min_fill 200 steps \(400 with those of --eval_columns\)"),

@@ -256,15 +256,16 @@ def test_the_learner_takes_half_of_the_cores_that_it_may_run_on(monkeypatch):
     assert num_learner_threads(monobeast.Flags(learner_threads=5)) == 5
 
 
-def test_compile_is_asked_for_the_forward_pass_and_the_run_goes_on_with_it(tmp_path, monkeypatch):
+@pytest.mark.parametrize("agent", [monobeast, r2d2])
+def test_compile_is_asked_for_the_forward_pass_and_the_run_goes_on_with_it(tmp_path, monkeypatch, agent):
     calls = []
 
     def compiled(forward, **options):
         return lambda *arguments: calls.append(torch.is_grad_enabled()) or forward(*arguments)
 
     monkeypatch.setattr(torch, "compile", compiled)
-    flags = small_flags(root=str(tmp_path), name="run", total_steps=1000, log_steps=500, tensorboard=False)
-    monobeast.train(dataclasses.replace(flags, compile=True))
+    own = {"compile": True, "total_steps": 1000, "log_steps": 500, "tensorboard": False}
+    agent.train(small_flags(agent, root=str(tmp_path), name="run", **own))
     assert sum(calls) >= 5, "every update's forward pass"
     assert len(calls) - sum(calls) >= 5, "and those of inference"
     assert "time/learner_forward" in (tmp_path / "run" / "metrics.csv").read_text()

@@ -40,8 +40,9 @@ class Graphs:
         self._recordings: dict[tuple, Recording] = {}
 
     def call(self, function: Callable, *arguments: Any) -> Any:
-        """`function(*arguments)`; arguments and results are nested dicts and tuples of tensors. A partial is known by
-        its function, so what it binds must not change. Raises InputError for a function that cannot be recorded."""
+        """`function(*arguments)`; arguments and results are nested dicts and tuples of tensors. What is no tensor among
+        the arguments is None in a recording. A partial is known by its function, so what it binds must not change.
+        Raises InputError for a function that cannot be recorded."""
         tensors = leaves(arguments)
         key = (getattr(function, "func", function), *((x.shape, x.dtype) for x in tensors))
         recording = self._recordings.get(key)
@@ -57,7 +58,8 @@ class Graphs:
         return map_tensors(torch.clone, recording.results)  # the next call writes over these
 
     def _record(self, function: Callable, arguments: tuple) -> Recording:
-        kept, before = map_tensors(torch.clone, arguments), [x.grad for x in self._parameters]
+        kept = map_tensors(lambda x: x.clone() if isinstance(x, Tensor) else None, arguments)
+        before = [x.grad for x in self._parameters]
         graph = torch.cuda.CUDAGraph()
         try:
             # thread_local: another thread may allocate and wait meanwhile.
@@ -95,6 +97,6 @@ def _without_garbage_collection() -> Iterator[None]:
 
 def leaves(nest: Any) -> list[Tensor]:
     """The tensors of nested dicts and tuples."""
-    found: list[Tensor] = []
+    found: list[Any] = []
     map_tensors(found.append, nest)
-    return found
+    return [x for x in found if isinstance(x, Tensor)]

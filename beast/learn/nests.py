@@ -8,11 +8,12 @@ import torch
 
 
 def map_tensors(function: Callable, *batches):
-    """Apply a function to every leaf of nested dicts and tuples, or to the leaves in one place of several batches."""
+    """Apply a function to every leaf of nested dicts and (named) tuples, or to the leaves in one place of several."""
     if isinstance(batches[0], dict):
         return {key: map_tensors(function, *(batch[key] for batch in batches)) for key in batches[0]}
     if isinstance(batches[0], tuple):
-        return tuple(map_tensors(function, *parts) for parts in zip(*batches))
+        parts = [map_tensors(function, *parts) for parts in zip(*batches)]
+        return batches[0]._make(parts) if hasattr(batches[0], "_make") else tuple(parts)
     return function(*batches)
 
 

@@ -16,7 +16,6 @@ from beast.device import Fence
 from beast.errors import InputError
 from beast.learn.graphs import Graphs, leaves
 
-
 _compiling = threading.Lock()
 
 

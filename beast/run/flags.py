@@ -117,7 +117,7 @@ class RunFlags(EnvFlags):
     """Store images with their channels innermost, the fastest order for convolutions."""
     compile: bool = False
     """torch.compile the net for learner and inference, which takes a minute at the start. On CPUs it was no faster,
-    and slower with small nets; on GPUs it was not measured. MonoBeast's --mode tune --compile measures it."""
+    and slower with small nets; on a GPU it was not measured. MonoBeast's --mode tune --compile measures it."""
     cuda_graphs: bool = False
     """Have a GPU record the net's passes and gradients once and repeat them, which is faster where updates are small.
     Python code in Net and compute_loss runs for the recording only, so no number in it may change later."""
