@@ -36,14 +36,8 @@ HINT_OF_INSTANCES = (
     ". Two are made in a process: where that takes one only, or each needs a port of its own, let create_env() return "
     "an AsyncVectorEnv (docs/environments.md: One environment a process)"
 )
-OF_INSTANCES = (
-    "already",
-    "in use",
-    "instance",
-    "only one",
-    "locked",
-    "temporarily unavailable",
-)  # words of such errors
+# Words of such errors.
+OF_INSTANCES = ("already", "in use", "instance", "only one", "locked", "temporarily unavailable")
 STEPS, SECONDS = 200, 1.0  # of trying, unless an episode ends before
 # What wrappers call the statistics that they keep, gymnasium's and most others: the flag that does the same in the net.
 STATISTICS = {"obs_rms": "--normalize_observations", "return_rms": "--normalize_returns on"}
