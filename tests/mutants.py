@@ -461,6 +461,14 @@ OTHER_MUTANTS = {
         ("a page that is half written", "]) == crc:", "]) or True:"),
     ],
     "beast/envs/groups.py": [
+        ("infos of one environment taken for a vector env's", "info.keys() != FINAL:", "False:"),
+        (
+            "a close that hangs waited for",
+            "            signal.setitimer(signal.ITIMER_REAL, seconds)",
+            "            pass",
+        ),
+        ("lost last observations not noticed", "bool((lost & ~terminated).any())", "False"),
+        ("rewards in lists refused", "(np.ndarray, list, tuple)", "(np.ndarray,)"),
         (
             "what does not fit later is not named",
             "if found := misfit_observation(space, observation):",
@@ -497,7 +505,9 @@ OTHER_MUTANTS = {
         ("others stay open", "single.close()", "pass"),
     ],
     "beast/envs/probe.py": [
-        ("tried with a small seed", "group.reset(SEED, row)", "group.reset(0, row)"),
+        ("tried with a small seed", "checked.reset(seed=SEED)", "checked.reset(seed=0)"),
+        ("seeded twice", "group.reset(None, row)", "group.reset(SEED, row)"),
+        ("signature not told", '"reset() got an unexpected keyword argument" in str(error)', "False"),
         ("tried beyond an end", "if was_ended or time", "if time"),
         ("forbidden actions tried", "random, allowed)", "random)"),
         ("masks that say something else taken", "check_mask(action, mask, self._before[0])", "pass"),

@@ -1,8 +1,13 @@
 """Environments with an oddity: what nobody needs ends no run, and what cannot be trained on is told before it."""
 
 import dataclasses
+import os
 import re
+import signal
+import time
 import types
+from decimal import Decimal
+from fractions import Fraction
 
 import gymnasium
 import numpy as np
@@ -37,11 +42,14 @@ def refusal(make, **changes) -> str:
     return str(refused.value)
 
 
+def row_of(group: EnvGroup) -> dict:
+    fields = rollout_fields(group.spaces)
+    return nest_observations({name: np.zeros((group.num_envs, *x), dtype) for name, (x, dtype) in fields.items()})
+
+
 def play(group: EnvGroup, num_steps: int) -> list[dict]:
     """Copies of the rows of random actions."""
-    fields, random = rollout_fields(group.spaces), np.random.default_rng(0)
-    row = nest_observations({name: np.zeros((group.num_envs, *x), dtype) for name, (x, dtype) in fields.items()})
-    rows = []
+    row, random, rows = row_of(group), np.random.default_rng(0), []
     group.reset(1, row)
     for _ in range(num_steps):
         group.step(random_actions(group.spaces.action, group.num_envs, random), row)
@@ -171,6 +179,85 @@ def test_an_exception_when_environments_are_closed_is_told_in_one_line_and_the_o
     assert CloseRaises.closed >= 3 and env.closed, "or Python would try again and show a traceback"
 
 
+class Panic(BaseException):
+    """As Rust's panics and cancelled tasks, no Exception."""
+
+
+class Panics(toy_envs.Counting):
+    at = ""
+
+    def __init__(self):
+        self._panic("making it")
+        super().__init__()
+
+    def reset(self, **arguments):
+        self._panic("reset()")
+        return super().reset(**arguments)
+
+    def step(self, action):
+        self._panic("step()")
+        return super().step(action)
+
+    def close(self):
+        self._panic("close()")
+
+    def _panic(self, at):
+        if at == self.at:
+            raise Panic("index out of bounds")
+
+
+@pytest.mark.parametrize("at", ["making it", "reset()", "step()"])
+def test_what_is_raised_and_is_no_exception_is_told_in_a_line(at):
+    assert f"{at} raised Panic: index out of bounds (" in refusal(type("Toy", (Panics,), {"at": at}))
+
+
+def test_what_is_raised_when_environments_are_closed_and_is_no_exception_ends_nothing(capfd):
+    probe(type("Toy", (Panics,), {"at": "close()"}))
+    assert "close() raised Panic: index out of bounds (" in capfd.readouterr().err
+
+
+def test_environments_that_hang_when_they_are_closed_are_left_after_a_while(capfd, monkeypatch):
+    monkeypatch.setattr("beast.envs.groups.CLOSING_SECONDS", 0.1)
+    left = []
+
+    class Hangs(toy_envs.Counting):
+        def close(self):
+            left.append(self)
+            time.sleep(5 if len(left) == 1 else 0)
+
+    probe(Hangs)
+    assert "Hangs: close() raised TimeoutError: it took 0.1 s (" in capfd.readouterr().err
+    assert len(left) == 3, "the other one is closed, too"
+    time.sleep(0.2)  # nothing interrupts what comes later
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+
+
+class SaysWhatVectorEnvsSay(toy_envs.Counting):
+    """Its infos have names that mean something in those of vector envs."""
+
+    said = {"life_over": True, "final_obs": np.zeros(1), "final_info": {"metrics": {"wrong": 1}}, "_final_info": False}
+
+    def reset(self, **arguments):
+        return super().reset(**arguments)[0], self.said
+
+    def step(self, action):
+        return *super().step(action)[:4], {**self.said, "metrics": {"right": 2.0}}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_what_a_single_environment_calls_like_infos_of_vector_envs_changes_no_row(mode):
+    groups = [
+        EnvGroup(SyncVectorEnv([env] * 3, autoreset_mode=mode)) for env in (toy_envs.Counting, SaysWhatVectorEnvsSay)
+    ]
+    for expected, row in zip(*(play(group, 60) for group in groups)):
+        for name, array in expected.items():
+            np.testing.assert_array_equal(row[name], array, err_msg=name)
+    groups[1].ended = []
+    while not groups[1].ended:
+        groups[1].step(np.zeros(3, int), row_of(groups[1]))
+    assert all(numbers == {"right": 2.0} for _, numbers in groups[1].ended)
+
+
 # ------------------------------------------------------------------- what is told before a run is started
 
 
@@ -269,10 +356,10 @@ PARTS = spaces.Dict(a=spaces.Box(0, 1, (2,), np.float32), b=spaces.Tuple((spaces
         (shows(Shows.space, np.full(3, 7.5)), r"gave observations float64 of shape \(3,\), .* says uint8 of"),
         (shows(Shows.space, np.full(3, 300, np.uint16)), r"gave observations uint16 of shape"),
         (shows(spaces.Discrete(4), 1.5), r"gave observations float64 of shape \(\), .* Discrete\(4\) says int64"),
-        (gives(None, False, False), r"step\(\) gave 'reward' None, needed is float64 of shape \(\)"),
-        (gives("much", False, False), r"step\(\) gave 'reward' 'much', needed is float64 of shape \(\)"),
+        (gives(None, False, False), r"step\(\) gave 'reward' None, needed is one float64: return float\(reward\)"),
+        (gives("much", False, False), r"step\(\) gave 'reward' 'much', needed is one float64"),
         (gives(np.ones(2), False, False), r"step\(\) gave 'reward' float64 of shape \(2,\), needed is"),
-        (gives(1.0, None, False), r"step\(\) gave 'terminated' None, needed is bool of shape \(\)"),
+        (gives(1.0, None, False), r"step\(\) gave 'terminated' None, needed is one bool: return bool\(terminated\)"),
         (lambda n: Batch(n, truncated=np.full(n, 0.5)), r"Batch: step\(\) gave 'truncated' float64 of shape \(2,\)"),
         (lambda n: Batch(n, reward=np.ones(1)), r"step\(\) gave 'reward' float64 of shape \(1,\), .*of shape \(2,\)"),
         (lambda n: Batch(n, x=np.full((n, 2), 200.0)), r"reset\(\) gave 'x' float64 of shape \(2, 2\), .* int8"),
@@ -300,6 +387,96 @@ def test_what_cannot_be_trained_on_is_told_in_one_line_before_a_run(make, messag
 )
 def test_what_loses_nothing_by_a_cast_is_taken(make):
     probe(make)
+
+
+class OldReset(toy_envs.Counting):
+    def reset(self, seed=None):
+        return super().reset(seed=seed)
+
+
+class TakesOneSeed(toy_envs.Counting):
+    is_seeded = False
+
+    def reset(self, *, seed=None, options=None):
+        assert seed is None or not self.is_seeded, "it has been seeded"
+        self.is_seeded |= seed is not None
+        return super().reset(seed=seed)
+
+
+class RefusesSeeds(toy_envs.Counting):
+    def reset(self, *, seed=None, options=None):
+        if seed:
+            raise ValueError("there are 100 scenarios")
+        return super().reset(seed=seed)
+
+
+class Ends(toy_envs.Counting):
+    def reset(self, **arguments):
+        os._exit(3)
+
+
+def asynchronous(env):
+    return lambda num_envs: AsyncVectorEnv([env] * num_envs)
+
+
+@pytest.mark.parametrize(
+    "make, message, hint",
+    [
+        (OldReset, "unexpected keyword argument 'options'", r"signature is reset\(self, \*, seed=None, options=None\)"),
+        (asynchronous(RefusesSeeds), "there are 100 scenarios", rf"Its seed was {SEED}; those of a run"),
+        (asynchronous(Ends), "EOFError", "one of its processes has ended"),
+    ],
+)
+def test_a_reset_that_raises_is_told_with_what_to_change(make, message, hint):
+    told = refusal(make)
+    assert message in told and re.search(hint, told) and ("Its seed was" in told) == ("Its seed was" in hint), told
+
+
+def test_an_environment_that_takes_one_seed_is_tried():
+    probe(TakesOneSeed)
+
+
+class Truncates(Batch):
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    infos: object = {}
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs, truncated=np.ones(num_envs, bool))
+
+    def step(self, actions):
+        return *super().step(actions)[:4], self.infos
+
+
+@pytest.mark.parametrize("infos", [{}, [{}, {}], None, {"final_obs": {"x": np.ones((2, 2))}}])
+def test_truncated_episodes_without_their_last_observation_are_warned_of(infos, capfd):
+    toy = type("Toy", (Truncates,), {"infos": infos})
+    probe(lambda num_envs: toy(num_envs))
+    assert ('warning: Toy: infos have no "final_obs"' in capfd.readouterr().err) != (
+        isinstance(infos, dict) and bool(infos)
+    )
+
+
+def test_a_mask_within_a_part_is_warned_of(capfd):
+    part = {"action_mask": np.ones(2, np.int8)}
+    space = spaces.Dict(inner=spaces.Dict(action_mask=spaces.MultiBinary(2)))
+    probe(shows(space, {"inner": part}))
+    assert "inner.action_mask forbids nothing: a mask is the part action_mask of" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("reward", [[1.0], [[1.0]], (1,), np.ones((1, 1)), Fraction(1, 2), Decimal("0.5"), np.array(1)])
+def test_whatever_holds_one_number_is_a_reward(reward):
+    rows = play(EnvGroup(SyncVectorEnv([gives(reward, False, False)] * 2)), 3)
+    probe(gives(reward, False, False))
+    assert all(row["reward"].tolist() == [float(np.asarray(reward).item())] * 2 for row in rows)
+
+
+@pytest.mark.parametrize("reward", [[1.0, 2.0], np.ones(2), ()])
+def test_a_reward_of_several_numbers_is_told_when_it_comes(reward):
+    with pytest.raises(InputError, match="environment 0 of its group gave the reward .*: return one number"):
+        play(EnvGroup(SyncVectorEnv([gives(reward, False, False)] * 2)), 3)
+    group = EnvGroup(Batch(2, reward=np.ones((2, 2))))
+    with pytest.raises(InputError, match=r"Batch: rewards of shape \(2, 2\) of 2 environments"):
+        play(group, 3)
 
 
 def test_an_environment_is_tried_until_an_episode_ends_and_no_longer_than_its_limits(monkeypatch):

@@ -150,7 +150,8 @@ def test_each_environment_may_have_a_process_and_a_port_of_its_own(start, contex
     vector = (
         f"gymnasium.vector.AsyncVectorEnv([lambda n=n: Toy(n) for n in reserve_numbers(num_envs)], context='{context}')"
     )
-    make = "assert not Toy.alive; Toy.alive = 1; self.port = socket.create_server(('127.0.0.1', 21000 + number))"
+    make = "assert not Toy.alive and not sys.argv[1:]; Toy.alive = 1; "
+    make += "self.port = socket.create_server(('127.0.0.1', 21000 + number))"
     pool = start(make=make, close="Toy.alive = 0; self.port.close()", vector=vector)
     ready(pool, 0, 1)
     for group in (0, 1):
@@ -456,13 +457,19 @@ def test_what_actors_cannot_import_is_refused_and_what_they_can_is_named(monkeyp
 
 def test_an_id_that_a_script_has_registered_is_handed_over_or_refused(monkeypatch):
     monkeypatch.setitem(os.environ, handover.SPEC, "")
+    monkeypatch.chdir(".")  # where an environment goes elsewhere
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
     monkeypatch.setattr(gymnasium, "registry", gymnasium.envs.registration.registry)
     gymnasium.register("Here-v0", GoesElsewhere, max_episode_steps=7)
     handover.hand_over("Here-v0", monobeast.__file__)
+    monkeypatch.setattr(handover, "_handed", os.environ[handover.SPEC])  # as in a process that is started now
     spec = handover.handed_over("Here-v0")
     assert spec.entry_point == f"{__name__}:GoesElsewhere" and spec.max_episode_steps == 7
     assert handover.handed_over("Other-v0") is None
+    gymnasium.register("Here-v0", toy_envs.Telling)
+    made = envs.make("Here-v0", 1)
+    assert isinstance(made.envs[0].unwrapped, GoesElsewhere), "and not what is registered here under a known id"
+    made.close()
     gymnasium.register("Lambda-v0", lambda: None)
     gymnasium.register("Main-v0", "__main__:Env")
     gymnasium.register("Odd-v0", GoesElsewhere, kwargs={"what": object()})

@@ -118,7 +118,7 @@ def _make_registered(env_id: str, num_envs: int, of_images: dict[str, Any], kwar
             raise InputError(f"{env_id}: the module {module} cannot be imported: {raised(error)}") from error
     if name.startswith("MinAtar/"):
         register_minatar(env_id)
-    spec = gymnasium.registry.get(name) or handed_over(name)
+    spec = handed_over(name) or gymnasium.registry.get(name)  # a script may have registered another under a known id
     # Once ale-py is imported, Pong-v4 and its like are registered: raw screens that no net here is made for.
     if spec is None or (not module and str(spec.entry_point).startswith("ale_py")):
         raise _unknown_id(env_id)

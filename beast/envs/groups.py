@@ -1,12 +1,14 @@
 """Groups: environments stepped together, each result written in place into a row of a rollout."""
 
 import contextlib
+import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv, VectorWrapper
 
 from beast.envs import env_metrics
 from beast.envs.atari import LifeEpisodes
@@ -15,6 +17,11 @@ from beast.envs.numbers import keep_numbers
 from beast.envs.rows import is_final, rollout_fields, written_by
 from beast.envs.spaces import CATEGORICAL, EnvSpaces, choices, env_actions, in_a_line, misfit_observation, parts_by_name
 from beast.errors import InputError, raised
+from beast.machine import CLOSING_SECONDS
+
+# What infos of vector envs mean. gymnasium puts FINAL there from what single environments give at an end.
+FINAL = {"final_obs", "final_info"}
+OF_VECTOR_ENVS = {*FINAL, "_final_obs", "_final_info", "final_observation", "life_over"}
 
 
 class EnvGroup:
@@ -54,17 +61,18 @@ class EnvGroup:
         self.spaces = EnvSpaces(observations, env.single_action_space, same_step, whole=whole)
         self._metrics = (*env_metrics.KEYS, *filter(None, map(str.strip, metrics.split(","))))
         self.ended: list[tuple[int, env_metrics.Numbers]] = []
+        self.loses_final_obs = False  # whether an episode was truncated without its last observation
         self.fields, self._numbers = rollout_fields(self.spaces), list(written_by("env"))
         indices = {name: space for name, space in observations.items() if isinstance(space, CATEGORICAL)}
         starts = {name: np.asarray(getattr(space, "start", 0)) for name, space in indices.items()}
         self._limits = {name: (starts[name], starts[name] + choices(space)) for name, space in indices.items()}
         _tolerate(env)
 
-    def reset(self, seed: int, row: dict) -> None:
-        """Begin new episodes with seeds `seed`, `seed + 1`, … (below 2³¹) and write their first row."""
+    def reset(self, seed: int | None, row: dict) -> None:
+        """Begin new episodes with seeds `seed`, `seed + 1`, … (below 2³¹), or any, and write their first row."""
         if self._observe_into:
             self._observe_into(row["obs"]["obs"])
-        observations, info = self.env.reset(seed=int(seed))
+        observations, info = self.env.reset(seed=seed if seed is None else int(seed))
         info = info if isinstance(info, dict) else {}
         self._write_observations(observations, row["obs"], info)
         for array in row.get("final_obs", {}).values():
@@ -87,7 +95,9 @@ class EnvGroup:
             self._write_observations(observations, row["obs"], info)
         except Exception as error:
             raise self._named(error) from error
-        reward = np.reshape(reward, self.num_envs)
+        if np.size(reward := np.asarray(reward)) != self.num_envs:
+            raise InputError(f"{name_of(self.env)}: rewards of shape {reward.shape} of {self.num_envs} environments")
+        reward = reward.reshape(self.num_envs)
         terminated, truncated = (np.asarray(x, bool).reshape(self.num_envs) for x in (terminated, truncated))
         ended = terminated | truncated
         life_over = np.asarray(info.get("life_over", False))  # others may call something else so
@@ -104,7 +114,9 @@ class EnvGroup:
         self._return = np.where(new_game, 0.0, self._return + reward)
         self._step = np.where(new_game, 0, self._step + 1)
         if "final_obs" in row and truncated.any():
-            terminated = terminated | (truncated & ~self._write_final_observations(info, truncated, row["final_obs"]))
+            lost = truncated & ~self._write_final_observations(info, truncated, row["final_obs"])
+            self.loses_final_obs |= bool((lost & ~terminated).any())
+            terminated = terminated | lost
         computed = {
             "reward": reward, "done": done, "terminated": terminated, "truncated": truncated,
             "episode_return": self._return, "episode_step": self._step,
@@ -182,14 +194,34 @@ def name_of(env: VectorEnv) -> str:
 def close(env: VectorEnv) -> None:
     """Close a vector env. An exception is told in one line on stderr, and nothing else follows from it."""
     try:
-        env.close()
-    except (Exception, SystemExit) as error:
+        with _interrupted_after(CLOSING_SECONDS):
+            env.close()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a panic of Rust's and a cancelled task are no Exceptions
         print(f"warning: {name_of(env)}: close() raised {raised(error)}", file=sys.stderr, flush=True)
+        hangs = isinstance(error, TimeoutError)
         for single in getattr(env.unwrapped, "envs", []):  # those that were still to be closed
-            with contextlib.suppress(Exception, SystemExit):
+            with contextlib.suppress(BaseException), _interrupted_after(1 if hangs else CLOSING_SECONDS):
                 single.close()
         with contextlib.suppress(Exception):
             env.closed = True  # or Python closes it once more when it collects it, and shows a traceback
+
+
+@contextlib.contextmanager
+def _interrupted_after(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the main thread where nothing else makes use of its alarm clock."""
+
+    def interrupt(*_) -> None:
+        raise TimeoutError(f"it took {seconds:g} s")
+
+    is_free = signal.getsignal(signal.SIGALRM) is signal.SIG_DFL and not signal.getitimer(signal.ITIMER_REAL)[0]
+    with contextlib.ExitStack() as to_undo:
+        if is_free and threading.current_thread() is threading.main_thread():
+            to_undo.callback(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, interrupt))
+            to_undo.callback(signal.setitimer, signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
 
 
 def _tolerate(env: VectorEnv) -> None:
@@ -198,7 +230,7 @@ def _tolerate(env: VectorEnv) -> None:
     if "_add_info" not in own:  # else this is done
         inner = [each for each in own.values() if isinstance(each, VectorEnv)]
         if getattr(type(env), "_add_info", None) is VectorEnv._add_info:
-            own["_add_info"] = _Infos(env.num_envs)._add_info
+            own["_add_info"] = _Infos(env)._add_info
         if isinstance(own.get("_rewards"), np.ndarray):
             own["_rewards"] = own["_rewards"].view(_Rewards)
         for each in inner:
@@ -206,12 +238,16 @@ def _tolerate(env: VectorEnv) -> None:
 
 
 class _Infos(VectorEnv):
-    """Gathers infos as gymnasium does, but leaves out what does not fit together."""
+    """Gathers infos as gymnasium does, but leaves out what does not fit together or is a vector env's to say."""
 
-    def __init__(self, num_envs: int):
-        self.num_envs = num_envs
+    def __init__(self, env: VectorEnv):
+        self.num_envs = env.num_envs
+        # The processes of an AsyncVectorEnv put FINAL into the infos of a new episode.
+        self._left_out = {"life_over"} if isinstance(env, AsyncVectorEnv) else OF_VECTOR_ENVS
 
     def _add_info(self, infos: dict, info: Any, number: int) -> dict:
+        if isinstance(info, Mapping) and info.keys() & self._left_out and info.keys() != FINAL:
+            info = {key: value for key, value in info.items() if key not in self._left_out}
         try:
             return super()._add_info(infos, info, number)
         except Exception:  # of many types: a value of another shape or kind than that of another environment
@@ -228,7 +264,11 @@ class _Rewards(np.ndarray):
     """Takes a reward of shape (1,), as continuous tasks compute it, for the number that it holds."""
 
     def __setitem__(self, index, reward):
-        super().__setitem__(index, reward.item() if type(reward) is np.ndarray else reward)
+        if type(reward) in (np.ndarray, list, tuple):
+            if np.size(reward) != 1:
+                raise InputError(f"environment {index} of its group gave the reward {reward!r:.80}: return one number")
+            reward = np.asarray(reward).item()
+        super().__setitem__(index, reward)
 
 
 def finished_episodes(rows: dict) -> list[tuple[float, int]]:

@@ -13,6 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 from beast.errors import InputError, first_line
 
 SPEC = "BEAST_ENV_SPEC"  # environment variable: the specification of a registered environment, as JSON
+_handed = os.environ.get(SPEC, "")  # by the parent of this process
 
 
 def importable(thing: Callable) -> str:
@@ -29,6 +30,7 @@ def importable(thing: Callable) -> str:
 def hand_over(env_id: str, script: str) -> None:
     """Have processes that are started from now on, and run `script`, know the id if this one has registered it. Raises
     InputError where only this one can make such an environment."""
+    os.environ.pop(SPEC, None)
     module, _, name = env_id.rpartition(":")
     spec = gymnasium.registry.get(name)
     if module or spec is None or str(spec.entry_point).startswith(("gymnasium.", "ale_py")):
@@ -52,5 +54,5 @@ def hand_over(env_id: str, script: str) -> None:
 
 def handed_over(name: str) -> EnvSpec | None:
     """The specification that the parent of this process has handed over, if it is of this name."""
-    spec = EnvSpec.from_json(os.environ[SPEC]) if SPEC in os.environ else None
+    spec = EnvSpec.from_json(_handed) if _handed else None
     return spec if spec and spec.id == name else None

@@ -1,6 +1,7 @@
 """What `create_env` makes, found out and checked by making some of it."""
 
 import contextlib
+import math
 import sys
 import time
 import traceback
@@ -35,14 +36,8 @@ HINT_OF_INSTANCES = (
     ". Two are made in a process: where that takes one only, or each needs a port of its own, let create_env() return "
     "an AsyncVectorEnv (docs/environments.md: One environment a process)"
 )
-OF_INSTANCES = (
-    "already",
-    "in use",
-    "instance",
-    "only one",
-    "locked",
-    "temporarily unavailable",
-)  # words of such errors
+# Words of such errors.
+OF_INSTANCES = ("already", "in use", "instance", "only one", "locked", "temporarily unavailable")
 STEPS, SECONDS = 200, 1.0  # of trying, unless an episode ends before
 # What wrappers call the statistics that they keep, gymnasium's and most others: the flag that does the same in the net.
 STATISTICS = {"obs_rms": "--normalize_observations", "return_rms": "--normalize_returns on"}
@@ -68,7 +63,9 @@ def probe_env(create_env: Callable, flags, **overrides) -> EnvSpaces:
     progress.page_of_thread()  # before a forkserver starts, which keeps the environment variables of now
     try:
         env = create_env(watched, num_envs, **overrides)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a panic of Rust's and a cancelled task are no Exceptions
         raise _not_made(error, flags.env if "env" in read else "create_env()", overrides) from error
     _check_kind(env, num_envs)
     with contextlib.ExitStack() as to_close:
@@ -79,6 +76,8 @@ def probe_env(create_env: Callable, flags, **overrides) -> EnvSpaces:
         except InputError as error:
             raise InputError(f"{name}: {error}") from error
         _warn_of_statistics(env, name)
+        if inner := [part for part in group.spaces.observations if part.endswith(f".{MASK}")]:
+            _warn(f"{name}: {inner[0]} forbids nothing: a mask is the part {MASK} of the outermost Dict")
         unseen: set[str] = set()
         vector: Any = env.unwrapped
         if isinstance(vector, SyncVectorEnv):  # tells more than the vector env can where one of them is wrong
@@ -87,6 +86,9 @@ def probe_env(create_env: Callable, flags, **overrides) -> EnvSpaces:
         group = EnvGroup(env, MASK in (checked.reset(seed=SEED)[1] or {}))
         group.env = checked
         _try(group, name)
+        if group.loses_final_obs:
+            what = 'infos have no "final_obs", an episode\'s last observation'
+            _warn(f"{name}: {what}: where it is truncated, nothing is expected of the time after")
         if overrides.get("render_mode"):
             _check_frames(env, name)
         if unseen:
@@ -182,7 +184,7 @@ def _try(group: EnvGroup, name: str) -> None:
     arrays = {field: np.zeros((group.num_envs, *shape), dtype) for field, (shape, dtype) in group.fields.items()}
     row, random = nest_observations(arrays), np.random.default_rng(SEED)
     try:
-        group.reset(SEED, row)
+        group.reset(None, row)  # some take one seed only
         ended, deadline = False, time.monotonic() + SECONDS
         for _ in range(STEPS):
             was_ended, allowed = ended, row["obs"].get("action_mask")
@@ -214,17 +216,20 @@ class _Checked:
         for field, value in zip(("reward", "terminated", "truncated"), result[1:]):
             dtype = "float64" if field == "reward" else "bool"
             if found := misfit(value, dtype, self._before, is_flat=not is_async):
-                needed = f"needed is {dtype} of shape {self._before}"
-                raise InputError(f"{self._name}: step() gave {field!r} {found}, {needed}: make both the same")
+                needed = f"needed is {dtype} of shape {self._before}: make both the same"
+                if is_async or not self._before:
+                    needed = f"needed is one {dtype}: return {'float' if field == 'reward' else 'bool'}({field})"
+                raise InputError(f"{self._name}: step() gave {field!r} {found}, {needed}")
         return result
 
     def _call(self, method: str, expected: str, *args, **kwargs) -> tuple:
-        does, seed = f"{self._name}: {method}()", kwargs.get("seed")
+        does = f"{self._name}: {method}()"
         try:
             result = getattr(self._env, method)(*args, **kwargs)
-        except (Exception, SystemExit) as error:
-            hint = HINT_OF_SEED.format(seed) if seed is not None and self._minds(seed, error) else ""
-            raise _failure(self._name, f"{method}()", error, hint) from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise _failure(self._name, f"{method}()", error, self._remedy(error, **kwargs)) from error
         if not isinstance(result, tuple) or len(result) != len(expected.split()):
             found = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
             raise InputError(f"{does} returned {found} instead of ({expected}), gymnasium's interface since 0.26")
@@ -253,12 +258,23 @@ class _Checked:
         except InputError as error:
             raise InputError(f"{self._name}: {error}") from error
 
-    def _minds(self, seed: int, error: BaseException) -> bool:
-        """Whether a reset with this seed failed because it is large."""
-        with contextlib.suppress(Exception, SystemExit):
-            self._env.reset(seed=0)
-            return True
-        return any(str(seed + number) in str(error) for number in range(self._before[0] if self._before else 1))
+    def _remedy(self, error: BaseException, seed: int | None = None, **others) -> str:
+        """What to change where a call with these arguments raised."""
+        if isinstance(error, (EOFError, ConnectionError)):
+            return ": one of its processes has ended, which may have printed why"
+        if "reset() got an unexpected keyword argument" in str(error):
+            return ": its signature is reset(self, *, seed=None, options=None) in gymnasium since 0.26"
+        if seed is None:
+            return ""
+        try:
+            self._env.reset(seed=0, **others)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as other:  # AsyncVectorEnv's processes have ended: its errors differ
+            seeds = range(seed, seed + math.prod(self._before))
+            if type(other) is type(error) and not any(str(number) in str(error) for number in seeds):
+                return ""
+        return HINT_OF_SEED.format(seed)
 
 
 def _unseen(space: Space, nest: Any) -> list[str]:

@@ -100,7 +100,7 @@ def run_if_actor(flags_class, create_env) -> None:
     if len(sys.argv) != 3 or sys.argv[1] != ACTOR_ARGUMENT:
         return
     connection = socket.socket(fileno=int(sys.argv.pop()))
-    sys.argv.pop()  # no process that this one starts takes itself for the actor
+    sys.argv.pop()  # no process that this one starts takes itself for the actor, and no environment parses it
     sys.path.append(sys.path.pop(0))  # the agent's directory comes where the parent has it, in PYTHONPATH
     os.environ[SCRIPT] = caller["__file__"]
     sys.modules["__main__"].__spec__ = __spec__  # by which multiprocessing names the main module
