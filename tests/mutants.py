@@ -849,6 +849,8 @@ def main() -> None:
     chosen = [
         mutant for mutant in MUTANTS if not words or any(word in f"{mutant.file}: {mutant.name}" for word in words)
     ]
+    if not chosen:
+        sys.exit(f"No mutant's file or name contains {' or '.join(words)}.")
     found = [(mutant, (ROOT / mutant.file).read_text().count(mutant.old)) for mutant in chosen]
     stale = [f"{m.file}: {m.name} ({count} times): {m.old}" for m, count in found if count != 1]
     if stale:

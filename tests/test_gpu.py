@@ -12,12 +12,12 @@ import monobeast
 from beast.device import pin_memory
 from beast.errors import InputError
 from beast.feeds.memory import RolloutMemory
-from beast.feeds.remote import SeenObservations
 from beast.feeds.shared_memory import SharedMemoryFeed
 from beast.feeds.slots import SlotTensors
 from beast.learn.graphs import WARM_UP, Graphs
 from beast.learn.nests import map_tensors
 
+NO_LIBBEAST = "libbeast is not built: make libbeast"
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 
@@ -187,8 +187,10 @@ def test_rows_go_up_once_and_the_learner_sees_what_the_actors_wrote(tmp_path, mo
 
 
 def test_polybeast_finds_on_the_gpu_what_inference_has_uploaded(tmp_path, monkeypatch):
-    pytest.importorskip("libbeast", reason="libbeast is not built: make libbeast", exc_type=ImportError)
-    polybeast = pytest.importorskip("polybeast")
+    pytest.importorskip("libbeast", reason=NO_LIBBEAST, exc_type=ImportError)
+    import polybeast
+    from beast.feeds.remote import SeenObservations
+
     find, uploads = SeenObservations.find, []
 
     def compare(self, observations, numbers):
@@ -204,6 +206,9 @@ def test_polybeast_finds_on_the_gpu_what_inference_has_uploaded(tmp_path, monkey
 
 
 def test_inference_does_not_write_over_what_the_learner_has_yet_to_read():
+    pytest.importorskip("libbeast", reason=NO_LIBBEAST, exc_type=ImportError)
+    from beast.feeds.remote import SeenObservations
+
     device = torch.device("cuda")
     learner, inference = torch.cuda.Stream(), torch.cuda.Stream()
     seen = SeenObservations(8, device)
