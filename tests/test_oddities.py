@@ -536,7 +536,7 @@ class PettingZoo:
 
 def test_a_registered_environment_of_several_agents_is_told_so():
     gymnasium.register("PettingZoo-v0", PettingZoo)
-    message = "PettingZoo has several agents; one agent per environment is supported"
+    message = "PettingZoo has several agents: give --env pettingzoo:<its module>"
     assert message in refusal(lambda n: envs.make("PettingZoo-v0", n))
     assert message in refusal(lambda n: SyncVectorEnv([lambda: gymnasium.make("PettingZoo-v0")] * n))
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import gymnasium
 from gymnasium.vector import VectorEnv
 
+from beast.envs import agents
 from beast.envs.atari import ATARI_ID, atari_games, make_atari
 from beast.envs.handover import handed_over
 from beast.envs.images import process_images
@@ -60,7 +61,8 @@ def make(
     Machado et al. 2018 (`ALE/<Game>-v5`); docs/environments.md says what each is. Rewards are raw. MinAtar games
     (`MinAtar/<Game>-v0` with all six actions, `-v1` with those that matter; sticky 10 %, difficulty ramping) run
     without MinAtar's plotting libraries. Every other id goes to gymnasium, `module:Id` included: to the vector env that
-    its specification names, or one after the other in this process. Texts in their Dict observations are left out
+    its specification names, or one after the other in this process; `pettingzoo:<module>` to that module, whose agents
+    are then the environments. Texts in their Dict observations are left out
     (`beast.envs.texts`), as MiniGrid's missions are.
 
     None leaves a choice to the id. `frame_stack`, `frame_skip`, `resize` and `grayscale` are for Atari and for all that
@@ -95,7 +97,12 @@ def make(
                     "environment has an argument for it (--env_kwargs)"
                 )
         asked = {name: value for name, value in of_images.items() if value is True or (value or 1) > 1}
-        env = _make_registered(env_id, num_envs, asked, kwargs)
+        if not env_id.startswith(agents.PREFIX):
+            env = _make_registered(env_id, num_envs, asked, kwargs)
+        elif asked:
+            raise InputError(f"{env_id}: --{next(iter(asked))} is for one agent an environment; wrap it yourself")
+        else:
+            env = agents.by_id(env_id, num_envs, kwargs)
         env.metadata = {**env.metadata, "frames_per_step": frame_skip or 1}
         if frame_skip and (fps := env.metadata.get("render_fps")):
             env.metadata["render_fps"] = fps / frame_skip

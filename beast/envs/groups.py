@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv, VectorWrapper
 
 from beast.envs import env_metrics
+from beast.envs.agents import ABSENT
 from beast.envs.atari import LifeEpisodes
 from beast.envs.masks import MASK, legal_choices, spaces_with_mask
 from beast.envs.numbers import keep_numbers
@@ -34,6 +35,9 @@ class EnvGroup:
     something only in columns whose episode this row truncates. An episode that is truncated without `info["final_obs"]`
     is marked as terminated, too, so that nothing is bootstrapped from what is not there.
     The part `action_mask` [K, choices] says what is legal (masks.py); `has_mask`: the infos of `env` may say it.
+
+    Columns of agents that are not in their game now (agents.py) repeat their last row, without a reward: a final one, so
+    nothing of them counts.
 
     `episode_return` and `episode_step` are of whole games: a vector env whose episode may end within a game says so in
     `info["life_over"]` (bool [K], see `LifeEpisodes`). `ended` has column and numbers of each game that the newest row
@@ -78,11 +82,11 @@ class EnvGroup:
         for array in row.get("final_obs", {}).values():
             array[...] = 0
         # NEXT_STEP: whether the row before was the last of its episode, and of its game.
-        self._was_final = self._was_game_over = np.zeros(self.num_envs, bool)
+        self._was_final = self._was_game_over = absent = self._absent(info)
         self.ended = []
         self._return, self._step = np.zeros(self.num_envs), np.zeros(self.num_envs, np.int32)
         nothing_yet = dict.fromkeys(("reward", "terminated", "truncated", "episode_return", "episode_step"), 0)
-        self._write_numbers({**nothing_yet, "done": True}, info, row)
+        self._write_numbers({**nothing_yet, "done": ~absent, "terminated": absent}, info, row)
 
     def step(self, actions: np.ndarray, row: dict) -> None:
         """Step all with `actions` [K, *action_shape] as a rollout stores them and write the row that came of it."""
@@ -102,7 +106,9 @@ class EnvGroup:
         ended = terminated | truncated
         life_over = np.asarray(info.get("life_over", False))  # others may call something else so
         game_over = ended & ~life_over if life_over.dtype == bool else ended
-        self.ended = env_metrics.read_games(info, game_over, self._metrics) if game_over.any() else []
+        absent = self._absent(info)
+        newly_over = game_over & ~absent
+        self.ended = env_metrics.read_games(info, newly_over, self._metrics) if newly_over.any() else []
         if self.spaces.final_observations:
             done, new_game = ended, game_over
         else:
@@ -111,8 +117,9 @@ class EnvGroup:
             done, new_game = self._was_final & ~ended, self._was_game_over
             self._was_final, self._was_game_over = ended, game_over
             reward = np.where(new_game, 0.0, reward)  # of a void step
+            new_game = new_game & ~absent
         self._return = np.where(new_game, 0.0, self._return + reward)
-        self._step = np.where(new_game, 0, self._step + 1)
+        self._step = np.where(new_game, 0, self._step + ~absent)
         if "final_obs" in row and truncated.any():
             lost = truncated & ~self._write_final_observations(info, truncated, row["final_obs"])
             self.loses_final_obs |= bool((lost & ~terminated).any())
@@ -125,6 +132,9 @@ class EnvGroup:
 
     def close(self) -> None:
         close(self.env)
+
+    def _absent(self, info: dict) -> np.ndarray:
+        return np.asarray(info.get(ABSENT, np.zeros(self.num_envs, bool)))
 
     def _write_numbers(self, computed: dict, info: dict, row: dict) -> None:
         """Write the fields of ROW_FIELDS that environments write: those not `computed` here are in the infos, or 0."""
@@ -187,7 +197,7 @@ class EnvGroup:
 def name_of(env: VectorEnv) -> str:
     """The id with which a vector env was made, or the class of its environments."""
     first = next(iter(getattr(env.unwrapped, "envs", [])), env)
-    spec = env.spec or first.spec
+    spec = env.spec or getattr(first, "spec", None)
     return (env.metadata or {}).get("env_id") or (spec.id if spec else type(first.unwrapped).__name__)
 
 
@@ -276,7 +286,7 @@ def finished_episodes(rows: dict) -> list[tuple[float, int]]:
 
     A game is counted with the row after its end, the first of the next game. Row 0 of a rollout repeats row T of the
     one before, so consecutive rollouts count each game once, under both autoreset conventions. A game that
-    `EnvGroup.reset` cut off is not counted.
+    `EnvGroup.reset` cut off is not counted, nor is one of no steps: that of an agent that has not come yet.
     """
     ended = rows["terminated"] | rows["truncated"]
     begins = rows["episode_step"][1:] == 0
@@ -284,5 +294,5 @@ def finished_episodes(rows: dict) -> list[tuple[float, int]]:
     same_step = (ended & rows["done"])[1:] & begins  # row t+1 is both the last of this game and the first of the next
     returns = rows["episode_return"][:-1] + np.where(same_step, rows["reward"][1:], 0)
     lengths = rows["episode_step"][:-1] + same_step
-    over = next_step | same_step
+    over = (next_step | same_step) & (lengths > 0)
     return list(zip(returns[over].tolist(), lengths[over].tolist()))

@@ -6,6 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -15,6 +16,7 @@ from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from beast.envs import progress
+from beast.envs.agents import at_least
 from beast.envs.groups import EnvGroup, close, name_of
 from beast.envs.masks import MASK, check_mask, is_observed
 from beast.envs.rows import nest_observations
@@ -62,15 +64,20 @@ def probe_env(create_env: Callable, flags, **overrides) -> EnvSpaces:
     watched, read = _watch(flags)
     progress.page_of_thread()  # before a forkserver starts, which keeps the environment variables of now
     try:
-        env = create_env(watched, num_envs, **overrides)
+        env = at_least(partial(create_env, watched, **overrides), num_envs)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a panic of Rust's and a cancelled task are no Exceptions
         raise _not_made(error, flags.env if "env" in read else "create_env()", overrides) from error
     _check_kind(env, num_envs)
+    num_envs, agents = env.num_envs, (env.metadata or {}).get("agents", 1)
     with contextlib.ExitStack() as to_close:
         to_close.callback(close, env)
         name = flags.env if "env" in read else name_of(env)
+        if flags.group_width % agents:
+            fits = math.lcm(agents, getattr(flags, "batch_width", 1))
+            what = f"{name} has {agents} agents, and each is an environment of the group"
+            raise InputError(f"--group_width {flags.group_width}: {what}: give a multiple of {agents}, such as {fits}")
         try:
             group = EnvGroup(env)
         except InputError as error:
@@ -95,7 +102,7 @@ def probe_env(create_env: Callable, flags, **overrides) -> EnvSpaces:
             what = ", ".join(sorted(unseen))
             _warn(f"{name}: the agent will not see {what}, which the observation space lacks: add it there or drop it")
         known = {key: x for key, x in (env.metadata or {}).items() if key in ("frames_per_step", "atari_backend")}
-        return group.spaces._replace(env_id=name, flags=frozenset(read), **known)
+        return group.spaces._replace(env_id=name, agents=agents, flags=frozenset(read), **known)
 
 
 def _warn(message: str) -> None:
@@ -131,6 +138,8 @@ def _watch(flags) -> tuple[Any, set[str]]:
 
 def _not_made(error: BaseException, name: str, overrides: dict) -> UserError:
     """What to tell of an exception that `create_env` raised."""
+    if isinstance(error, InputError):
+        return error
     if isinstance(error, ImportError) and not isinstance(error, UserError):
         return MissingPackage(f"{name}: {raised(error)}")
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -159,8 +168,8 @@ def _failure(name: str, what: str, error: BaseException, hint: str = "") -> User
 
 def _several_agents(env) -> InputError:
     return InputError(
-        f"{type(env).__name__} has several agents; one agent per environment is supported: wrap it so that one of them "
-        "acts and the others belong to the environment"
+        f"{type(env).__name__} has several agents: give --env pettingzoo:<its module>, or return beast.envs.agents."
+        "AgentColumns(make, num_envs), whose environments are the agents and share a policy (docs/environments.md)"
     )
 
 
@@ -175,7 +184,7 @@ def _check_kind(env, num_envs: int) -> None:
     for method in ("reset", "step"):
         if getattr(type(env), method, None) is getattr(VectorEnv, method):
             raise InputError(f"create_env() returned {type(env).__name__}, which has no {method}() of its own: {HOW}")
-    if env.num_envs != num_envs:
+    if env.num_envs != num_envs and "agents" not in (env.metadata or {}):
         raise InputError(f"create_env(flags, num_envs={num_envs}) returned {env.num_envs} environments: {HOW}")
 
 

@@ -21,6 +21,7 @@ class EnvSpaces(NamedTuple):
     frames_per_step: int = 1
     atari_backend: Literal["auto", "beast", "ale"] = "auto"  # for Atari what `probe_env` found
     whole: Space | None = None  # that of observations as environments give them, where it is known
+    agents: int = 1  # columns that belong together (agents.py)
     flags: frozenset[str] = frozenset()  # at which `create_env` has looked, where `probe_env` found it
 
 

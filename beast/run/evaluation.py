@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from beast.envs import parse_env_kwargs, progress
+from beast.envs.agents import at_least
 from beast.envs.env_metrics import Numbers
 from beast.envs.films import Film
 from beast.envs.groups import EnvGroup, finished_episodes
@@ -73,10 +74,10 @@ def play(create_env: Callable, net, flags, video: str = "", has_mask: bool = Fal
     """
     episodes, seed, limit = flags.episodes, flags.seed, flags.max_game_steps
     generator = torch.Generator().manual_seed(seed)
-    width = min(episodes, 1 if video else MAX_WIDTH)
-    quota = [episodes // width + (index < episodes % width) for index in range(width)]
     video = video and os.path.abspath(video)  # before an environment goes elsewhere
-    group = EnvGroup(create_env(width), has_mask, flags.env_metrics)
+    group = EnvGroup(at_least(create_env, min(episodes, 1 if video else MAX_WIDTH)), has_mask, flags.env_metrics)
+    width = group.num_envs
+    quota = [episodes // width + (index < episodes % width) for index in range(width)]
     memory = RolloutMemory(group.fields, 1, 1, width)
     film = Film(group.env, video) if video else None
     games: list[list[Game]] = [[] for _ in range(width)]
