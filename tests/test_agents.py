@@ -74,17 +74,14 @@ class Scripted:
 def rows_of(env, num_rows, seed=7):
     """A rollout of `num_rows` rows [T+1, K], stepped with the action (row + column) % 5."""
     group = EnvGroup(env)
-    arrays = {
-        name: np.full((num_rows, env.num_envs, *shape), 9, dtype) for name, (shape, dtype) in group.fields.items()
-    }
-    rows = nest_observations(arrays)
+    size = num_rows, env.num_envs
+    rows = nest_observations(
+        {name: np.full((*size, *shape), 9, dtype) for name, (shape, dtype) in group.fields.items()}
+    )
     ended = []
 
     def row(t):
-        return {
-            name: {k: x[t] for k, x in each.items()} if isinstance(each, dict) else each[t]
-            for name, each in rows.items()
-        }
+        return {**{name: x[t] for name, x in rows.items() if name != "obs"}, "obs": {"obs": rows["obs"]["obs"][t]}}
 
     group.reset(seed, row(0))
     for t in range(1, num_rows):

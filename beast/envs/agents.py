@@ -1,8 +1,7 @@
-"""Environments of several agents that share one policy: each agent is a column of a group, as if it were an environment.
+"""Environments of several agents that share one policy: each agent is a column of a group.
 
-They have PettingZoo's parallel interface: reset() and step() take and give dicts by agent, `agents` names those that act,
-`possible_agents` all. A game of agents that move in turn is turned into one (`by_id`); its mask allows nothing to
-those that wait.
+They have PettingZoo's parallel interface: reset() and step() take and give dicts by agent, `agents` names those that
+act now, `possible_agents` all.
 """
 
 import importlib
@@ -29,10 +28,10 @@ class AgentsDoNotFit(InputError):
 
 
 class AgentColumns(VectorEnv):
-    """A vector env whose environments are the agents of others: with A agents column e·A + a is agent a of environment e.
+    """A vector env whose environments are agents: of A agents, column e·A + a is agent a of environment e.
 
-    An agent that ends, or has not come yet, keeps its last observation until it comes again, and `info[ABSENT]` says so.
-    An environment without agents is reset by the next step (NEXT_STEP).
+    An agent that has ended, or has not come yet, repeats its last observation; `info[ABSENT]` says so. The next step
+    resets an environment that has no agents left (NEXT_STEP).
     """
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
@@ -91,12 +90,11 @@ class AgentColumns(VectorEnv):
 
     def _reset(self, index: int, seed: int | None = None, options: dict | None = None) -> None:
         observations, infos = self.envs[index].reset(seed=seed, options=options)
-        nobody = dict.fromkeys(observations, 0)
-        self._take(index, observations, nobody, nobody, nobody, infos)
+        nothing = dict.fromkeys(observations, 0)
+        self._take(index, observations, nothing, nothing, nothing, infos)
 
-    def _take(
-        self, index: int, observations: dict, rewards: dict, terminated: dict, truncated: dict, infos: dict
-    ) -> None:
+    def _take(self, index: int, observations: dict, rewards: dict, terminated: dict, truncated: dict, infos: dict):
+        """Note what those agents of environment `index` were given that are in its `observations`."""
         for column, agent in enumerate(self.names, index * len(self.names)):
             if agent not in observations:
                 continue
@@ -146,8 +144,8 @@ def by_id(env_id: str, num_columns: int, kwargs: dict[str, Any]) -> AgentColumns
     except ImportError as error:
         message = f"{env_id}: {raised(error)}: pip install pettingzoo, or with a family's name, as pettingzoo[classic]"
         raise MissingPackage(message) from error
-    if make := getattr(module, "parallel_env", None):
-        return AgentColumns(lambda: make(**kwargs), num_columns)
-    if not (make := getattr(module, "env", None)):
-        raise InputError(f"{env_id}: the module {name} has neither parallel_env() nor env(), as PettingZoo's have")
-    return AgentColumns(lambda: conversions.turn_based_aec_to_parallel(make(**kwargs)), num_columns)
+    if hasattr(module, "parallel_env"):
+        return AgentColumns(lambda: module.parallel_env(**kwargs), num_columns)
+    if hasattr(module, "env"):
+        return AgentColumns(lambda: conversions.turn_based_aec_to_parallel(module.env(**kwargs)), num_columns)
+    raise InputError(f"{env_id}: the module {name} has neither parallel_env() nor env(), as PettingZoo's have")

@@ -36,8 +36,8 @@ class EnvGroup:
     is marked as terminated, too, so that nothing is bootstrapped from what is not there.
     The part `action_mask` [K, choices] says what is legal (masks.py); `has_mask`: the infos of `env` may say it.
 
-    Columns of agents that are not in their game now (agents.py) repeat their last row, without a reward: a final one, so
-    nothing of them counts.
+    Columns of agents that are not in their game now (agents.py) repeat their last row, without a reward: a final one,
+    so nothing of them counts.
 
     `episode_return` and `episode_step` are of whole games: a vector env whose episode may end within a game says so in
     `info["life_over"]` (bool [K], see `LifeEpisodes`). `ended` has column and numbers of each game that the newest row
