@@ -242,3 +242,9 @@ def test_agents_train_one_shared_policy_and_play_with_it(tmp_path, monkeypatch, 
     monkeypatch.setattr(flags, "episodes", 5)
     result = agent.test(flags)
     assert len(result["returns"]) == 5 and set(result["returns"]) <= {-1, 0, 1}
+
+
+def test_an_agent_that_has_ended_is_given_no_more_rewards():
+    env = AgentColumns(lambda: Scripted(["abc", "aBc", "ac", "AC"]), 3)
+    env.reset(seed=1)
+    assert [env.step(np.zeros(3, np.int64))[1].tolist() for _ in range(2)] == [[1, 11, 21], [2, 0, 22]]
