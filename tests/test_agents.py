@@ -248,3 +248,19 @@ def test_an_agent_that_has_ended_is_given_no_more_rewards():
     env = AgentColumns(lambda: Scripted(["abc", "aBc", "ac", "AC"]), 3)
     env.reset(seed=1)
     assert [env.step(np.zeros(3, np.int64))[1].tolist() for _ in range(2)] == [[1, 11, 21], [2, 0, 22]]
+
+
+class Wordless(Scripted):
+    """An agent that is not in the next row has gone without its last observation or flag."""
+
+    def step(self, actions):
+        observations, rewards, *_, infos = super().step(actions)
+        never = dict.fromkeys(observations, False)
+        return observations, rewards, never, never, infos
+
+
+def test_an_agent_that_goes_without_a_word_is_truncated():
+    rows, ended = rows_of(AgentColumns(lambda: Wordless(["abc", "ac", "AC"]), 3), 4)
+    assert column(rows, "truncated", 1) == [0, 1, 1, 0] and column(rows, "truncated", 0) == [0, 0, 1, 0]
+    assert column(rows, "done", 1) == column(rows, "done", 0) == [1, 0, 0, 1]
+    assert sorted(finished_episodes(rows)) == [(0, 1), (3, 2), (43, 2)] and len(ended) == 3

@@ -78,6 +78,9 @@ class AgentColumns(VectorEnv):
             begin = index * len(self.names)
             chosen = {agent: actions[begin + self.names.index(agent)] for agent in env.agents}
             self._take(index, *env.step(chosen))
+            for column, agent in enumerate(self.names, begin):
+                if agent in chosen and agent not in env.agents and not self._terminated[column]:
+                    self._truncated[column], self._absent[column] = True, False  # it has gone without a word
         terminated, truncated = self._terminated.copy(), self._truncated.copy()
         return self._observations(), self._rewards.copy(), terminated, truncated, self._all_infos()
 
