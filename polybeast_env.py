@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # before numpy reads them
     os.environ.setdefault(_name, "1")  # the streams are what runs in parallel here
@@ -22,6 +23,7 @@ import gymnasium  # noqa: E402
 
 from beast import envs  # noqa: E402
 from beast.envs import progress  # noqa: E402
+from beast.envs.agents import at_least  # noqa: E402
 from beast.envs.masks import MASK  # noqa: E402
 from beast.envs.probe import probe_env  # noqa: E402
 from beast.errors import exit_with_message  # noqa: E402
@@ -164,7 +166,8 @@ def main() -> None:
                 **protection,
             )
         else:
-            example = served_group.VectorEnvGroup(create_env(flags, 1), flags.group_width, has_mask)
+            few = at_least(partial(create_env, flags), 1)
+            example = served_group.VectorEnvGroup(few, flags.group_width, has_mask)
             server = env_server.EnvServer(make_group, flags.address, example=example, **options, **protection)
             announcement = f"serving {what} on {server.address}"
     serving.serve(server, announcement, flags.parent_pid, flags.gil_timeout)

@@ -264,3 +264,14 @@ def test_an_agent_that_goes_without_a_word_is_truncated():
     assert column(rows, "truncated", 1) == [0, 1, 1, 0] and column(rows, "truncated", 0) == [0, 0, 1, 0]
     assert column(rows, "done", 1) == column(rows, "done", 0) == [1, 0, 0, 1]
     assert sorted(finished_episodes(rows)) == [(0, 1), (3, 2), (43, 2)] and len(ended) == 3
+
+
+def test_agents_of_env_servers_train_too(tmp_path, pettingzoo):
+    pytest.importorskip("libbeast", reason="libbeast is not built: make libbeast", exc_type=ImportError)
+    pytest.importorskip("pygame", reason="pip install pygame")
+    import polybeast
+
+    flags = {"env": "pettingzoo:pettingzoo.classic.tictactoe_v3", "group_width": 4, "batch_width": 4, "num_servers": 1}
+    flags |= {"root": str(tmp_path), "name": "run", "total_steps": 1500, "log_steps": 300, "tensorboard": False}
+    polybeast.train(polybeast.Flags(**flags))
+    assert metrics_of(tmp_path / "run")
