@@ -72,7 +72,7 @@ def test_every_module_is_on_a_floor_and_imports_only_its_own_and_those_below():
 
 
 def test_only_polybeast_and_what_is_beside_the_product_import_an_agent():
-    beside = {"tests", "benchmarks", "examples", "docs"}
+    beside = {"tests", "benchmarks", "examples", "docs", "build"}
     folders = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")}
     others = [*ROOT.glob("*.py"), *(file for name in folders - beside for file in ROOT.glob(f"{name}/**/*.py"))]
     assert set(FILES) < set(others)
@@ -121,7 +121,7 @@ def test_no_file_of_beast_is_longer_than_500_lines():
 
 def test_beast_as_a_whole_does_not_grow():
     """Whoever raises this number adds something that users can do."""
-    assert num_lines(*(file for name, file in MODULES.items() if name.partition(".")[0] == "beast")) <= 10_160
+    assert num_lines(*(file for name, file in MODULES.items() if name.partition(".")[0] == "beast")) <= 10_170
 
 
 @pytest.mark.parametrize("agent, limit", [("monobeast", 580), ("r2d2", 640), ("polybeast", 110)])
