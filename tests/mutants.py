@@ -1,7 +1,7 @@
 """Does a test notice when the agent learns from something wrong? `make test-mutants` breaks one place after the other:
 of monobeast.py and r2d2.py, of their arithmetic, and of how rows reach them.
 
-    python tests/mutants.py                      # all of them: 218 took 13 min 10 s on two shared cores
+    python tests/mutants.py                      # all of them: 315 took 20 min on two shared cores
     python tests/mutants.py entropy slots.py     # those whose file or name contains one of these
 
 Each mutant is a copy of the code with one piece of text replaced, and the fast tests of its file run on it until the

@@ -249,6 +249,9 @@ def test_a_page_is_read_whole_while_it_is_written(page):
     closed.set()
     thread.join()
     assert seen <= set(texts)
+    page.write(texts[1])
+    os.pwrite(page.fd, b"b" * 50, progress.HEAD.size)
+    assert reader.read() == b"", "half of another text is written"
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"] if sys.platform == "linux" else ["fork"])

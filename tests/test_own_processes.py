@@ -373,13 +373,14 @@ def test_a_sign_of_life_of_a_thread_or_a_forked_process_cuts_no_message(monkeypa
     for thread in threads:
         thread.start()
     if not (child := os.fork()):
+        signal.alarm(20)  # in case that it waits for a lock which a thread of its parent holds
         with contextlib.suppress(BaseException):
             for _ in range(1000):
                 vector.envs[0].reset()
         os._exit(0)
     for _ in range(50):
         send(message)
-    os.waitpid(child, 0)
+    _, status = os.waitpid(child, 0)
     stopping.set()
     threads[0].join()
     theirs.close()
@@ -387,7 +388,7 @@ def test_a_sign_of_life_of_a_thread_or_a_forked_process_cuts_no_message(monkeypa
     alive = [each for each in messages if each[0] == actor.ALIVE]
     rest = [each for each in messages if each[0] != actor.ALIVE]
     assert rest == [(1, 0.5, 0.5, message[actor.READY.size :])] * 50 and not process.received
-    assert alive and set(alive) == {(actor.ALIVE, 0.0, 0.0, b"")}
+    assert alive and set(alive) == {(actor.ALIVE, 0.0, 0.0, b"")} and status == 0
 
 
 # ------------------------------------------------------------------------------------- directories and generators

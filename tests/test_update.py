@@ -101,6 +101,7 @@ def test_the_groups_of_parameters_in_the_recipes_decay_alike_through_a_resumptio
         assert rates(learner) == pytest.approx([left * flags.learning_rate, 0.1 * left * flags.learning_rate])
     resumed = new_learner(dataclasses.replace(flags, learning_rate=0.02))
     resumed.load_state_dict(learner.state_dict())
+    assert [group["lr"] for group in resumed.optimizer.param_groups] == pytest.approx([0.02, 0.002])
     assert rates(resumed) == pytest.approx([0.01, 0.001]), "a resumed run may have another rate"
 
 
