@@ -3,20 +3,24 @@
     git worktree add ../before 215e1b8 && make -C ../before libbeast
     python benchmarks/checkouts.py ../before            # prints Markdown
 
-Both checkouts need libbeast built in place; this interpreter runs both. The speed of a run is the median of charts/SPS
-without its first row. A round gives one ratio, new / old; the last column is the median of the rounds.
+Both checkouts need libbeast built in place; this interpreter runs both. For the speed a round starts a run of each, and
+stops and continues them in turn, two seconds each, so that both meet the same load of a shared machine. The last column
+is the median of the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -24,9 +28,11 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from beast.machine import cpu_model, usable_cores  # noqa: E402
+from beast.machine import cpu_model, family_of, usable_cores  # noqa: E402
 from beast.run.directory import code_version  # noqa: E402
 
+PARTS = ("weights", "checkpoints", "speeds")
+SLICE = 2.0  # seconds that a run works before the other one does
 WEIGHTS = {  # at least 200 updates each, but for R2D2 on Pong
     "images": "monobeast.py --env BreakoutNoFrameskip-v4 --total_steps 16000 --group_width 8 --batch_width 4",
     "LSTM": "monobeast.py --env PongNoFrameskip-v4 --core lstm --total_steps 8000 --group_width 8 --batch_width 2",
@@ -42,10 +48,11 @@ CHECKPOINTS = {  # command, and the steps of it that the old checkout trains; th
     "r2d2": ("r2d2.py --preset vector --env CartPole-v1 --save_replay", 5000),
 }
 SPEED = {
+    "monobeast, vectors": "monobeast.py --env CartPole-v1",
     "monobeast, B=4": "monobeast.py --env PongNoFrameskip-v4 --num_actors 2",
     "monobeast, B=32": "monobeast.py --env PongNoFrameskip-v4 --num_actors 2 --group_width 32 --batch_width 32",
     "polybeast": "polybeast.py --env PongNoFrameskip-v4",
-    "r2d2": "r2d2.py --env PongNoFrameskip-v4 --min_fill 2000 --replay_gb 0.5 --total_steps 200000",
+    "r2d2": "r2d2.py --env PongNoFrameskip-v4 --min_fill 2000 --replay_gb 0.5 --total_steps 20000000",
 }
 
 
@@ -59,9 +66,17 @@ def run(checkout: Path, command: str, root: str, *more: str) -> Path:
     return Path(root, "run")
 
 
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """The whole rows of metrics so far."""
+    try:
+        with open(path / "metrics.csv") as file:
+            return list(csv.DictReader(line for line in file if line.endswith("\n")))
+    except FileNotFoundError:
+        return []
+
+
 def last_steps(path: Path) -> int:
-    with open(path / "metrics.csv") as file:
-        return int(list(csv.DictReader(file))[-1]["step"])
+    return int(rows_of(path)[-1]["step"])
 
 
 def returns_of_games(path: Path) -> list[float]:
@@ -76,30 +91,59 @@ def num_different(old: Path, new: Path) -> tuple[int, int]:
     return len(nets[0]), sum(not torch.equal(nets[0][name], nets[1][name]) for name in nets[0])
 
 
-def steps_per_second(path: Path) -> float:
-    with open(path / "metrics.csv") as file:
-        rows = list(csv.DictReader(file))
-    return statistics.median(float(row["charts/SPS"]) for row in rows[1:])
+def speeds(checkouts: dict[str, Path], command: str, seconds: float) -> dict[str, float]:
+    """Steps/s of a run in each checkout. One works at a time, for SLICE seconds, until all have worked for `seconds`."""
+    with contextlib.ExitStack() as to_undo:
+        processes, paths = {}, {}
+        for which, checkout in checkouts.items():
+            paths[which] = Path(to_undo.enter_context(tempfile.TemporaryDirectory()), "run")
+            words = [*command.split(), "--no_tensorboard", "--root", str(paths[which].parent), "--name", "run"]
+            environment = {**os.environ, "PYTHONPATH": str(checkout)}
+            processes[which] = subprocess.Popen(
+                [sys.executable, *words, "--log_steps", "1000"],
+                cwd=checkout, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            to_undo.callback(end, processes[which])
+            while len(rows_of(paths[which])) < 4:  # the first rows are slower
+                if processes[which].poll() is not None:
+                    sys.exit(f"{checkout}: {command} ended before it was measured: run it to see why")
+                time.sleep(0.2)
+            tell(processes[which], signal.SIGSTOP)
+        before = {which: last_steps(path) for which, path in paths.items()}
+        worked = dict.fromkeys(checkouts, 0.0)
+        while min(worked.values()) < seconds:
+            for which in [*checkouts, *reversed(checkouts)]:
+                tell(processes[which], signal.SIGCONT)
+                began = time.perf_counter()
+                time.sleep(SLICE)
+                tell(processes[which], signal.SIGSTOP)
+                worked[which] += time.perf_counter() - began
+        return {which: (last_steps(path) - before[which]) / worked[which] for which, path in paths.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old", type=Path, help="the other checkout")
-    parser.add_argument("--rounds", type=int, default=3, help="of each speed; 0 compares weights only")
-    parser.add_argument("--minutes", type=float, default=0.6, help="of each run whose speed is measured")
-    options = parser.parse_args()
-    checkouts = {"old": options.old.resolve(), "new": ROOT}
-    print("# Two checkouts: the same weights, and steps/s in turn\n")
-    print(f"`python benchmarks/checkouts.py OLD --rounds {options.rounds} --minutes {options.minutes:g}`  ")
-    print(f"old {code_version(checkouts['old'])}, new {code_version(ROOT)}  ")
-    print(f"{cpu_model()}, {usable_cores()} cores, torch {torch.__version__}\n")
-    print("| weights after a `--deterministic` run | command | tensors | not equal to the bit |\n|---|---|---|---|")
+def tell(process: subprocess.Popen, number: signal.Signals) -> None:
+    """Send a signal to a program and all that it has started."""
+    for pid in [process.pid, *family_of(process.pid)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def end(process: subprocess.Popen) -> None:
+    tell(process, signal.SIGKILL)
+    process.wait()
+
+
+def compare_weights(checkouts: dict[str, Path]) -> None:
+    print("\n| weights after a `--deterministic` run | command | tensors | not equal to the bit |\n|---|---|---|---|")
     for name, command in WEIGHTS.items():
         with tempfile.TemporaryDirectory() as a, tempfile.TemporaryDirectory() as b:
             fixed = ("--deterministic", "--device", "cpu")
             old, new = (run(checkouts[which], command, root, *fixed) for which, root in (("old", a), ("new", b)))
             tensors, different = num_different(old, new)
         print(f"| {name} | `{command}` | {tensors} | {different} |", flush=True)
+
+
+def compare_checkpoints(checkouts: dict[str, Path]) -> None:
     print("\n| checkpoint of old | command | steps | returns of three games | in new | steps after new resumed it |")
     print("|---|---|---|---|---|---|")
     for name, (command, steps) in CHECKPOINTS.items():
@@ -113,20 +157,40 @@ def main() -> None:
             returns = ", ".join(f"{x:g}" for x in played["old"])
             is_same = "the same" if played["new"] == played["old"] else ", ".join(f"{x:g}" for x in played["new"])
             print(f"| {name} | `{command}` | {trained:,} | {returns} | {is_same} | {last_steps(path):,} |", flush=True)
-    if not options.rounds:
-        return
+
+
+def compare_speeds(checkouts: dict[str, Path], rounds: int, minutes: float) -> None:
     print("\n| steps/s | command | old | new | new / old of each round | median |\n|---|---|---|---|---|---|")
     for name, command in SPEED.items():
         found: dict[str, list[float]] = {"old": [], "new": []}
-        for round_number in range(options.rounds):
-            for which in ("old", "new") if round_number % 2 == 0 else ("new", "old"):
-                with tempfile.TemporaryDirectory() as root:
-                    limits = ("--total_minutes", str(options.minutes), "--log_steps", "4000")
-                    found[which].append(steps_per_second(run(checkouts[which], command, root, *limits)))
+        for number in range(rounds):
+            order = list(checkouts) if number % 2 == 0 else list(reversed(checkouts))
+            for which, speed in speeds({which: checkouts[which] for which in order}, command, 60 * minutes).items():
+                found[which].append(speed)
         ratios = [new / old for old, new in zip(found["old"], found["new"])]
         shown = [f"{statistics.median(found[which]):,.0f}" for which in ("old", "new")]
         each = ", ".join(f"{ratio:.3f}" for ratio in ratios)
         print(f"| {name} | `{command}` | {' | '.join(shown)} | {each} | {statistics.median(ratios):.3f} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", type=Path, help="the other checkout")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to compare")
+    parser.add_argument("--rounds", type=int, default=3, help="of each speed")
+    parser.add_argument("--minutes", type=float, default=1.0, help="that each run works whose speed is measured")
+    options = parser.parse_args()
+    checkouts = {"old": options.old.resolve(), "new": ROOT}
+    print("# Two checkouts: the same weights, and steps/s in turn\n")
+    print(f"`python benchmarks/checkouts.py {' '.join(['OLD', *sys.argv[2:]])}`  ")
+    print(f"old {code_version(checkouts['old'])}, new {code_version(ROOT)}  ")
+    print(f"{cpu_model()}, {usable_cores()} cores, torch {torch.__version__}")
+    if "weights" in options.parts:
+        compare_weights(checkouts)
+    if "checkpoints" in options.parts:
+        compare_checkpoints(checkouts)
+    if "speeds" in options.parts:
+        compare_speeds(checkouts, options.rounds, options.minutes)
 
 
 if __name__ == "__main__":

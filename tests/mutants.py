@@ -389,6 +389,7 @@ OTHER_MUTANTS = {
         ("one recording for all shapes", "(x.shape, x.dtype) for x in tensors", "x.dtype for x in tensors"),
         ("garbage collected while it records", "gc.disable()", "pass"),
         ("no garbage collected any more", "gc.enable()", "pass"),
+        ("recorded on a stream that is a thread's", "torch.cuda.Stream(priority=-1)", "torch.cuda.Stream()"),
     ],
     "beast/learn/published.py": [
         ("two threads compile at once", "nullcontext() if shapes in seen else _compiling", "nullcontext()"),

@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import threading
 
 import numpy as np
 import pytest
@@ -224,6 +225,27 @@ def test_inference_does_not_write_over_what_the_learner_has_yet_to_read():
             seen.keep({"obs": torch.full((1, 1, 1), 99, device=device)})
     torch.cuda.synchronize()
     assert torch.equal(found["obs"].cpu(), rollout)
+
+
+def test_a_thread_works_on_while_another_records_more_graphs_than_torch_has_streams():
+    learner, ended, copies = torch.cuda.Stream(), threading.Event(), []
+
+    def work():
+        with torch.cuda.stream(learner):
+            while not ended.is_set():
+                copies.append(torch.ones(8).cuda().sum().item())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        recorded = Graphs()
+        for n in range(40):
+            for _ in range(WARM_UP + 2):
+                assert recorded.call(torch.neg, torch.ones(n + 1, device="cuda")).sum().item() == -n - 1
+    finally:
+        ended.set()
+        thread.join()
+    assert len(recorded._recordings) == 40 and set(copies) == {8.0}
 
 
 @pytest.mark.parametrize("core", ["none", "lstm"])

@@ -47,10 +47,22 @@ def as_tuple(results) -> tuple:
 
 
 @pytest.fixture(autouse=True)
-def tapes(monkeypatch):
+def streams(monkeypatch):
+    """The streams of the recordings, as torch deals them: 32 of each priority, in turn."""
+    used, dealt = [], {}
+
+    def deal(priority=0):
+        dealt[priority] = dealt.get(priority, -1) + 1
+        return priority, dealt[priority] % 32
+
+    def graph(tape, stream, capture_error_mode):
+        used.append(stream)
+        return tape
+
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Tape)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
-    monkeypatch.setattr(torch.cuda, "graph", lambda tape, **mode: tape)
+    monkeypatch.setattr(torch.cuda, "Stream", deal)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    return used
 
 
 def test_a_recording_repeats_the_operations_for_new_arguments_and_its_results_are_the_callers():
@@ -94,6 +106,15 @@ def test_no_garbage_is_collected_while_a_graph_is_recorded():
     for _ in range(WARM_UP + 2):
         recorded.call(function, torch.ones(1))
     assert enabled == [True] * WARM_UP + [False] and gc.isenabled()
+
+
+def test_no_recording_of_many_is_made_on_a_stream_that_a_thread_works_on(streams):
+    learner = torch.cuda.Stream()
+    recorded = Graphs()
+    for n in range(40):
+        for _ in range(WARM_UP + 1):
+            recorded.call(torch.neg, torch.ones(n))
+    assert len(streams) == 40 and learner not in streams
 
 
 def random_batch(flags, B: int) -> dict:

@@ -62,8 +62,9 @@ class Graphs:
         before = [x.grad for x in self._parameters]
         graph = torch.cuda.CUDAGraph()
         try:
+            # torch has 32 streams of each priority, and deals them in turn: one of high priority is no other thread's.
             # thread_local: another thread may allocate and wait meanwhile.
-            mode = {"stream": torch.cuda.Stream(), "capture_error_mode": "thread_local"}
+            mode = {"stream": torch.cuda.Stream(priority=-1), "capture_error_mode": "thread_local"}
             with _without_garbage_collection(), torch.cuda.graph(graph, **mode):
                 results = function(*kept)
         except RuntimeError as error:
