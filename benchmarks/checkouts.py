@@ -92,7 +92,7 @@ def num_different(old: Path, new: Path) -> tuple[int, int]:
 
 
 def speeds(checkouts: dict[str, Path], command: str, seconds: float) -> dict[str, float]:
-    """Steps/s of a run in each checkout. One works at a time, for SLICE seconds, until all have worked for `seconds`."""
+    """Steps/s of a run in each checkout. One works at a time, for SLICE seconds, until all have done `seconds`."""
     with contextlib.ExitStack() as to_undo:
         processes, paths = {}, {}
         for which, checkout in checkouts.items():
