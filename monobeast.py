@@ -263,11 +263,12 @@ class Net(nn.Module):
         return self.core.initial_state(batch_size) if self.core is not None else ()
 
     @torch.no_grad()
-    def observe(self, observations: dict) -> None:
-        """Take observations [R, B, *shape] by name into the running statistics that `forward` normalizes by."""
+    def observe(self, observations: dict, counts: Tensor | None = None) -> None:
+        """Take observations [R, B, *shape] by name into the running statistics that `forward` normalizes by; `counts`
+        [R, B]: only these."""
         for encoders in (self.encoders, self.value_encoders):
             for name, encoder in zip(self.names, encoders):
-                encoder.center.observe(observations[name])
+                encoder.center.observe(observations[name], counts)
 
     def forward(self, inputs: dict, core_state: tuple) -> tuple[Tensor, Tensor, tuple]:
         # Zero what would cross an episode boundary, by masked_fill: a product would keep a NaN.
@@ -303,7 +304,9 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
     # Transition t leads from row t to row t+1. mask [T, B]: does it count? Under NEXT_STEP autoreset, gymnasium's own,
     # the action at an episode's last observation only resets, so that transition does not. discounts [T, B] are 0 where
     # row t+1 is terminal or begins an episode; so a truncated episode is valued by its last row (docs/rollout.md).
-    mask, discounts = vtrace.transition_masks(batch["done"], batch["terminated"], batch["truncated"], flags.discount)
+    # Several policies may have acted (multibeast.py): then batch["counts"] are the rows whose action this one chose.
+    ends = batch["done"], batch["terminated"], batch["truncated"]
+    mask, discounts = vtrace.transition_masks(*ends, flags.discount, batch.get("counts"))
     # Row t+1 holds the action chosen at row t, and the policy that chose it.
     actions, rewards = batch["action"][1:], scale_rewards(flags, batch["reward"][1:])
     if "final_obs" in batch:  # SAME_STEP autoreset: no row has a truncated episode's last obs, so add its value here
@@ -435,7 +438,9 @@ def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) 
                 popart.observe(returns, outcome.is_bad)
             learner.laps.lap("optimizer")
         if epoch == 0:
-            net.observe(batch["obs"])  # once a batch; after the last of ten epochs Hopper learned more slowly
+            net.observe(
+                batch["obs"], batch.get("counts")
+            )  # once a batch; after the last of ten epochs Hopper learned more slowly
     assert outcome  # there is an epoch
     return outcome
 

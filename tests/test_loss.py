@@ -198,6 +198,7 @@ def targets_by_equation_1(flags, batch, ratio, values, final_values):
     if flags.reward_clip:
         rewards = rewards.clip(-flags.reward_clip, flags.reward_clip)
     void, vs, advantages = torch.zeros(T, B, dtype=torch.bool), *torch.zeros(2, T, B, dtype=torch.float64)
+    is_foreign = (~batch["counts"] if "counts" in batch else torch.zeros(T + 1, B, dtype=torch.bool)).tolist()
     for b in range(B):
         done, terminated, truncated = (batch[name][:, b].tolist() for name in ("done", "terminated", "truncated"))
         r, rho, V, V_final = (x[:, b].tolist() for x in (rewards[1:], ratio, values, final_values))
@@ -221,7 +222,7 @@ def targets_by_equation_1(flags, batch, ratio, values, final_values):
             return V[s] + sum(gamma ** (t - s) * math.prod(c[s:t]) * temporal_difference(t) for t in range(s, stop))
 
         for t in range(T):
-            void[t, b] = (terminated[t] or truncated[t]) and not done[t]
+            void[t, b] = (terminated[t] or truncated[t]) and not done[t] or is_foreign[t + 1][b]
             if not void[t, b]:
                 vs[t, b] = v(t)
                 advantages[t, b] = r[t] + gamma * (v(t + 1) if goes_on(t) else next_value(t)) - V[t]
@@ -235,12 +236,24 @@ def gradients(loss, net):
     return dict(zip(dict(net.named_parameters()), torch.autograd.grad(loss, list(net.parameters()))))
 
 
-def check(autoreset, T, actions="discrete", has_final_obs=False, **changes):
+def with_two_policies(batch: dict) -> tuple[dict, torch.Tensor]:
+    """The batch, in which the policy that acts changes at random where a game begins, and whether a row is of the other
+    policy's game, bool [T+1, B]. A row's action was chosen at the row before: `counts` says whether by this policy."""
+    begins = batch["done"] & (torch.rand(batch["done"].shape, generator=torch.Generator().manual_seed(5)) < 0.5)
+    is_foreign = begins.cumsum(0) % 2 == 1
+    return {**batch, "counts": ~torch.cat([is_foreign[:1], is_foreign[:-1]])}, is_foreign
+
+
+def check(autoreset, T, actions="discrete", has_final_obs=False, policies=1, **changes):
     flags = dataclasses.replace(FLAGS, **changes)
     batch = play(autoreset, T, actions, has_final_obs)
+    if policies == 2:
+        batch, _ = with_two_policies(batch)
+        share = batch["counts"][1:].float().mean()
+        assert 0.3 < share < 0.95 and (batch["counts"][1:] != batch["counts"][:-1]).any()
     net, core_state = new_net(flags, actions, batch)
     expected = loss_by_definition(flags, net, batch, core_state)
-    assert expected.is_void.any() == (autoreset == NEXT_STEP)
+    assert expected.is_void.any() == (autoreset == NEXT_STEP or policies == 2)
     ratio = expected.ratio[~expected.is_void]
     assert (ratio < 0.7).any() and (ratio > 1.5).any(), "every clip of a ratio matters"
     loss, returns, stats = monobeast.compute_loss(flags, net, batch, core_state)
@@ -341,6 +354,35 @@ def test_a_final_row_has_no_gradient_nor_has_row_T_and_every_other_row_has_one(T
     assert (watched.values.grad[acted] != 0).all() and (watched.values.grad[~acted] == 0).all()
     # Not a clipped ratio but the entropy gives every row its gradient.
     assert (watched.policy.grad[acted] != 0).any(-1).all() and (watched.policy.grad[~acted] == 0).all()
+
+
+@every_autoreset
+@pytest.mark.parametrize("core", ["none", "lstm"])
+@pytest.mark.parametrize("ppo_clip", [0.0, 0.2])
+def test_where_another_policy_acted_too_the_loss_is_that_of_the_own_transitions(
+    autoreset, has_final_obs, core, ppo_clip
+):
+    check(autoreset, 7, has_final_obs=has_final_obs, policies=2, core=core, ppo_clip=ppo_clip)
+
+
+@every_autoreset
+@pytest.mark.parametrize("core", ["none", "lstm"])
+def test_nothing_of_another_policys_rows_reaches_loss_or_gradients(autoreset, has_final_obs, core):
+    """Whatever finite numbers they hold, observations included."""
+    flags = dataclasses.replace(FLAGS, core=core, normalize_returns="on")
+    batch, is_foreign = with_two_policies(play(autoreset, 7, has_final_obs=has_final_obs))
+    net, core_state = new_net(flags, "discrete", batch)
+    loss, returns, stats = monobeast.compute_loss(flags, net, batch, core_state)
+    before = gradients(loss, net)
+    changed = map_tensors(torch.clone, batch)
+    changed["obs"]["obs"][is_foreign] = 77.0
+    changed["reward"][~batch["counts"]] = 1e4
+    changed["action"][~batch["counts"]] = 2
+    changed["policy_logits"][~batch["counts"]] = torch.tensor([0.0, 0.0, -1e5])
+    again, returns_again, stats_again = monobeast.compute_loss(flags, net, changed, core_state)
+    assert torch.equal(loss, again) and returns == returns_again and stats == stats_again
+    after = gradients(again, net)
+    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 @pytest.mark.parametrize("actions", ["discrete", "box"])

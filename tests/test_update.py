@@ -333,6 +333,40 @@ def test_a_void_transition_is_no_step():
     assert learner.measure(batch).steps == 5 * 4 - 1
 
 
+def test_rows_of_other_policies_are_neither_steps_nor_lag_nor_observed():
+    flags = new_flags(normalize_observations=True, epochs=2, minibatches=2)
+    net, batch = net_of_images_and_vectors(flags)
+    learner = Learner(net, monobeast.make_optimizer(flags, net), 1)
+    learner.updates = 5
+    counts = torch.zeros(6, 4, dtype=torch.bool)
+    counts[:3, 0] = counts[:, 1] = counts[4:, 2] = True
+    batch["terminated"][2, 1] = batch["done"][3, 1] = True  # row 2 is final
+    batch["policy_version"] = torch.where(counts, 3, -(10**6)).int()
+    batch["policy_version"][1, 0] = 1
+    measured = learner.measure({**batch, "counts": counts})
+    assert measured.steps == 2 + 4 + 2  # transitions to rows that count, but for that from a final row
+    assert measured.lag_max == 4 and measured.lag_mean == (4 + 2 * 8) / 9
+    monobeast.update(flags, learner, {**batch, "counts": counts}, ())
+    images, vectors = (encoder.center for encoder in net.encoders)
+    assert images.count == 2 and vectors.count == 3 + 6 + 2
+    torch.testing.assert_close(vectors.mean, batch["obs"]["vector"][counts].mean(0))
+    torch.testing.assert_close(vectors.variance, batch["obs"]["vector"][counts].var(0, correction=0))
+    seen = batch["obs"]["image"][-1, [1, 2]] / 255
+    torch.testing.assert_close(images.mean, seen.mean(0))
+    torch.testing.assert_close(images.variance, seen.var(0, correction=0))
+    before = copy.deepcopy(net.state_dict())
+    nothing = {**batch, "counts": torch.zeros_like(counts)}
+    assert learner.measure(nothing).steps == 0 and learner.measure(nothing).lag_mean == 0
+    net.observe(nothing["obs"], nothing["counts"])
+    assert all(torch.equal(x, before[name]) for name, x in net.state_dict().items())
+
+
+def test_the_first_observations_may_be_none_that_count():
+    net, batch = net_of_images_and_vectors(new_flags(normalize_observations=True))
+    net.observe(batch["obs"], torch.zeros(6, 4, dtype=torch.bool))
+    assert all(x.isfinite().all() for x in net.state_dict().values())
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_the_optimizer_has_the_numbers_of_the_flags(optimizer):
     flags = new_flags(optimizer=optimizer, optimizer_epsilon=3e-4, rmsprop_alpha=0.7)
@@ -379,9 +413,9 @@ def test_an_update_shows_the_whole_batch_to_its_net_once_after_its_first_pass(mo
     learner = Learner(net, monobeast.make_optimizer(flags, net), max_bad_updates=1)
     observed = []
 
-    def observe(observations, original=net.observe):
+    def observe(observations, counts, original=net.observe):
         observed.append((observations, learner.optimizer.state[net.policy.weight]["step"].item()))
-        original(observations)
+        original(observations, counts)
 
     monkeypatch.setattr(net, "observe", observe)
     monobeast.update(flags, learner, batch, ())

@@ -244,6 +244,15 @@ def test_masks_and_discounts_of_the_four_rows_by_hand():
     assert discounts[:, 0].tolist() == [0.5, 0.0, 0.0, 0.5, 0.0, 0.5]
     assert discounts.dtype == torch.float32
 
+    own, _ = vtrace.transition_masks(
+        done=flags(1, 0, 0, 1, 0, 1, 0),
+        terminated=flags(0, 0, 1, 0, 0, 0, 0),
+        truncated=flags(0, 0, 0, 0, 1, 0, 0),
+        gamma=0.5,
+        counts=flags(0, 1, 1, 1, 0, 0, 1),  # another policy played the second episode
+    )
+    assert own[:, 0].tolist() == [True, True, False, False, False, True]
+
     # the same episodes when an environment resets in the step that ends an episode
     mask, discounts = vtrace.transition_masks(
         done=flags(1, 0, 1, 1, 0),
@@ -263,5 +272,7 @@ def test_flags_that_are_not_bool_or_not_of_one_shape_are_refused():
         vtrace.transition_masks(flags, flags[1:], flags, 0.99)
     with pytest.raises(ValueError, match=r"done has shape \[1, 2\], expected \[T\+1, B\]"):
         vtrace.transition_masks(flags[:1], flags[:1], flags[:1], 0.99)
+    with pytest.raises(ValueError, match=r"counts has shape \[4, 2\].*\[5, 2\]"):
+        vtrace.transition_masks(flags, flags, flags, 0.99, flags[1:])
     with pytest.raises(ValueError, match=r"done has shape \[5\]"):
         vtrace.transition_masks(flags[:, 0], flags[:, 0], flags[:, 0], 0.99)

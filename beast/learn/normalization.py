@@ -95,20 +95,30 @@ class Observations(nn.Module):
         return output if self.is_image else output.clamp(-10, 10).where(x.isfinite(), output)
 
     @torch.no_grad()
-    def observe(self, x: Tensor) -> None:
-        """Take observations [T, B, …] into the running mean and variance (Chan et al. 1979); of images the last row."""
+    def observe(self, x: Tensor, counts: Tensor | None = None) -> None:
+        """Take observations [T, B, …] into the running mean and variance (Chan et al. 1979); of images the last row.
+        With `counts`, bool [T, B], only those that count."""
         if self.mean is None:
             return
         x = self.numbers(x[-1:])[0] if self.is_image else self.numbers(x).flatten(0, 1)
         is_usable = x.abs() < 1e15  # not NaN or Inf, and its square is a float32
         x = (x.float() * self.unit).where(is_usable, self.mean)
-        share = len(x) / (self.count + len(x))
-        mean = x.mean(0)
-        variance = (x - mean).square().mean(0)
+        number: int | Tensor = len(x)
+        if counts is not None:  # no index of what counts, which would make the CPU wait for a GPU
+            weight = (counts[-1] if self.is_image else counts.flatten()).float()
+            number = weight.sum()
+            weight = weight.view(-1, *[1] * len(self.shape))
+
+        def mean_of(x: Tensor) -> Tensor:
+            return x.mean(0) if isinstance(number, int) else (x * weight).sum(0) / number.clamp(min=1)
+
+        share = number / (self.count + number).clamp(min=1)
+        mean = mean_of(x)
+        variance = mean_of((x - mean).square())
         difference = mean - self.mean
         self.mean += difference * share
         self.variance += (variance - self.variance + difference.square() * (1 - share)) * share
-        self.count += len(x)
+        self.count += number
         rounding = 1e-5 * self.mean.abs()  # rounding makes a large constant look noisy
         self.scale.copy_(self.unit / (self.variance.sqrt() + self.floor + rounding))
         self.offset.copy_(-self.mean * self.scale / self.unit)

@@ -25,21 +25,27 @@ class VTraceReturns(NamedTuple):
     pg_advantages: Tensor
 
 
-def transition_masks(done: Tensor, terminated: Tensor, truncated: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+def transition_masks(
+    done: Tensor, terminated: Tensor, truncated: Tensor, gamma: float, counts: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Which transitions count, bool [T, B], and their discounts, float32 [T, B]: one rule for both autoreset modes.
 
     A transition from a final observation is void. A discount is `gamma`, or 0 at a termination and where row t+1 is of
-    another episode. Raises ValueError unless the three are bool tensors of one shape [T+1, B] with T >= 1.
+    another episode. Where several policies act, `counts` are the rows whose action the trained one chose, and the
+    transition to any other row is void, too. Raises ValueError unless all are bool tensors of one shape [T+1, B] with
+    T >= 1.
     """
-    for name, flags in (("done", done), ("terminated", terminated), ("truncated", truncated)):
+    named = {"done": done, "terminated": terminated, "truncated": truncated}
+    for name, flags in (named if counts is None else {**named, "counts": counts}).items():
         if flags.dtype != torch.bool:  # ~ on an integer tensor would flip bits rather than truth
             raise ValueError(f"{name} has dtype {flags.dtype}, expected torch.bool: convert it with .bool()")
         if flags.dim() != 2 or flags.shape[0] < 2 or flags.shape != done.shape:
             raise ValueError(
-                f"{name} has shape {list(flags.shape)}, expected [T+1, B] with T >= 1 as all three flags, "
+                f"{name} has shape {list(flags.shape)}, expected [T+1, B] with T >= 1 as all of these, "
                 f"done has {list(done.shape)}"
             )
-    return ~is_final(done, terminated, truncated)[:-1], gamma * (~(terminated | done)[1:]).float()
+    mask = ~is_final(done, terminated, truncated)[:-1]
+    return mask if counts is None else mask & counts[1:], gamma * (~(terminated | done)[1:]).float()
 
 
 @torch.no_grad()
