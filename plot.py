@@ -3,6 +3,7 @@
     python plot.py runs/pong                                               # curve.png: return over agent steps
     python plot.py runs/a-seed1 runs/a-seed2 runs/b --x hours --out ab.png
     python plot.py benchmarks/results/pong-two-actors-seed*.csv --x frames --average iqm --labels "two actors"
+    python plot.py runs/duel --payoff --out duel.png                       # who beats whom, of multibeast.py
 
 Runs of one code that differ only in seed and name make one curve: the mean or the interquartile mean (IQM) over the
 seeds, in a band of 95 % bootstrap confidence or from the lowest to the highest. The legend shows the last value of each
@@ -68,6 +69,8 @@ class Flags:
     """Around it: the 95 % confidence interval by bootstrap over the seeds, or from the lowest seed to the highest."""
     labels: tuple[str, ...] = ()
     """A label for each curve, in the order of the first run of each; none takes what the runs differ in."""
+    payoff: bool = False
+    """Draw who beats whom in one run of several policies, sorted by rating, instead of a curve."""
     title: str = ""
     """Title; empty takes the environment's id if all runs share it."""
 
@@ -219,16 +222,49 @@ def describe_averages(groups: list[list[Curve]], flags: Flags) -> str:
     return f"line: {average} over seeds; band: {band}; {rows}"
 
 
-def draw(groups: list[list[Curve]], flags: Flags):
-    """A matplotlib Figure with one curve for each group."""
+def new_figure(width: float, height: float):
+    """A matplotlib Figure of so many inches, and its axes. Raises MissingPackage without matplotlib."""
     try:
         from matplotlib.figure import Figure
-        from matplotlib.ticker import EngFormatter
     except ImportError:
         raise MissingPackage("plot.py draws with matplotlib, which is not installed: pip install matplotlib") from None
+    figure = Figure(figsize=(width, height), dpi=160, layout="constrained")
+    return figure, figure.add_subplot()
 
-    figure = Figure(figsize=(7.2, 4.2), dpi=160, layout="constrained")
-    axes = figure.add_subplot()
+
+def draw_payoff(run: str, title: str = ""):
+    """A matplotlib Figure of the payoff.json of a run: each policy's share of points against each other one. Raises
+    InputError for a run that has none."""
+    payoff = read_json(Path(run) / "payoff.json", missing=None)
+    if payoff is None:
+        raise InputError(f"{run}: it has no payoff.json; give a run of multibeast.py whose agents meet in games")
+    order = np.argsort(payoff["ratings"])[::-1]
+    points, games = (np.array(payoff[name], float)[np.ix_(order, order)] for name in ("points", "games"))
+    shares = np.where(games > 0, points / np.maximum(games, 1), np.nan)
+    figure, axes = new_figure(2.6 + 0.42 * len(order), 2.0 + 0.42 * len(order))
+    axes.imshow(shares, cmap="RdBu", vmin=0, vmax=1)
+    for row, column in zip(*np.nonzero(games)):
+        share = shares[row, column]
+        color = "white" if abs(share - 0.5) > 0.3 else "#222222"
+        axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=7, color=color)
+    names = []
+    for policy in order:
+        parent, steps = payoff["parents"][policy], payoff["steps"][policy]
+        then = "" if parent is None else f" = {parent} at {steps:,}"
+        names.append(f"{payoff['policies'][policy]}{then} ({payoff['ratings'][policy]:+.0f})")
+    axes.set_yticks(range(len(order)), names, fontsize=7.5)
+    axes.set_xticks(range(len(order)), [str(payoff["policies"][policy]) for policy in order], fontsize=7.5)
+    axes.set_xlabel("against", fontsize=9, color="#444444")
+    axes.set_ylabel("policy, of which one and when, rating", fontsize=9, color="#444444")
+    axes.set_title(title or "points won, in percent of the latest games", loc="left", fontsize=10, color="#222222")
+    return figure
+
+
+def draw(groups: list[list[Curve]], flags: Flags):
+    """A matplotlib Figure with one curve for each group."""
+    from matplotlib.ticker import EngFormatter
+
+    figure, axes = new_figure(7.2, 4.2)
     for index, (group, label) in enumerate(zip(groups, label_groups(groups, flags.labels))):
         x, mean, lowest, highest = average_and_band(group, flags.average, flags.band)
         color = COLORS[index % len(COLORS)]
@@ -263,8 +299,13 @@ def main() -> None:
             raise InputError("nothing to draw: name one or more run directories, for example runs/pong")
         if flags.smooth < 1:
             raise InputError(f"--smooth {flags.smooth}: it must be at least 1, the number of rows to average over")
-        curves = [read_curve(path, COLUMN[flags.x], flags.y, flags.smooth) for path in flags.paths]
-        figure = draw(group_seeds(curves), flags)
+        if flags.payoff:
+            if len(flags.paths) > 1:
+                raise InputError(f"--payoff: it draws one run, and there are {len(flags.paths)}")
+            figure = draw_payoff(flags.paths[0], flags.title)
+        else:
+            curves = [read_curve(path, COLUMN[flags.x], flags.y, flags.smooth) for path in flags.paths]
+            figure = draw(group_seeds(curves), flags)
         try:
             Path(flags.out).parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(flags.out)

@@ -15,12 +15,13 @@ __version__ = "0.1.0"
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
-def load(path: str, agent: str = "") -> Policy:
+def load(path: str, agent: str = "", policy: int = 0) -> Policy:
     """The policy of a checkpoint, with its `net`, its spaces and its `flags`; no code from the file is run.
 
     `agent` is the file with the `Net` that was trained (`"my_fork.py"`). Left out, it is the module that the checkpoint
-    names, which is imported. Environments are made once, to learn their spaces. Raises MissingFile or InputError.
+    names, which is imported. Of several policies in one run (multibeast.py) `policy` is the number of the one. Raises
+    MissingFile or InputError.
     """
     from beast.run.policy import load  # only here: environments on other hosts need no torch
 
-    return load(path, agent)
+    return load(path, agent, policy)

@@ -35,6 +35,7 @@ sys.path.insert(0, str(ROOT))
 import gymnasium  # noqa: E402
 
 import monobeast  # noqa: E402
+import multibeast  # noqa: E402
 import polybeast_env  # noqa: E402
 import r2d2  # noqa: E402
 from beast.run.command_line import read_source  # noqa: E402
@@ -210,6 +211,11 @@ def flags_page() -> str:
         "`--discount`.",
         "",
         *flag_tables(r2d2.Flags, without=monobeast.AgentFlags),
+        "## Of multibeast.py",
+        "",
+        "It has the flags of its `--agent`, and these:",
+        "",
+        *flag_tables(multibeast.PopulationFlags),
         "## Of polybeast_env.py",
         "",
         "The flags of [the environment](#the-environment), and these:",

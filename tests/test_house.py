@@ -9,11 +9,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 AGENTS = {"monobeast", "r2d2", "polybeast"}
-PROGRAMS = {*AGENTS, "polybeast_env"}
+PROGRAMS = {*AGENTS, "polybeast_env", "multibeast"}
 FILES = [*sorted(ROOT.glob("beast/**/*.py")), *(ROOT / f"{name}.py" for name in sorted(PROGRAMS))]
 GROUND_FLOOR = {"errors", "files", "device", "clock", "machine"}
 # Whom each floor may import, beside its own modules. An agent is no floor: it may import every one of them.
 BELOW = {
+    "population": {"run", "feeds", "learn", "envs", *GROUND_FLOOR},
     "run": {"feeds", "learn", "hosts", "envs", *GROUND_FLOOR},
     "feeds": {"learn", "hosts", "envs", *GROUND_FLOOR},
     "learn": {"envs", *GROUND_FLOOR},
@@ -121,9 +122,9 @@ def test_no_file_of_beast_is_longer_than_500_lines():
 
 def test_beast_as_a_whole_does_not_grow():
     """Whoever raises this number adds something that users can do."""
-    assert num_lines(*(file for name, file in MODULES.items() if name.partition(".")[0] == "beast")) <= 10_170
+    assert num_lines(*(file for name, file in MODULES.items() if name.partition(".")[0] == "beast")) <= 10_800
 
 
-@pytest.mark.parametrize("agent, limit", [("monobeast", 580), ("r2d2", 640), ("polybeast", 110)])
+@pytest.mark.parametrize("agent, limit", [("monobeast", 580), ("r2d2", 640), ("polybeast", 110), ("multibeast", 500)])
 def test_an_agent_has_few_lines(agent, limit):
     assert num_lines(MODULES[agent]) <= limit

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-AGENTS = ("monobeast", "monobeast_presets", "r2d2", "r2d2_presets", "polybeast", "polybeast_env")
+AGENTS = ("monobeast", "monobeast_presets", "r2d2", "r2d2_presets", "polybeast", "polybeast_env", "multibeast")
 
 
 def test_an_installation_has_the_agents_and_all_of_beast_but_no_module_with_a_common_name(tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import plot
-from beast.errors import MissingPackage
+from beast.errors import InputError, MissingPackage
 
 
 def make_run(path: Path, returns, steps=None, **config) -> str:
@@ -197,3 +197,25 @@ def test_missing_matplotlib_is_named_with_its_remedy(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingPackage, match="pip install matplotlib"):
         plot.draw(plot.group_seeds(read([make_run(tmp_path / "a", [1])])), plot.Flags(paths=("a",)))
+
+
+def test_a_payoff_matrix_is_sorted_by_rating_and_names_past_policies(tmp_path, run_main):
+    payoff = {
+        "policies": [0, 1, 5], "parents": [None, None, 0], "steps": [None, None, 12_000], "ratings": [10.0, -50, 40],
+        "points": [[0, 7.5, 4], [2.5, 0, 0], [6, 0, 0]], "games": [[0, 10, 10], [10, 0, 0], [10, 0, 0]],
+    }  # fmt: skip
+    run = make_run(tmp_path / "duel", [1, 2])
+    with pytest.raises(InputError, match="it has no payoff.json"):
+        plot.draw_payoff(run)
+    (tmp_path / "duel" / "payoff.json").write_text(json.dumps(payoff))
+    axes = plot.draw_payoff(run).axes[0]
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == ["5 = 0 at 12,000 (+40)", "0 (+10)", "1 (-50)"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["5", "0", "1"]
+    cells = {text.get_position(): text.get_text() for text in axes.texts}  # (column, row)
+    assert cells == {(1, 0): "60", (0, 1): "40", (2, 1): "75", (1, 2): "25"}
+    shares = axes.images[0].get_array()
+    assert shares[0, 1] == 0.6 and shares[1, 2] == 0.75
+    output = tmp_path / "duel.png"
+    run_main(plot, run, "--payoff", "--out", str(output))
+    assert output.stat().st_size > 1000

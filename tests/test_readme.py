@@ -273,7 +273,7 @@ def test_every_flag_that_the_pages_name_exists():
     for diff in (ROOT / "examples" / "forks").glob("*.diff"):
         known |= set(re.findall(r"^\+    (\w+): ", diff.read_text(), re.MULTILINE))
     # Read as text: these need libbeast, and peers.
-    for path in ("polybeast.py", "r2d2.py", "examples/seeds.py", "benchmarks/peers/compare.py"):
+    for path in ("polybeast.py", "r2d2.py", "multibeast.py", "examples/seeds.py", "benchmarks/peers/compare.py"):
         known |= set(re.findall(r"^    (\w+): ", (ROOT / path).read_text(), re.MULTILINE))
     named = {name.removeprefix("no_") for name in re.findall(r"--([a-z_]+)", BEAST_COMMANDS)}
     named -= {"help", "preset", "logdir", "level", "output", "input"}  # TensorBoard's, an example's and patch's

@@ -295,4 +295,6 @@ def finished_episodes(rows: dict) -> list[tuple[float, int]]:
     returns = rows["episode_return"][:-1] + np.where(same_step, rows["reward"][1:], 0)
     lengths = rows["episode_step"][:-1] + same_step
     over = (next_step | same_step) & (lengths > 0)
+    if "counts" in rows:  # only the games that ended by such a row's action
+        over &= np.where(same_step, rows["counts"][1:], rows["counts"][:-1])
     return list(zip(returns[over].tolist(), lengths[over].tolist()))

@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-from beast.envs.spaces import EnvSpaces, action_shape_dtype, observation_field, policy_width
+from beast.envs.spaces import EnvSpaces, action_shape_dtype, categories_by_part, observation_field, policy_width
 
 
 class RowField(NamedTuple):
@@ -51,6 +51,11 @@ def rollout_fields(spaces: EnvSpaces) -> dict[str, tuple[tuple[int, ...], str]]:
         **{name: ((), field.dtype) for name, field in ROW_FIELDS.items()},
         **shaped_fields(spaces),
     }
+
+
+def layout(spaces: EnvSpaces) -> tuple[dict, dict]:
+    """What a net needs to know of spaces: bounds are not among it."""
+    return rollout_fields(EnvSpaces(spaces.observations, spaces.action)), categories_by_part(spaces)
 
 
 def nest_observations(arrays: dict) -> dict:

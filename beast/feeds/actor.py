@@ -25,6 +25,7 @@ from gymnasium.vector import SyncVectorEnv
 from beast.envs import env_metrics, progress
 from beast.envs.groups import EnvGroup
 from beast.envs.masks import MASK
+from beast.envs.rows import ROW_FIELDS
 from beast.envs.spaces import categories_by_part
 from beast.errors import SHOW_TRACEBACKS, InputError, UserError
 from beast.feeds.memory import RolloutMemory
@@ -59,11 +60,12 @@ class Actor:
         np.random.seed(seed)
         self.groups = {}
         expected: dict = {**memory.fields, **memory.categories}
+        answered = {name: field for name, field in memory.fields.items() if "/" not in name and name not in ROW_FIELDS}
         for number in groups:
             env = create_env(flags, memory.group_width)
             group = EnvGroup(env, f"obs/{MASK}" in expected, getattr(flags, "env_metrics", ""))
             self.groups[number] = group
-            found = {**group.fields, **(memory.categories and categories_by_part(group.spaces))}
+            found = {**answered, **group.fields, **(memory.categories and categories_by_part(group.spaces))}
             if different := sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name)):
                 here, first = ({name: each.get(name) for name in different} for each in (found, expected))
                 raise InputError(f"create_env() gave {here}, its first call gave {first}: each has to give the same")

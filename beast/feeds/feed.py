@@ -22,7 +22,8 @@ class Rows(NamedTuple):
     answer: Callable
     """`answer(action, policy_logits, baseline, version, core_state)` sends the actions back. All are of these rows,
     [1, N, …], but `core_state`, the one after them. `version` is the learner update whose weights chose, one number for
-    all or int32 [1, N] on the CPU."""
+    all or int32 [1, N] on the CPU. Fields that a feed was opened with beside its own are given by name, on
+    the CPU."""
 
 
 class Consumer(NamedTuple):

@@ -136,7 +136,7 @@ class SharedMemoryFeed(Feed):
         self.laps.lap("gather")
         return Rows(inputs, core_state, partial(self._answer, numbers))
 
-    def _answer(self, numbers: list[int], action, policy_logits, baseline, version, core_state) -> None:
+    def _answer(self, numbers: list[int], action, policy_logits, baseline, version, core_state, **more) -> None:
         self.laps.lap("forward")
         groups, width = [self.groups[number] for number in numbers], self.memory.group_width
         versions = torch.as_tensor(version, dtype=torch.int32).expand(baseline.shape)
@@ -150,6 +150,8 @@ class SharedMemoryFeed(Feed):
             answers = action, policy_logits, baseline, on_device
             names = "action", "policy_logits", "baseline", "policy_version"
             torch._foreach_copy_([row[name] for name in names], [x[:, mine] for x in answers])
+            for name, x in more.items():
+                self.tensors.put(name, group.slot, group.row, x[:, mine])
             group.core_state = tuple(state[:, mine] for state in core_state)
         self.tensors.download_actions([(group.slot, group.row) for group in groups])
         for number, group in zip(numbers, groups):

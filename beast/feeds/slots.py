@@ -115,8 +115,9 @@ class SlotTensors:
         self._tensors = self._shared
         if self.is_twin:
             self._tensors = {name: x.to(device, copy=True) for name, x in self._shared.items()}
-        others = {**written_by("agent"), **written_by("feed")}
-        self._env_fields = [name for name in self._tensors if name not in others]
+        of_env = {"obs", "final_obs", *written_by("env")}
+        self._env_fields = [name for name in self._tensors if name.partition("/")[0] in of_env]
+        self._agent_fields = [name for name in self._tensors if name not in (*self._env_fields, *written_by("feed"))]
         self._rows: dict[tuple[int, int], dict] = {}
         self._uploads: dict[tuple[int, int], list[list[torch.Tensor]]] = {}  # where to, where from
         self.full = [Fence(device) for _ in range(memory.num_slots)]
@@ -150,7 +151,7 @@ class SlotTensors:
         consecutive rollouts of a group overlap by one row. Of new environments there is NO_SLOT, and no action led to
         row 0."""
         if previous == NO_SLOT:
-            for name in written_by("agent"):
+            for name in self._agent_fields:
                 self._tensors[name][slot, 0] = 0
         else:
             self.memory.repeat_last_row(previous, slot)
@@ -159,6 +160,11 @@ class SlotTensors:
                     tensor[slot, 0] = tensor[previous, -1]
         for tensors in (self._tensors, self._shared):  # games are read in shared memory
             tensors["group"][slot], tensors["life"][slot] = group, life
+
+    def put(self, name: str, slot: int, row: int, values: torch.Tensor) -> None:
+        """Write a field of a row [1, K] that is read in shared memory, too."""
+        for tensors in {id(each): each for each in (self._tensors, self._shared)}.values():
+            tensors[name][slot, row : row + 1] = values
 
     def upload(self, slot: int, row: int) -> None:
         """Take over what the environments have written into a row."""

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -53,6 +54,7 @@ class Learner:
 
     def __init__(self, net: nn.Module, optimizer: torch.optim.Optimizer, max_bad_updates: int):
         self.net, self.optimizer, self.max_bad_updates = net, optimizer, max_bad_updates
+        self.nets = [net]  # several policies have one each (learners.py)
         self.rates = [group["lr"] for group in optimizer.param_groups]  # of the flags, whatever a checkpoint has
         self.steps = self.updates = self.bad_updates = self.bad_updates_in_a_row = 0
         self.seconds = 0.0  # of training, all starts of the run together
@@ -73,9 +75,13 @@ class Learner:
 
     def measure(self, batch: dict) -> Measured:
         """Steps and policy lag of `batch` [T+1, B, …]. The update may edit its batch: call this before it."""
-        final = is_final(batch["done"], batch["terminated"], batch["truncated"])[:-1]
+        steps = ~is_final(batch["done"], batch["terminated"], batch["truncated"])[:-1]
         lag = (self.updates - batch["policy_version"][1:]).float()
-        return Measured(batch, (~final).sum(), lag.mean(), lag.max())
+        if "counts" not in batch:
+            return Measured(batch, steps.sum(), lag.mean(), lag.max())
+        counts = batch["counts"][1:]  # the other rows have another policy's versions
+        lag = lag.where(counts, 0)
+        return Measured(batch, (steps & counts).sum(), lag.sum() / counts.sum().clamp(min=1), lag.max())
 
     def count(self, measured: Measured, outcome: Outcome) -> Counted | None:
         """Count an update, and return its numbers.
@@ -127,12 +133,26 @@ class Learner:
         return Counted(is_bad, numbers["stats/policy_lag_max"], numbers)
 
     def record_games(self, rows: dict) -> None:
-        """Note return and length in steps of the games that ended in a rollout's `rows`, numpy arrays [T+1, B]."""
+        """Note return and length in steps of the games that ended in a rollout's `rows`, numpy arrays [T+1, B]; with
+        `rows["counts"]`, of those that ended by an action which counts."""
         finished = finished_episodes(rows)
         with self.updating:
             self.episodes += len(finished)
             self.returns.extend(episode_return for episode_return, _ in finished)
             self.lengths.extend(length for _, length in finished)
+
+    def numbers(self) -> dict[str, float]:
+        """What a row of metrics says of it, beside its updates."""
+        found = {
+            "charts/learning_rate": self.optimizer.param_groups[0]["lr"], "stats/bad_updates": self.bad_updates,
+            "stats/updates": self.updates, "stats/episodes": self.episodes,
+        }  # fmt: skip
+        if self.returns:
+            found |= {
+                "charts/episodic_return": float(np.mean(self.returns)),
+                "charts/episodic_length": float(np.mean(self.lengths)),
+            }
+        return found
 
     def state_dict(self) -> dict:
         """All that a later start needs to go on as if there had been no stop; on a GPU call `settle` first."""

@@ -94,6 +94,19 @@ def saved_spaces(state: dict) -> EnvSpaces | None:
     return EnvSpaces(spaces_with_mask(whole, action, saved["has_mask"]), action, whole=whole)
 
 
+def of_policy(state: dict, policy: int, path: str | os.PathLike) -> dict:
+    """What a run with this one of the policies alone would have saved; `state` itself where there is one policy. Raises
+    InputError if there is no such policy."""
+    of_each = state.get("policies", [{}])
+    if not 0 <= policy < len(of_each):
+        raise InputError(f"{path}: there is no policy {policy}: its policies are 0 to {len(of_each) - 1}")
+    if "policies" not in state:
+        return state
+    prefix = f"{policy}."
+    net = {name.removeprefix(prefix): x for name, x in state["net"].items() if name.startswith(prefix)}
+    return {**state, **of_each[policy], "net": net}
+
+
 def fitting_weights(net: torch.nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Those of the weights that have a name and shape of the net's."""
     own = net.state_dict()

@@ -25,8 +25,8 @@ from beast.envs.films import Film
 from beast.envs.groups import EnvGroup, finished_episodes
 from beast.envs.masks import MASK
 from beast.envs.probe import probe_env
-from beast.envs.rows import rollout_fields
-from beast.envs.spaces import EnvSpaces, categories_by_part
+from beast.envs.rows import layout
+from beast.envs.spaces import EnvSpaces
 from beast.errors import InputError, UserError
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.processes import Child
@@ -136,6 +136,7 @@ def play_checkpoint(
     """
     path = flags.checkpoint or os.path.join(flags.root, flags.name, "checkpoint.pt")
     state = checkpoint.load(path, "--checkpoint" if flags.checkpoint else "", variants)
+    state = checkpoint.of_policy(state, getattr(flags, "policy", 0), path)
     own_flags = {name: getattr(flags, name) for name in (*OF_PLAYING, *own)}
     config = {**checkpoint.OLDER, **state["config"], **own_flags, "mode": "test"}
     names = [field.name for field in fields(flags)]
@@ -164,7 +165,7 @@ def play_checkpoint(
                 tell(f"warning: {as_argument(name, played_with[name])}: create_env() does not look at it")
             other = {name: x for name, x in played_with.items() if name in spaces.flags - {"group_width"}}
             flags_here = replace(flags_here, env=spaces.env_id)
-            if _layout(spaces) != _layout(learned):
+            if layout(spaces) != layout(learned):
                 what = f"--eval_env_kwargs {label}" if label else " ".join(as_argument(*each) for each in other.items())
                 raise InputError(
                     f"{what or spaces.env_id}: its spaces are not those that the agent has learned with. They are "
@@ -184,11 +185,6 @@ def play_checkpoint(
     write_json(output, result)
     print(f"written to {output}" + (f" and {flags.video}" if flags.video else ""))
     return result
-
-
-def _layout(spaces: EnvSpaces) -> tuple[dict, dict]:
-    """What a net needs to know of spaces: bounds are not among it."""
-    return rollout_fields(EnvSpaces(spaces.observations, spaces.action)), categories_by_part(spaces)
 
 
 def _shown(spaces: EnvSpaces) -> str:

@@ -26,6 +26,8 @@ from beast.learn.distributions import policy_of
 from beast.run import checkpoint
 from beast.run.directory import program_of
 
+LOADED = "beast_agent_"  # begins the names of modules that `import_agent` has made of files
+
 
 class State(NamedTuple):
     """What a policy remembers of N environments from one action to the next."""
@@ -87,9 +89,9 @@ class Policy:
         return env_actions(self.action_space, action[0].numpy()), State(core, action)
 
 
-def load(path: str, agent: str = "") -> Policy:
+def load(path: str, agent: str = "", policy: int = 0) -> Policy:
     """The policy of a checkpoint: see `beast.load`."""
-    state = checkpoint.load(path, "beast.load")
+    state = checkpoint.of_policy(checkpoint.load(path, "beast.load"), policy, path)
     trained_by = state.get("agent") or Path(program_of(state["config"].get("variant", ""))).stem
     if state["config"].get("variant") == "poly" and trained_by == "monobeast":
         trained_by = "polybeast"  # older checkpoints name the module of the net, not the agent's
@@ -115,7 +117,7 @@ def agent_of(flags: Any, net: nn.Module, variant: str) -> str:
     name = type(flags).__module__
     if getattr(sys.modules[name], "Net", None) is not type(net):
         name = type(net).__module__
-    if name == "__main__":
+    if name == "__main__" or name.startswith(LOADED):
         name = Path(getattr(sys.modules[name], "__file__", None) or program_of(variant)).stem
     return name
 
@@ -135,7 +137,7 @@ def import_agent(agent: str, path: str) -> ModuleType:
     if not file.is_file():
         raise InputError(f"{path}: there is no {file}, the agent's file; give the path of the one that trained it")
     # Under a name of its own, as two forks may have files of one name.
-    name = f"beast_agent_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:16]}"
+    name = f"{LOADED}{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

@@ -31,7 +31,7 @@ from beast.envs.spaces import EnvSpaces, categories_by_part
 from beast.errors import InputError, UserError, WorkerFailure
 from beast.feeds.actors import ActorProcesses, Actors, LocalActors, name_of_maker
 from beast.feeds.feed import Consumer, Feed
-from beast.feeds.memory import RolloutMemory
+from beast.feeds.memory import Fields, RolloutMemory
 from beast.feeds.shared_memory import SharedMemoryFeed
 from beast.files import replace_file
 from beast.learn.learner import Counted, Learner
@@ -63,6 +63,7 @@ class Training:
 
     def __init__(self, variant: str, flags, learner: Learner, resume_free: set[str], frames_per_step: int):
         self.flags, self.learner = flags, learner
+        self.total_steps = flags.total_steps * len(learner.nets)
         self.device = next(learner.net.parameters()).device
         self.cleanup = contextlib.ExitStack()
         self._config = {"variant": variant, **asdict(flags)}
@@ -107,7 +108,8 @@ class Training:
             else:  # a GPU's generator has another state than a CPU's
                 self.run.log(f"action noise begins anew: the run was on another kind of device than {self.device}")
         elif self.flags.init_from:
-            self.run.log(checkpoint.load_fitting_weights(learner.net, self.flags.init_from))
+            for net in learner.nets:
+                self.run.log(checkpoint.load_fitting_weights(net, self.flags.init_from))
 
     def __enter__(self) -> Training:
         """From here on a SIGINT, SIGTERM or SIGHUP is noted; after a SIGINT the next one does what it did before."""
@@ -141,7 +143,7 @@ class Training:
 
     def finished(self) -> bool:
         """Whether all steps or minutes are used up."""
-        return self.learner.steps >= self.flags.total_steps or 0 < 60 * self.flags.total_minutes <= self.seconds()
+        return self.learner.steps >= self.total_steps or 0 < 60 * self.flags.total_minutes <= self.seconds()
 
     def tell(self, **numbers: float) -> None:
         """Tell the environments numbers, which they find in `beast.envs.training_progress().told`: at once on this
@@ -156,7 +158,7 @@ class Training:
         self._tell_progress()
 
     def _tell_progress(self) -> None:
-        now = progress.Progress(self.learner.steps, self.flags.total_steps, self.told)
+        now = progress.Progress(self.learner.steps, self.total_steps, self.told)
         self.page.write(progress.encode(now))
 
     def record(self, counted: Counted | None, more: dict[str, float] | None = None) -> None:
@@ -193,13 +195,13 @@ class Training:
         self._metrics = Metrics(run.path, resume_step, flags.tensorboard, flags.track, flags.track_project)
         self.cleanup.callback(self._metrics.close)
         parameters = sum(parameter.numel() for parameter in learner.net.parameters())
-        precision = " in bf16" if getattr(learner.net, "amp", False) else ""
+        precision = " in bf16" if getattr(learner.nets[0], "amp", False) else ""
         emulator = {"beast": " on Beast's emulator", "ale": " on ale-py's emulator", "auto": ""}[flags.atari_backend]
         name = flags.env + (emulator if family_of(flags.env).has_emulators else "")
         net = f"{parameters:,} parameters on {self.device}{precision}"
-        observed = describe_encoders(learner.net)
+        observed = describe_encoders(learner.nets[0])
         run.log(", ".join([f"{flags.name}: {name}", *observed, net, feed.description, introduction]))
-        limits = flags.total_steps, flags.total_minutes
+        limits = self.total_steps, flags.total_minutes
         console = Console(*limits, self.frames_per_step, learner.steps, learner.seconds / 60)
         self.cleanup.callback(console.close)
         stop = threading.Event()
@@ -268,7 +270,7 @@ class Training:
         run.log(times)
         if failure:
             sys.exit(1)
-        if learner.steps >= flags.total_steps:
+        if learner.steps >= self.total_steps:
             run.log("all of --total_steps are done: raise them to train on, or give another --name")
         if self._signal == signal.SIGINT:
             raise KeyboardInterrupt
@@ -303,7 +305,7 @@ class Training:
         self.learner.seconds = self.seconds()
         wait_for(self.device)  # the learner's thread has a stream of its own
         state = copy.deepcopy({"config": self._config, **self.learner.state_dict()})
-        state["agent"] = agent_of(self.flags, self.learner.net, self._config["variant"])
+        state["agent"] = agent_of(self.flags, self.learner.nets[0], self._config["variant"])
         state |= {"action_rng": self.generator.get_state(), "told": dict(self.told), "spaces": self.spaces}
         wait_for(self.device)
         return state
@@ -347,14 +349,9 @@ class Training:
         row |= {
             "frames": learner.steps * self.frames_per_step, "hours": self.seconds() / 3600,
             "charts/SPS": (learner.steps - self._row_steps) / seconds,
-            "charts/learning_rate": learner.optimizer.param_groups[0]["lr"],
-            "stats/bad_updates": learner.bad_updates, "stats/updates": learner.updates,
-            "stats/episodes": learner.episodes, "stats/learner_wait": shares.get("time/learner_wait", 0.0),
-            **shares, **self._feed.measure(seconds, shares),
+            "stats/learner_wait": shares.get("time/learner_wait", 0.0),
+            **learner.numbers(), **shares, **self._feed.measure(seconds, shares),
         }  # fmt: skip
-        if learner.returns:
-            row["charts/episodic_return"] = float(np.mean(learner.returns))
-            row["charts/episodic_length"] = float(np.mean(learner.lengths))
         for line in self._feed.env_metrics.complaints():
             self.run.log(line)
         row |= self._evaluated
@@ -378,7 +375,7 @@ def prepare(flags, create_env: Callable, validate: Callable) -> tuple[Any, EnvSp
 def consumer_of(learner: Learner, max_policy_lag: int) -> Consumer:
     """What a feed is told of this learner."""
     return Consumer(
-        device=next(learner.net.parameters()).device, core_state=learner.net.initial_state(1),
+        device=next(learner.net.parameters()).device, core_state=learner.nets[0].initial_state(1),
         newest_update=lambda: learner.updates, record_games=learner.record_games, laps=learner.laps,
         max_policy_lag=max_policy_lag,
     )  # fmt: skip
@@ -386,12 +383,13 @@ def consumer_of(learner: Learner, max_policy_lag: int) -> Consumer:
 
 def open_feed(
     training: Training, create_env: Callable, spaces: EnvSpaces, num_groups: int, script: str, *,
-    batch_width: int, max_policy_lag: int = 0,
+    batch_width: int, max_policy_lag: int = 0, more_fields: Fields | None = None, actor_flags: Any = None,
 ) -> SharedMemoryFeed:  # fmt: skip
     """Start actors on this machine, and the feed of what they write; the training closes them.
 
     Each actor process runs `script`, the agent's file, until it comes to `run_if_actor`. Raises InputError where it
-    would not have the environments of `create_env`.
+    would not have the environments of `create_env`. `more_fields` of rows are answered by the agent, and `actor_flags`
+    are those of the script where the training has more.
     """
     flags, log, script = training.flags, training.run.log, os.path.abspath(script)
     training.spaces = checkpoint.describe_spaces(spaces)
@@ -404,7 +402,7 @@ def open_feed(
             f"--eval_minutes {flags.eval_minutes:g}: an evaluation runs {script}, which has not your {maker}; leave it "
             "out, or edit create_env in a copy of that file"
         )
-    layout = rollout_fields(spaces), flags.num_slots, flags.unroll_length, flags.group_width
+    layout = {**rollout_fields(spaces), **(more_fields or {})}, flags.num_slots, flags.unroll_length, flags.group_width
     memory = RolloutMemory(*layout, categories_by_part(spaces))
     if training.device.type == "cuda":
         training.cleanup.callback(pin_memory(memory.buffer, training.device, log))
@@ -414,7 +412,7 @@ def open_feed(
         actors = LocalActors(create_env, flags, memory, num_groups, training.env_seed)
     else:
         seed, page = training.env_seed, training.page
-        actors = ActorProcesses(script, flags, memory, num_groups, seed, log, maker, page)
+        actors = ActorProcesses(script, actor_flags or flags, memory, num_groups, seed, log, maker, page)
     training.cleanup.callback(actors.close)
     consumer = consumer_of(training.learner, max_policy_lag)
     return SharedMemoryFeed(consumer, memory, actors, batch_width, lock_step=flags.deterministic)

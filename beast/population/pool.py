@@ -1,0 +1,134 @@
+"""The policies of a run: those that learn, frozen past ones as opponents, and who beat whom."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from beast.learn.published import acting_copy
+from beast.population.ratings import ratings
+from beast.population.routing import begins
+
+RESULTS = 100  # latest games of each pair that count
+
+
+class Past:
+    """A policy as it once was."""
+
+    def __init__(self, net: nn.Module, parent: int, steps: int):
+        self.net, self.acting, self.parent, self.steps = net, acting_copy(net), parent, steps
+
+
+class Population:
+    """`live` are the numbers of the policies that learn, `past` those of the frozen ones that may be drawn now.
+
+    Every `every` steps of a live policy its weights are frozen as a past one, whose number is used once. When there are
+    more than `size` of them, every second one is dropped and `every` doubles, so that the rest covers the run evenly.
+    `at_once` of them are in `past`, drawn anew every quarter of `every`. A game that has begun is played to its end.
+    """
+
+    def __init__(self, nets: list[nn.Module], every: int, size: int, at_once: int, random: np.random.Generator):
+        self.live, self.past = list(range(len(nets))), list[int]()
+        self._nets, self._every, self._size, self._at_once, self._random = nets, every, size, at_once, random
+        self._all: dict[int, Past] = {}  # a dropped one may still play a game
+        self._kept: list[int] = []
+        self._next_number, self._frozen_at, self._drawn_at = len(nets), [0] * len(nets), [0] * len(nets)
+        self.results: dict[tuple[int, int], deque[float]] = {}  # of the first one, newest last: 1, 0.5 or 0
+
+    def net(self, number: int) -> nn.Module:
+        """A past policy's, to act with."""
+        return self._all[number].acting
+
+    def has(self, number: int) -> bool:
+        return number in self.live or number in self._all
+
+    def grow(self, policy: int, steps: int) -> None:
+        """Freeze a live policy's weights after so many steps of it, if that is due, and draw who is `past`."""
+        if not self._every:
+            return
+        if steps - self._frozen_at[policy] >= self._every:
+            self._frozen_at[policy] = steps
+            number, self._next_number = self._next_number, self._next_number + 1
+            self._all[number] = Past(copy.deepcopy(self._nets[policy]).requires_grad_(False), policy, steps)
+            self._inherit(policy, number)
+            self._kept.append(number)
+            if len(self._kept) > self._size:
+                self._kept = self._kept[::-2][::-1]  # the newest one stays
+                self._every *= 2
+            self._draw()
+        elif steps - self._drawn_at[policy] >= self._every / 4:
+            self._drawn_at[policy] = steps
+            self._draw()
+
+    def _draw(self) -> None:
+        count = min(self._at_once, len(self._kept))
+        self.past = sorted(self._random.choice(self._kept, count, replace=False).tolist())
+
+    def _inherit(self, parent: int, child: int) -> None:
+        for (first, second), results in list(self.results.items()):
+            if first == parent:
+                self.results[child, second] = deque(results, maxlen=RESULTS)
+            if second == parent:
+                self.results[first, child] = deque(results, maxlen=RESULTS)
+
+    def record(self, rollout: dict, seats: int) -> None:
+        """Note who beat whom in the games that ended in a rollout [T+1, K]: the seat with the higher return."""
+        if seats == 1:
+            return
+        names = "done", "episode_step", "episode_return", "policy"
+        done, step, returns, policy = (rollout[name].cpu().numpy() for name in names)
+        for t in range(len(done) - 1):
+            for first in seats * np.flatnonzero(begins(done[t + 1], step[t + 1], seats)):
+                there = [k for k in range(first, first + seats) if step[t, k] > 0]
+                for a in there:
+                    for b in there:
+                        if policy[t, a] != policy[t, b]:
+                            point = 0.5 + 0.5 * np.sign(float(returns[t, a]) - float(returns[t, b]))
+                            pair = int(policy[t, a]), int(policy[t, b])
+                            self.results.setdefault(pair, deque(maxlen=RESULTS)).append(float(point))
+
+    def payoff(self) -> dict[str, Any]:
+        """Who has won how many points of how many games against whom, and the ratings that follow (ratings.py)."""
+        numbers = self.live + self._kept
+        points, games = np.zeros((2, len(numbers), len(numbers)))
+        for i, first in enumerate(numbers):
+            for j, second in enumerate(numbers):
+                results = self.results.get((first, second), ())
+                points[i, j], games[i, j] = sum(results), len(results)
+        of_past = {number: self._all[number] for number in self._kept}
+        return {
+            "policies": numbers,
+            "parents": [of_past[n].parent if n in of_past else None for n in numbers],
+            "steps": [of_past[n].steps if n in of_past else None for n in numbers],
+            "ratings": ratings(points).tolist(), "points": points.tolist(), "games": games.astype(int).tolist(),
+        }  # fmt: skip
+
+    def state_dict(self) -> dict:
+        kept = {*self.live, *self._kept}
+        return {
+            "every": self._every, "next_number": self._next_number, "past": list(self.past),
+            "frozen_at": list(self._frozen_at), "drawn_at": list(self._drawn_at),
+            "draws": self._random.bit_generator.state,
+            "kept": [
+                {"number": number, "parent": past.parent, "steps": past.steps, "net": past.net.state_dict()}
+                for number, past in self._all.items()
+                if number in kept
+            ],
+            "results": [[*pair, list(x)] for pair, x in self.results.items() if kept.issuperset(pair)],
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict) -> None:
+        """Take over what `state_dict` returned."""
+        self._every, self._next_number, self.past = state["every"], state["next_number"], list(state["past"])
+        self._frozen_at, self._drawn_at = list(state["frozen_at"]), list(state["drawn_at"])
+        self._random.bit_generator.state = state["draws"]
+        for saved in state["kept"]:
+            net = copy.deepcopy(self._nets[saved["parent"]]).requires_grad_(False)
+            net.load_state_dict(saved["net"])
+            self._all[saved["number"]] = Past(net, saved["parent"], saved["steps"])
+        self._kept = [saved["number"] for saved in state["kept"]]
+        self.results = {(a, b): deque(results, maxlen=RESULTS) for a, b, results in state["results"]}

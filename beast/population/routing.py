@@ -1,0 +1,124 @@
+"""Which policy plays which environment, and batches for each of what it has played."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from beast.errors import InputError
+from beast.feeds.memory import Fields
+from beast.learn.nests import map_tensors
+
+POLICY: Fields = {"policy": ((), "int32")}  # a field of rows beside those of rows.py: the policy that chose `action`
+
+
+class Game(NamedTuple):
+    """A game that begins."""
+
+    env: int  # number of its environment
+    num_envs: int  # in the run
+    seats: int  # players, who are the environment's agents
+
+
+class Seats:
+    """Says who plays. A policy is drawn when a game begins, for all its seats at once, and plays to the game's end."""
+
+    def __init__(
+        self, choose: Callable[[Game], list[int]], has: Callable[[int], bool], num_columns: int, group_width: int,
+        seats: int = 1,
+    ):  # fmt: skip
+        """`choose(game)` names a policy for each seat, `has(policy)` says whether there is such one. `num_columns` are
+        those of all groups together."""
+        self._choose, self._has, self._group_width, self._seats = choose, has, group_width, seats
+        self._count = num_columns // seats
+
+    def players(self, inputs: dict) -> np.ndarray:
+        """The policies [N] that have to act on the rows of `Rows.inputs`. Raises InputError where `choose` names
+        others than there are."""
+        names = "policy", "group", "env_number", "done", "episode_step"
+        policy, group, number, done, step = (inputs[name][0].cpu().numpy() for name in names)
+        players = policy.copy()  # of the row before
+        for first in self._seats * np.flatnonzero(begins(done, step, self._seats)):
+            index = (int(group[first]) * self._group_width + int(number[first])) // self._seats
+            players[first : first + self._seats] = self._checked(Game(index, self._count, self._seats))
+        return players
+
+    def _checked(self, game: Game) -> list[int]:
+        chosen = self._choose(game)
+        if len(chosen) != game.seats or not all(map(self._has, chosen)):
+            raise InputError(
+                f"choose_policy gave {chosen} for {game}: give a policy of population.live or population.past for each "
+                f"of the {game.seats} seats"
+            )
+        return chosen
+
+
+def begins(done: np.ndarray, episode_step: np.ndarray, seats: int) -> np.ndarray:
+    """Whether a row begins a game, bool [E] of E environments with so many seats each, whose columns are [E * seats].
+    An agent may come later: a game begins where no seat has made a step."""
+    return done.reshape(-1, seats).any(1) & (episode_step == 0).reshape(-1, seats).all(1)
+
+
+def by_policy(players: np.ndarray) -> list[tuple[int, Any]]:
+    """Each policy of `players` [N] with its columns: a slice where they are neighbours, else an index."""
+    return [(policy, as_slice(np.flatnonzero(players == policy))) for policy in np.unique(players).tolist()]
+
+
+def as_slice(index: np.ndarray) -> slice | torch.Tensor:
+    """An ascending index as a slice, if it has no gaps."""
+    first, stop = int(index[0]), int(index[-1]) + 1
+    return slice(first, stop) if stop - first == len(index) else torch.from_numpy(index)
+
+
+def take(nest: Any, columns: slice | torch.Tensor) -> Any:
+    """These columns of nested tensors [T, N, …]."""
+    return map_tensors(lambda x: x[:, columns], nest)
+
+
+def put_together(parts: list[tuple[Any, Any]], width: int) -> Any:
+    """Nested tensors [T, width, …] of parts: (columns, tensors [T, n, …])."""
+
+    def place(*pieces: torch.Tensor) -> torch.Tensor:
+        whole = pieces[0].new_empty(len(pieces[0]), width, *pieces[0].shape[2:])
+        for (columns, _), piece in zip(parts, pieces):
+            whole[:, columns] = piece
+        return whole
+
+    if len(parts) == 1:
+        return parts[0][1]
+    return map_tensors(place, *(nest for _, nest in parts))
+
+
+class Dealer:
+    """Deals rollouts out as batches of one policy each. What does not fill a batch waits for the next rollout."""
+
+    def __init__(self, num_policies: int, batch_width: int):
+        self.batch_width = batch_width
+        self._waiting: list[tuple | None] = [None] * num_policies
+
+    def deal(self, rollout: dict, core_state: tuple) -> Iterator[tuple[int, dict, tuple]]:
+        """(policy, batch [T+1, B, …], core state) of a rollout [T+1, K, …] and what has waited.
+
+        A column that several policies have played goes to each of them. `batch["counts"]`, bool [T+1, B], are the rows
+        whose action the policy has chosen; it is left out where these are all. Batches are valid as long as the
+        rollout.
+        """
+        policy = rollout["policy"]
+        for number in set(policy[1:].unique().tolist()) & set(range(len(self._waiting))):  # others are past ones
+            own = policy == number
+            columns = as_slice(own[1:].any(0).nonzero().flatten().cpu().numpy())
+            part = take(({**rollout, "counts": own}, core_state), columns)
+            if waiting := self._waiting[number]:
+                part = tuple(map_tensors(lambda *x: torch.cat(x, dim=1), *pair) for pair in zip(waiting, part))
+            num_columns, first = part[0]["done"].shape[1], 0
+            while first + self.batch_width <= num_columns:
+                batch, state = take(part, slice(first, first + self.batch_width))
+                if batch["counts"][1:].all():
+                    del batch["counts"]
+                yield number, batch, state
+                first += self.batch_width
+            rest = take(part, slice(first, num_columns))
+            self._waiting[number] = map_tensors(torch.clone, rest) if first < num_columns else None

@@ -1,0 +1,312 @@
+"""MultiBeast: several policies of one agent file in one run, each with its own learner, weights and counts.
+
+    python multibeast.py --env PongNoFrameskip-v4 --num_policies 4 --name four   # train; the same line again resumes
+    python multibeast.py --agent my_fork.py --num_policies 2                     # a fork of monobeast.py
+    python multibeast.py --mode test --name four --policy 3                      # play whole games with one of them
+    python multibeast.py --mode match --rivals runs/four:0 runs/four:3           # who wins, where agents meet
+
+The agent's file has the environments, the net, the loss and the update. This file says who plays: `choose_policy`
+draws a policy for each seat when a game begins. `infer` acts with every policy on the environments that it plays, and
+`learn` trains each on the transitions whose actions it chose, and on no others.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from beast.envs.rows import nest_observations, rollout_fields
+from beast.envs.spaces import EnvSpaces, random_actions
+from beast.errors import InputError, exit_with_message
+from beast.feeds.actors import GROUPS_PER_ACTOR
+from beast.feeds.feed import Feed
+from beast.files import write_json
+from beast.learn.distributions import distribution
+from beast.learn.learners import Learners
+from beast.learn.published import PublishedWeights, start_weights
+from beast.population.match import play_match
+from beast.population.pool import Population
+from beast.population.ratings import outcome
+from beast.population.routing import POLICY, Dealer, Game, Seats, by_policy, put_together, take
+from beast.run import command_line, evaluation
+from beast.run.flags import RUN_LIMITS, check_limits, run_name
+from beast.run.policy import Policy, import_agent, load
+from beast.run.training import Result, Training, open_feed, prepare
+
+NEEDED = ("Flags", "create_env", "Net", "compute_loss", "update", "make_learner", "validate", "AGENT_FREE_ON_RESUME")
+
+
+@dataclass
+class PopulationFlags:
+    """Flags beside those of the agent's file."""
+
+    # Several policies.
+    agent: str = "monobeast.py"
+    """The agent's file, or a fork of it: every policy has its net, its loss and its flags."""
+    num_policies: int = 1
+    """Policies that learn. --total_steps are those of one of them."""
+    policy: int = 0
+    """Which of them --mode test plays."""
+    past_every: int = 0
+    """Steps of a policy after which its weights are frozen as a past policy, which plays on; 0: never."""
+    past_share: float = 0.5
+    """Share of the games of several seats in which one seat is a past policy's."""
+    past_size: int = 16
+    """Past policies that are kept. When there are more, every second one is dropped and --past_every doubles."""
+    past_at_once: int = 2
+    """Past policies that are drawn from at a time: each costs a forward pass of its own."""
+    mode: Literal["train", "test", "match"] = "train"
+    """train, play whole games with one policy of a run's checkpoint (test), or let two policies play each other
+    (match)."""
+    rivals: tuple[str, ...] = ()
+    """The two of --mode match: runs or checkpoints, each with the number of its policy behind a colon, as `runs/a:3`;
+    without one it is policy 0. The environment is that of the first."""
+
+
+# FORK HERE: who plays whom.
+def choose_policy(flags, game: Game, population: Population, random: np.random.Generator) -> list[int]:
+    """The policy of each seat of a game that begins. With one seat, neighbouring environments keep one policy, and all
+    policies have equally many. With several, each seat is drawn from `population.live`, and in --past_share of the
+    games one of them goes to one of `population.past`."""
+    if game.seats == 1:
+        return [game.env * flags.num_policies // game.num_envs]
+    chosen = random.choice(population.live, size=game.seats).tolist()
+    if population.past and random.random() < flags.past_share:
+        chosen[random.integers(game.seats)] = int(random.choice(population.past))
+    return chosen
+
+
+def infer(
+    feed: Feed, weights: list[PublishedWeights], population: Population, seats: Seats, generator: torch.Generator
+) -> None:
+    """Choose the actions of all rows that wait for them, until the feed closes. `generator` draws them."""
+    for rows in feed.acting():  # [1, N, …]: N environments wait
+        players = seats.players(rows.inputs)  # [N]
+        answers = []
+        for policy, columns in by_policy(players):
+            inputs, core_state = take((rows.inputs, rows.core_state), columns)
+            of_now = weights[policy].newest() if policy < len(weights) else nullcontext((population.net(policy), 0))
+            with torch.no_grad(), of_now as (net, version):
+                policy_logits, baseline, core_state = net(inputs, core_state)
+                action = distribution(net.action_space, policy_logits).sample(generator)
+            versions = torch.full(baseline.shape, version, dtype=torch.int32)
+            answers.append((columns, (action, policy_logits, baseline, versions, core_state)))
+        rows.answer(*put_together(answers, len(players)), policy=torch.from_numpy(players)[None])
+
+
+def learn(
+    training: Training,
+    feed: Feed,
+    weights: list[PublishedWeights],
+    population: Population,
+    seats: int,
+    update: Callable,
+) -> None:
+    """Train each policy on its own transitions as rollouts come, until all steps or minutes are used up.
+
+    Raises FloatingPointError after --max_bad_updates bad updates of one policy in a row.
+    """
+    flags, learners = training.flags, training.learner
+    assert isinstance(learners, Learners)
+    dealer = Dealer(flags.num_policies, flags.batch_width)
+    for rollout, state in feed.rollouts():  # [T+1, K, …]
+        population.record(rollout, seats)
+        for policy, batch, core_state in dealer.deal(rollout, state):  # [T+1, B, …]
+            learner = learners.each[policy]
+            with learners.updating:  # a lock: no checkpoint holds half an update
+                measured = learner.measure(batch)
+                if 0 < flags.max_policy_lag < measured.lag_max:
+                    feed.dropped_rollouts += 1
+                    continue
+                counted = learners.count_update(policy, measured, update(flags, learner, batch, core_state))
+                weights[policy].publish(learner.net, learner.updates)
+                population.grow(policy, learner.steps)
+                learners.laps.lap("publish")
+                training.record(counted)
+            if training.finished():
+                return
+
+
+def train(flags, choose_policy: Callable = choose_policy) -> Result:
+    """Train until steps or minutes are used up, or a signal asks for an end (see `Training.run_threads`)."""
+    agent = agent_module(flags.agent)
+    flags, env_spaces = prepare(flags, agent.create_env, partial(validate, agent))
+    num_groups = flags.num_actors * GROUPS_PER_ACTOR
+    num_columns = num_groups * flags.group_width
+    if num_columns < flags.num_policies * env_spaces.agents:
+        raise InputError(
+            f"--num_policies {flags.num_policies}: the run has {num_columns // env_spaces.agents} environments, and "
+            "each policy needs one: raise --group_width or --num_actors"
+        )
+    torch.manual_seed(flags.seed)
+    random = np.random.default_rng([flags.seed, 1])
+    each = [agent.make_learner(flags, env_spaces) for _ in range(flags.num_policies)]
+    population = Population(
+        [learner.net for learner in each], flags.past_every, flags.past_size, flags.past_at_once,
+        np.random.default_rng([flags.seed, 2]),
+    )  # fmt: skip
+    learners = Learners(each, random, {"population": population})
+    check_counts(agent, flags, learners.nets[0], env_spaces)
+    free = agent.AGENT_FREE_ON_RESUME | {"policy", "rivals"}
+    with Training("multi", flags, learners, free, env_spaces.frames_per_step) as training:
+        weights = [start_weights(learner, flags) for learner in learners.each]
+        own = {field.name: getattr(flags, field.name) for field in fields(agent.Flags)}
+        feed = open_feed(
+            training, agent.create_env, env_spaces, num_groups, str(agent.__file__), batch_width=flags.group_width,
+            more_fields=POLICY, actor_flags=agent.Flags(**own),
+        )  # fmt: skip
+        choose = partial(choose_policy, flags, population=population, random=random)
+        seats = Seats(choose, population.has, num_columns, flags.group_width, env_spaces.agents)
+        batch = f"{flags.batch_width} x {flags.unroll_length} steps"
+        return training.run_threads(
+            feed,
+            infer=partial(infer, feed, weights, population, seats, training.generator),
+            learn=partial(learn, training, feed, weights, population, env_spaces.agents, agent.update),
+            save_beside=partial(save_payoff, training, population) if env_spaces.agents > 1 else None,
+            introduction=f"{flags.num_policies} policies of {flags.agent}, updates of {batch} for each",
+        )
+
+
+def save_payoff(training: Training, population: Population) -> None:
+    """Write payoff.json: who has won how much against whom."""
+    write_json(training.run.path / "payoff.json", population.payoff())
+
+
+def check_counts(agent: ModuleType, flags, net: torch.nn.Module, env_spaces: EnvSpaces) -> None:
+    """Raise InputError unless the agent's loss leaves out transitions that do not count, and those alone."""
+    random, T, B = np.random.default_rng(0), 4, 2
+    rows = {name: np.zeros((T + 1, B, *shape), dtype) for name, (shape, dtype) in rollout_fields(env_spaces).items()}
+    for name, space in env_spaces.observations.items():
+        rows[f"obs/{name}"][...] = space.sample()
+    rows["action"] = np.stack([random_actions(env_spaces.action, B, random) for _ in range(T + 1)])
+    device = next(net.parameters()).device
+    batch = {name: torch.from_numpy(x).to(device) for name, x in rows.items()}
+    batch["counts"] = torch.tensor([True, False], device=device).expand(T + 1, B)
+
+    def loss_with(*rewards: float) -> float:
+        reward = torch.linspace(0, 1, T + 1, device=device)[:, None] * torch.tensor(rewards, device=device)
+        with torch.no_grad():
+            given = nest_observations({**batch, "reward": reward})
+            return float(agent.compute_loss(flags, net, given, net.initial_state(B))[0])
+
+    if loss_with(1, 0) != loss_with(1, 1) or loss_with(1, 0) == loss_with(0.5, 0):
+        raise InputError(
+            f"--agent {flags.agent}: its compute_loss trains on what other policies did: take mask and discounts of "
+            'vtrace.transition_masks(…, batch.get("counts")), as monobeast.py does'
+        )
+
+
+@functools.cache
+def agent_module(name: str) -> ModuleType:
+    """The agent's file, here or beside this one. Raises InputError if it is none, or lacks what a population needs."""
+    path = Path(name) if Path(name).is_file() else Path(__file__).with_name(name)
+    agent = import_agent(str(path), f"--agent {name}")
+    if missing := [each for each in NEEDED if not hasattr(agent, each)]:
+        raise InputError(f"--agent {name}: it has no {', '.join(missing)}; give monobeast.py or a fork of it")
+    if "num_actors" not in {field.name for field in fields(agent.Flags)}:
+        raise InputError(f"--agent {name}: its environments are in servers; give monobeast.py, or a fork of it")
+    return agent
+
+
+def flags_of(agent: ModuleType) -> Any:
+    """The class of a population's flags: those of the agent, and PopulationFlags."""
+
+    @dataclass
+    class Flags(PopulationFlags, agent.Flags):  # type: ignore[name-defined]
+        """Several policies of one agent file."""
+
+    return Flags
+
+
+def validate(agent: ModuleType, flags):
+    """The flags with automatic values filled in. Raises InputError with the value, the limit and the remedy."""
+    if not 1 <= flags.num_policies <= 64:
+        raise InputError(f"--num_policies {flags.num_policies}: give 1 to 64")
+    limits = {"past_every": (0, 10**12), "past_share": (0, 1), "past_size": (1, 1000), "past_at_once": (1, 64)}
+    check_limits(flags, limits)
+    if flags.auto:
+        raise InputError("--auto: it measures one policy; run --agent's own --mode tune, and give what it finds")
+    if flags.eval_minutes:
+        raise InputError(f"--eval_minutes {flags.eval_minutes:g}: it evaluates one policy; use --mode test --policy N")
+    return agent.validate(replace(flags, name=run_name("multi", flags)))
+
+
+def test(flags, given=()) -> dict:
+    """Play whole games with one policy of a checkpoint, and print and write their returns."""
+    agent = agent_module(flags.agent)
+    flags = validate(agent, flags)
+    return evaluation.play_checkpoint(
+        flags, agent.create_env, agent.Net, variants=("multi",), given=given, own=("policy",)
+    )
+
+
+def match(flags) -> dict:
+    """Let two policies play `--episodes` whole games; print who has won, and write match.json beside the first one's
+    checkpoint."""
+    if len(flags.rivals) != 2:
+        raise InputError(f"--rivals {' '.join(flags.rivals)}: give two, such as runs/a:0 runs/b:3")
+    check_limits(flags, {name: RUN_LIMITS[name] for name in ("seed", "episodes", "max_game_steps")})
+    paths, rivals = zip(*map(load_rival, flags.rivals))
+    limit, how = flags.max_game_steps, "greedy" if flags.greedy else "sampled"
+    played = play_match(rivals, flags.episodes, flags.seed, limit, flags.greedy, flags.video)
+    differences = [game.scores[0] - game.scores[1] for game in played]
+    wins, losses = sum(x > 0 for x in differences), sum(x < 0 for x in differences)
+    found = outcome(wins, losses, len(played) - wins - losses)
+    num_cut = sum(game.is_cut for game in played)
+    print(f"{flags.rivals[0]} against {flags.rivals[1]}: {len(played)} games of {rivals[0].flags.env}, {how}")
+    for name in ("wins", "losses", "ties", "score"):
+        value, low, high = getattr(found, name)
+        print(f"  {name:<7}{value:.3f}  ({low:.3f} to {high:.3f} with 95 % confidence)")
+    print(f"  rating {found.rating_difference:+.0f}; p = {found.probability:.2g} that they are equally strong")
+    if num_cut:
+        print(f"cut off after {limit:,} steps (--max_game_steps): {num_cut} of {len(played)} games")
+    result = {
+        "rivals": list(flags.rivals), "env": rivals[0].flags.env, "greedy": flags.greedy, "seed": flags.seed,
+        **found._asdict(), "games_cut": num_cut, "max_game_steps": limit,
+        "played": [game._asdict() for game in played],
+    }  # fmt: skip
+    if not math.isfinite(found.rating_difference):
+        result["rating_difference"] = None
+    output = paths[0].with_name("match.json")
+    write_json(output, result)
+    print(f"written to {output}" + (f" and {flags.video}" if flags.video else ""))
+    return result
+
+
+def load_rival(text: str) -> tuple[Path, Policy]:
+    """A rival's checkpoint and its policy. Raises MissingFile or InputError."""
+    name, colon, number = text.rpartition(":")
+    if not (colon and number.isdigit()):
+        name, number = text, "0"
+    path = Path(name) / "checkpoint.pt" if Path(name).is_dir() else Path(name)
+    return path, load(str(path), policy=int(number))
+
+
+def main() -> None:
+    words = iter(sys.argv[1:])
+    name = PopulationFlags.agent
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option == "--agent":
+            name = value if equals else next(words, name)
+    with exit_with_message():
+        agent = agent_module(name)
+        presets = getattr(agent, "PRESETS", {}), getattr(agent, "ABOUT", {})
+        flags = command_line.parse(flags_of(agent), __doc__, *presets)
+        modes: dict[str, Callable] = {"train": train, "test": lambda x: test(x, command_line.given()), "match": match}
+        modes[flags.mode](flags)
+
+
+if __name__ == "__main__":
+    main()

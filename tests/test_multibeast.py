@@ -1,0 +1,386 @@
+"""Several policies in one run: who acts where, who is trained on what, and what a run of them keeps."""
+
+import copy
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lock_step import metrics_of
+
+import beast
+import monobeast
+import multibeast
+from beast.envs.rows import is_final
+from beast.errors import InputError
+from beast.learn.learners import Learners
+from beast.learn.nests import map_tensors
+from beast.population.pool import Population
+from beast.population.routing import Dealer, Game, Seats, by_policy, put_together, take
+
+AGENT = multibeast.agent_module("monobeast.py")
+Flags = multibeast.flags_of(AGENT)
+SMALL = {
+    "env": "CartPole-v1", "num_actors": 1, "group_width": 8, "batch_width": 4, "unroll_length": 5, "hidden_size": 32,
+    "core_size": 8, "deterministic": True, "device": "cpu", "tensorboard": False,
+}  # fmt: skip
+
+
+def small_flags(tmp_path, **changes):
+    return Flags(**{**SMALL, "root": str(tmp_path), "name": "run", "total_steps": 2000, **changes})
+
+
+def weights_of(run: Path) -> dict:
+    return torch.load(run / "checkpoint.pt", weights_only=True)["net"]
+
+
+# --- one policy ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("core", ["none", "lstm"])
+@pytest.mark.parametrize("batch_width", [2, 8, 16], ids=["K over B", "K is B", "K below B"])
+def test_one_policy_is_monobeast_to_the_bit(tmp_path, core, batch_width):
+    changes = {**SMALL, "core": core, "batch_width": batch_width, "total_steps": 2400, "minibatches": 2}
+    monobeast.train(monobeast.Flags(**changes, root=str(tmp_path), name="mono"))
+    multibeast.train(Flags(**changes, root=str(tmp_path), name="multi"))
+    one, other = weights_of(tmp_path / "mono"), weights_of(tmp_path / "multi")
+    assert other.keys() == {f"0.{name}" for name in one}
+    if batch_width == 16:  # slots are free earlier, so other weights act: the batches are of the same columns
+        return
+    assert all(torch.equal(x, other[f"0.{name}"]) for name, x in one.items())
+    counts = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["counts"] for name in ("mono", "multi")]
+    assert counts[0]["updates"] == counts[1]["updates"] >= 25
+    assert all(counts[0][name] == counts[1][name] for name in ("steps", "updates", "episodes"))
+
+
+# --- who plays -------------------------------------------------------------------------------------------------------
+
+
+def rows_of(seats: int, step: list[int], done: list[int], policy: list[int], group: int = 0) -> dict:
+    n = len(step)
+    columns = {"policy": policy, "group": [group] * n, "env_number": range(n), "done": done, "episode_step": step}
+    rows = {name: torch.tensor(list(x), dtype=torch.int32)[None] for name, x in columns.items()}
+    return {**rows, "done": rows["done"].bool()}
+
+
+def test_a_policy_is_drawn_where_a_game_begins_and_stays_to_its_end():
+    asked = []
+
+    def choose(game):
+        asked.append(game)
+        return [2]
+
+    seats = Seats(choose, has=range(3).__contains__, num_columns=8, group_width=4)
+    players = seats.players(rows_of(1, step=[0, 7, 0, 3], done=[1, 0, 1, 1], policy=[0, 1, 0, 1], group=1))
+    assert players.tolist() == [2, 1, 2, 1], "a lost life begins an episode, and no game"
+    assert asked == [Game(4, 8, 1), Game(6, 8, 1)]
+
+
+def test_the_seats_of_a_game_are_drawn_together_and_who_comes_later_is_not_drawn_anew():
+    draws = iter([[1, 0, 1], [0, 0, 1]])
+    seats = Seats(lambda game: next(draws), has=range(2).__contains__, num_columns=12, group_width=6, seats=3)
+    # The third agent of the first environment is not there yet: it repeats a final row of no steps.
+    players = seats.players(rows_of(3, step=[0, 0, 0, 4, 4, 0], done=[1, 1, 0, 0, 0, 1], policy=[0, 0, 0, 1, 0, 0]))
+    assert players.tolist() == [1, 0, 1, 1, 0, 0]
+    players = seats.players(rows_of(3, step=[1, 1, 0, 0, 0, 0], done=[0, 0, 1, 1, 1, 1], policy=[1, 0, 1, 1, 0, 0]))
+    assert players.tolist() == [1, 0, 1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("chosen", [[], [0, 1], [3], [-1]])
+def test_a_choice_of_policies_that_are_not_there_is_refused_with_the_game(chosen):
+    seats = Seats(lambda game: chosen, has=range(3).__contains__, num_columns=4, group_width=4)
+    with pytest.raises(
+        InputError, match=re.escape(f"choose_policy gave {chosen} for Game(env=1, num_envs=4, seats=1)")
+    ):
+        seats.players(rows_of(1, step=[1, 0, 1, 1], done=[0, 1, 0, 0], policy=[0, 0, 0, 0]))
+
+
+def test_neighbouring_environments_have_one_policy_and_all_policies_as_many():
+    flags = Flags(num_policies=4)
+    random = np.random.default_rng(1)
+    population = Population([torch.nn.Linear(1, 1)] * 4, 0, 1, 1, random)
+    chosen = [multibeast.choose_policy(flags, Game(env, 12, 1), population, random) for env in range(12)]
+    assert chosen == [[0]] * 3 + [[1]] * 3 + [[2]] * 3 + [[3]] * 3
+    drawn = np.array([multibeast.choose_policy(flags, Game(0, 4, 3), population, random) for _ in range(400)])
+    assert drawn.shape == (400, 3) and np.bincount(drawn.flatten()).min() > 230, "each seat on its own"
+
+
+def test_columns_are_taken_and_put_together_again_in_their_places():
+    players = np.array([1, 0, 0, 1, 2], np.int32)
+    nest = {"a": torch.arange(10).view(2, 5), "b": (torch.arange(15.0).view(1, 5, 3),)}
+    parts = by_policy(players)
+    assert [policy for policy, _ in parts] == [0, 1, 2]
+    assert parts[0][1] == slice(1, 3) and parts[1][1].tolist() == [0, 3] and parts[2][1] == slice(4, 5)
+    taken = [(columns, take(nest, columns)) for _, columns in parts]
+    assert taken[1][1]["a"].tolist() == [[0, 3], [5, 8]]
+    again = put_together(taken, 5)
+    map_tensors(torch.testing.assert_close, again, nest)
+
+
+# --- who is trained on what ------------------------------------------------------------------------------------------
+
+
+def numbered_rollout(number: int, policy: torch.Tensor) -> tuple[dict, tuple]:
+    """A rollout whose rewards are numbers that no other row has."""
+    T, K = policy.shape[0] - 1, policy.shape[1]
+    ids = 1000.0 * number + torch.arange((T + 1) * K).view(T + 1, K)
+    rollout = {"policy": policy, "reward": ids, "done": torch.zeros(T + 1, K, dtype=torch.bool), "obs": {"obs": ids}}
+    return rollout, (ids[:1, :, None].clone(),)
+
+
+@pytest.mark.parametrize("batch_width", [1, 3, 4, 10])
+def test_each_transition_is_dealt_once_to_the_policy_that_chose_its_action_and_to_no_other(batch_width):
+    random = np.random.default_rng(batch_width)
+    dealer = Dealer(4, batch_width)
+    chosen, dealt = [set() for _ in range(4)], [[] for _ in range(4)]
+    for number in range(40):
+        T, K = 5, 6
+        changes = random.random((T + 1, K)) < (0.0 if number % 3 else 0.3)
+        policy = torch.from_numpy(np.where(changes, random.integers(4, size=(T + 1, K)), random.integers(4, size=K)))
+        rollout, state = numbered_rollout(number, policy.int())
+        for p in range(4):
+            chosen[p] |= set(rollout["reward"][1:][policy[1:] == p].tolist())
+        for p, batch, core_state in dealer.deal(rollout, state):
+            assert batch["reward"].shape == (T + 1, batch_width) and "policy" in batch
+            assert torch.equal(core_state[0][0, :, 0], batch["reward"][0]), "the state is that of the column"
+            assert torch.equal(batch["obs"]["obs"], batch["reward"])
+            counts = batch.get("counts", torch.ones(T + 1, batch_width, dtype=torch.bool))
+            assert torch.equal(counts[1:], batch["policy"][1:] == p)
+            dealt[p] += batch["reward"][1:][counts[1:]].tolist()
+        rollout["reward"].fill_(-1)  # the slot is free again: nobody may look at it
+    for p in range(4):
+        assert len(set(dealt[p])) == len(dealt[p]) and set(dealt[p]) <= chosen[p]
+        assert len(chosen[p]) - len(dealt[p]) <= (batch_width - 1) * 5, "what waits is less than a batch"
+
+
+def test_batches_of_one_policy_lie_where_the_rollout_does_and_keep_its_columns_order():
+    rollout, state = numbered_rollout(0, torch.tensor([0, 0, 0, 0, 1, 1]).int().expand(4, 6))
+    found = list(Dealer(2, 2).deal(rollout, state))
+    assert [policy for policy, *_ in found] == [0, 0, 1]
+    assert [batch["reward"][0].tolist() for _, batch, _ in found] == [[0, 1], [2, 3], [4, 5]]
+    assert all("counts" not in batch for _, batch, _ in found)
+    pointers = {batch["reward"].untyped_storage().data_ptr() for _, batch, _ in found}
+    assert pointers == {rollout["reward"].untyped_storage().data_ptr()}
+
+
+class Recorded:
+    """Rollouts and batches of a run as the learner saw them."""
+
+    def __init__(self, monkeypatch):
+        self.rollouts, self.batches = [], []
+        deal = Dealer.deal
+
+        def recording(dealer, rollout, core_state):
+            self.rollouts.append(map_tensors(torch.clone, (rollout, core_state)))
+            for policy, batch, state in deal(dealer, rollout, core_state):
+                self.batches.append((policy, map_tensors(torch.clone, batch)))
+                yield policy, batch, state
+
+        monkeypatch.setattr(Dealer, "deal", recording)
+
+
+@pytest.mark.parametrize("core", ["none", "lstm"])
+def test_a_policy_changes_where_a_game_begins_and_its_own_net_chose_its_actions(tmp_path, monkeypatch, core):
+    recorded = Recorded(monkeypatch)
+    flags = small_flags(
+        tmp_path, num_policies=3, core=core, amp="off", normalize_observations=False, learning_rate=1e-12
+    )
+    multibeast.train(flags, lambda flags, game, population, random: [int(random.integers(3))])
+    weights = weights_of(tmp_path / "run")
+    nets = []
+    for policy in range(3):
+        net = beast.load(str(tmp_path / "run" / "checkpoint.pt"), policy=policy).net
+        assert all(torch.equal(x, weights[f"{policy}.{name}"]) for name, x in net.state_dict().items())
+        nets.append(net)
+    changes = 0
+    for rollout, state in recorded.rollouts:
+        # The row before chose: a policy changes with the action at a game's first row.
+        changed = rollout["policy"][1:] != rollout["policy"][:-1]
+        assert (changed <= (rollout["episode_step"][:-1] == 0)).all()
+        changes += int(changed[1:].sum())
+        with torch.no_grad():
+            said = torch.stack([net(rollout, state)[0] for net in nets])[:, :-1]  # [3, T, K, 2]
+        chooser = rollout["policy"][1:].long()
+        own = torch.take_along_dim(said, chooser[None, :, :, None], 0)[0]
+        torch.testing.assert_close(own, rollout["policy_logits"][1:], rtol=1e-3, atol=1e-6)
+        other = torch.take_along_dim(said, (chooser[None, :, :, None] + 1) % 3, 0)[0]
+        assert ((other - rollout["policy_logits"][1:]).abs() > 1e-5).any(-1).float().mean() > 0.9
+    assert changes > 30
+
+
+def test_a_run_trains_each_policy_on_the_steps_that_it_chose_and_counts_its_games(tmp_path, monkeypatch):
+    recorded = Recorded(monkeypatch)
+    flags = small_flags(tmp_path, num_policies=3, total_steps=1500)
+    result = multibeast.train(flags, lambda flags, game, population, random: [int(random.choice(3, p=[0.6, 0.3, 0.1]))])
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    steps = [each["counts"]["steps"] for each in state["policies"]]
+    assert result.steps == sum(steps) == state["counts"]["steps"] >= 4500, "--total_steps are those of one policy"
+    for policy in range(3):
+        counted = 0
+        for _, batch in (each for each in recorded.batches if each[0] == policy):
+            final = is_final(batch["done"], batch["terminated"], batch["truncated"])
+            counted += int((~final[:-1] & (batch["policy"][1:] == policy)).sum())
+        assert counted == steps[policy]
+    assert any("counts" in batch for _, batch in recorded.batches)
+    assert steps[0] > steps[1] > steps[2] > 0
+    # Games by their final rows: whoever chose the last action.
+    games = [0, 0, 0]
+    for rollout, _ in recorded.rollouts:
+        over = is_final(rollout["done"], rollout["terminated"], rollout["truncated"])[:-1]
+        for policy in range(3):
+            games[policy] += int((over & (rollout["policy"][:-1] == policy)).sum())
+    assert games == [each["counts"]["episodes"] for each in state["policies"]]
+    assert sum(games) == state["counts"]["episodes"] > 30
+    updates = [each["counts"]["updates"] for each in state["policies"]]
+    assert updates == [sum(policy == p for policy, _ in recorded.batches) for p in range(3)]
+
+
+def test_an_update_of_one_policy_changes_no_other(tmp_path, monkeypatch):
+    begun = []
+
+    initialize = Learners.__init__
+
+    def begin(learners, *arguments):
+        initialize(learners, *arguments)
+        begun.append(copy.deepcopy(learners.net.state_dict()))
+
+    monkeypatch.setattr(Learners, "__init__", begin)
+    multibeast.train(
+        small_flags(tmp_path, num_policies=2, total_steps=600), lambda flags, game, population, random: [0]
+    )
+    weights, (before,) = weights_of(tmp_path / "run"), begun
+    assert all(torch.equal(x, before[name]) for name, x in weights.items() if name.startswith("1."))
+    assert not all(torch.equal(x, before[name]) for name, x in weights.items() if name.startswith("0."))
+    heads = [(name, x) for name, x in before.items() if name.startswith("0.policy")]
+    assert not all(torch.equal(x, before[name.replace("0.", "1.", 1)]) for name, x in heads), "weights of their own"
+
+
+def test_old_batches_of_a_policy_are_dropped_by_its_own_updates(tmp_path, monkeypatch):
+    recorded = Recorded(monkeypatch)
+    flags = small_flags(tmp_path, num_policies=2, max_policy_lag=1, group_width=8, batch_width=4, total_steps=1000)
+    multibeast.train(flags)
+    row = metrics_of(tmp_path / "run")[-1]
+    assert int(row["stats/dropped_rollouts"]) > 0 and float(row["stats/policy_lag_max"]) <= 1
+    trained = sum(int(row[f"policy{p}/stats/updates"]) for p in range(2))
+    assert trained + int(row["stats/dropped_rollouts"]) == len(recorded.batches)
+
+
+# --- a run -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_of_several_policies_resumes_tells_of_each_and_each_can_be_played(tmp_path, capsys):
+    flags = small_flags(tmp_path, num_policies=4, log_steps=500, seed=3)
+    multibeast.train(flags)
+    again = multibeast.train(small_flags(tmp_path, num_policies=4, log_steps=500, total_steps=3000, seed=3))
+    assert "resumed at step 8,0" in capsys.readouterr().err
+    assert 12_000 <= again.steps < 12_200
+    row = metrics_of(tmp_path / "run")[-1]
+    of_each = [int(row[f"policy{p}/stats/steps"]) for p in range(4)]
+    assert sum(of_each) == again.steps and max(of_each) < 1.2 * min(of_each)
+    for name in ("charts/episodic_return", "charts/learning_rate", "losses/value_loss", "stats/policy_lag_max"):
+        assert all(np.isfinite(float(row[f"policy{p}/{name}"])) for p in range(4))
+    mean = np.mean([float(row[f"policy{p}/losses/entropy"]) for p in range(4)])
+    assert float(row["losses/entropy"]) == pytest.approx(mean, rel=0.1)
+    assert float(row["charts/learning_rate"]) < 1e-6, "each has a schedule of its own"
+    result = multibeast.test(small_flags(tmp_path, policy=2, episodes=3, num_policies=4))
+    assert len(result["returns"]) == 3
+    policy = beast.load(str(tmp_path / "run" / "checkpoint.pt"), policy=3)
+    assert 0.7 * 3000 < policy.steps < 1.3 * 3000
+    action, _ = policy.act(np.zeros((1, 4), np.float32))
+    assert action.shape == (1,)
+    for number in (4, -1):
+        with pytest.raises(InputError, match=f"no policy {number}: its policies are 0 to 3"):
+            beast.load(str(tmp_path / "run" / "checkpoint.pt"), policy=number)
+    with pytest.raises(InputError, match="--num_policies 3 \\(the run has 4\\)"):
+        multibeast.train(small_flags(tmp_path, num_policies=3, total_steps=4000, seed=3))
+
+
+def test_a_stop_changes_nothing_of_who_plays_what_next(tmp_path):
+    def draws(run: str, *stops: int) -> list[int]:
+        found = []
+
+        def choose(flags, game, population, random):
+            found.append(int(random.integers(3)))
+            return [found[-1]]
+
+        for steps in stops:
+            multibeast.train(small_flags(tmp_path, name=run, num_policies=3, total_steps=steps, seed=5), choose)
+        return found
+
+    once, twice = draws("once", 900), draws("twice", 300, 900)
+    state = torch.load(tmp_path / "once" / "checkpoint.pt", weights_only=True)["draws"]
+    expected = np.random.default_rng([5, 1]).integers(3, size=len(once)).tolist()
+    assert once == expected and twice[: len(once)] == expected[: len(twice)]
+    assert json.dumps(state) == json.dumps(_state_after([5, 1], len(once)))
+
+
+def _state_after(seed, count) -> dict:
+    random = np.random.default_rng(seed)
+    for _ in range(count):
+        random.integers(3)
+    return random.bit_generator.state
+
+
+def test_a_bad_update_of_one_policy_is_counted_for_it_alone(tmp_path, monkeypatch):
+    update = AGENT.update
+
+    def spoiled(flags, learner, batch, core_state):
+        if (batch["env_number"] < 4).all() and (batch["group"] == 0).all() and learner.updates == 3:
+            batch["reward"][:] = torch.nan
+        return update(flags, learner, batch, core_state)
+
+    monkeypatch.setattr(AGENT, "update", spoiled)
+    multibeast.train(small_flags(tmp_path, num_policies=4, total_steps=400, reward_clip=1.0))
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert [each["counts"]["bad_updates"] for each in state["policies"]] == [1, 0, 0, 0]
+    assert state["counts"]["bad_updates"] == 1 and all(x.isfinite().all() for x in state["net"].values())
+
+
+def test_actors_of_a_run_are_those_of_the_agents_file_and_policies_act_in_them(tmp_path):
+    flags = small_flags(tmp_path, num_policies=2, deterministic=False, num_actors=2, total_steps=2000)
+    result = multibeast.train(flags)
+    state = torch.load(result.directory / "checkpoint.pt", weights_only=True)
+    assert all(each["counts"]["steps"] > 1000 for each in state["policies"])
+    assert "2 policies of monobeast.py" in (result.directory / "out.log").read_text()
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_a_fork_whose_loss_ignores_counts_is_refused_with_the_missing_line(tmp_path, monkeypatch):
+    text = Path(monobeast.__file__).read_text()
+    assert ', batch.get("counts"))\n' in text
+    fork = tmp_path / "fork.py"
+    fork.write_text(text.replace(', batch.get("counts"))\n', ")\n", 1))
+    monkeypatch.syspath_prepend(Path(monobeast.__file__).parent)
+    agent = multibeast.agent_module(str(fork))
+    flags = multibeast.flags_of(agent)(**{**SMALL, "agent": str(fork), "root": str(tmp_path), "name": "run"})
+    with pytest.raises(InputError, match=r"fork.py: its compute_loss trains on what other policies did.*transition_m"):
+        multibeast.train(flags)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["r2d2.py", "polybeast.py", "plot.py"])
+def test_files_that_are_no_agent_for_it_are_refused_by_name(name):
+    pytest.importorskip("libbeast") if name == "polybeast.py" else None
+    with pytest.raises(InputError, match=f"--agent {name}: "):
+        multibeast.agent_module(name)
+    with pytest.raises(InputError, match="nothing.py, the agent's file"):
+        multibeast.agent_module("nothing.py")
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"num_policies": 0}, "--num_policies 0: give 1 to 64"),
+        ({"num_policies": 17}, "--num_policies 17: the run has 16 environments"),
+        ({"eval_minutes": 1.0}, "--eval_minutes 1: it evaluates one policy"),
+        ({"auto": True}, "--auto: it measures one policy"),
+    ],
+)
+def test_what_several_policies_cannot_have_is_refused(tmp_path, changes, message):
+    with pytest.raises(InputError, match=message):
+        multibeast.train(small_flags(tmp_path, **changes))
+    assert not (tmp_path / "run").exists()

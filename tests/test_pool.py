@@ -1,0 +1,196 @@
+"""Past policies, who beat whom, and self-play with them."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+import toy_games
+
+import multibeast
+from beast.population.pool import RESULTS, Population
+from beast.population.routing import Dealer
+
+AGENT = multibeast.agent_module("monobeast.py")
+Flags = multibeast.flags_of(AGENT)
+
+
+def new_population(num_live=2, every=100, size=4, at_once=2, seed=0):
+    nets = [torch.nn.Linear(2, 2) for _ in range(num_live)]
+    return Population(nets, every, size, at_once, np.random.default_rng(seed)), nets
+
+
+def grown(population, steps, policy=0, step=10):
+    for now in range(step, steps + 1, step):
+        population.grow(policy, now)
+    return [(past["number"], past["steps"]) for past in population.state_dict()["kept"]]
+
+
+def test_past_policies_cover_the_run_evenly_and_a_number_is_used_once():
+    population, _ = new_population(size=4)
+    assert grown(population, 400) == [(2, 100), (3, 200), (4, 300), (5, 400)]
+    population, _ = new_population(size=4)
+    assert grown(population, 500) == [(2, 100), (4, 300), (6, 500)], "one too many: every second one stays"
+    population, _ = new_population(size=4)
+    assert grown(population, 1100) == [(2, 100), (6, 500), (8, 900)]  # from 500 on every 200 steps, from 900 on 400
+    kept = grown(new_population(size=16)[0], 20_000)
+    gaps = np.diff([steps for _, steps in kept])
+    assert 8 <= len(kept) <= 16 and set(gaps.tolist()) == {1600}
+
+
+def test_few_past_policies_are_drawn_from_at_a_time_and_all_have_their_turn():
+    population, _ = new_population(every=100, size=8, at_once=2)
+    assert population.past == [] and population.live == [0, 1]
+    population.grow(0, 100)
+    assert population.past == [2], "there is no other yet"
+    seen, changes = set(), 0
+    for now in range(110, 3000, 5):
+        before = population.past
+        population.grow(0, now)
+        changes += population.past != before
+        kept = [past["number"] for past in population.state_dict()["kept"]]
+        assert len(population.past) == min(2, len(kept)) and set(population.past) <= set(kept)
+        seen |= set(population.past)
+    assert len(seen) > 8 and 20 < changes < 120
+    population, _ = new_population(every=0)
+    population.grow(0, 10**9)
+    assert population.past == []
+
+
+def test_a_past_policy_stays_as_it_was_and_plays_on_when_it_is_dropped():
+    population, nets = new_population(every=100, size=1)
+    population.grow(1, 100)
+    before = copy.deepcopy(nets[1].state_dict())
+    with torch.no_grad():
+        nets[1].weight.add_(1)
+    assert all(torch.equal(x, before[name]) for name, x in population.net(2).state_dict().items())
+    population.grow(1, 200)
+    population.grow(1, 400)
+    assert [past["number"] for past in population.state_dict()["kept"]] == [4]
+    assert population.has(2) and torch.equal(population.net(2).weight, before["weight"])
+    assert population.has(0) and population.has(1) and not population.has(5) and not population.has(-1)
+
+
+def rollout_of(policy, done, step, returns):
+    rows = {"policy": policy, "done": done, "episode_step": step, "episode_return": returns}
+    return {name: torch.tensor(x) for name, x in rows.items()}
+
+
+def test_a_game_of_several_seats_is_a_result_for_each_pair_of_policies():
+    population, _ = new_population(num_live=3)
+    # Two environments of two seats. The first ends its game in row 1 (a win of policy 1), the second in row 2 (a tie)
+    # and again in row 3; its seats are one policy's then.
+    done = [[1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
+    step = [[0, 0, 5, 5], [1, 1, 6, 6], [0, 0, 7, 7], [1, 1, 0, 0], [2, 2, 0, 0]]
+    step[3][2:] = [1, 1]
+    done[3][2:] = [0, 0]
+    done[2][2:], step[2][2:] = [1, 1], [0, 0]
+    returns = [[0, 0, 1, 1], [-2, 3, 4, 4], [0, 0, 0, 0], [9, 9, 5, 1], [9, 9, 0, 0]]
+    policy = [[0, 1, 2, 0], [0, 1, 2, 0], [0, 1, 2, 0], [0, 1, 1, 1], [0, 1, 1, 1]]
+    rollout = rollout_of(policy, np.array(done, bool), step, np.array(returns, np.float32))
+    population.record(rollout, seats=2)
+    found = {pair: list(x) for pair, x in population.results.items()}
+    assert found == {(0, 1): [0.0], (1, 0): [1.0], (2, 0): [0.5], (0, 2): [0.5]}
+    population.record(rollout, seats=1)
+    assert {pair: list(x) for pair, x in population.results.items()} == found, "one seat beats nobody"
+
+
+def test_a_seat_that_has_not_come_has_neither_won_nor_lost():
+    population, _ = new_population(num_live=3)
+    done = np.array([[0, 0, 0], [1, 1, 0]], bool)
+    rollout = rollout_of([[0, 1, 2]] * 2, done, [[4, 3, 0], [0, 0, 0]], np.array([[1, 0, 0], [0, 0, 0]], np.float32))
+    population.record(rollout, seats=3)
+    assert {pair: list(x) for pair, x in population.results.items()} == {(0, 1): [1.0], (1, 0): [0.0]}
+
+
+def test_a_past_policy_begins_with_its_parents_results_and_the_latest_count():
+    population, _ = new_population(num_live=2)
+    done = np.array([[0, 0], [1, 1]], bool)
+    for number in range(RESULTS + 20):
+        won = np.array([[1, 0], [0, 0]] if number >= 20 else [[0, 1], [0, 0]], np.float32)
+        population.record(rollout_of([[0, 1]] * 2, done, [[3, 3], [0, 0]], won), seats=2)
+    assert sum(population.results[0, 1]) == RESULTS == len(population.results[0, 1])
+    population.grow(0, 100)
+    payoff = population.payoff()
+    assert payoff["policies"] == [0, 1, 2] and payoff["parents"] == [None, None, 0]
+    assert payoff["points"] == [[0, 100, 0], [0, 0, 0], [0, 100, 0]]
+    assert payoff["games"] == [[0, 100, 0], [100, 0, 100], [0, 100, 0]]
+    first, second, past = payoff["ratings"]
+    assert first == pytest.approx(past) and first > 180 > second
+    population.record(rollout_of([[2, 1]] * 2, done, [[3, 3], [0, 0]], 1 - won), seats=2)
+    assert sum(population.results[2, 1]) == 99 and sum(population.results[0, 1]) == 100, "and has its own from then on"
+
+
+def test_a_resumed_population_goes_on_as_if_there_had_been_no_stop():
+    straight, nets = new_population(size=4, every=100)
+    stopped, _ = new_population(size=4, every=100)
+    stopped._nets = nets
+    done = np.array([[0, 0], [1, 1]], bool)
+    won = np.array([[1, 0], [0, 0]], np.float32)
+    for now in range(10, 1500, 10):
+        for population in (straight, stopped):
+            population.grow(now // 10 % 2, now)
+            population.record(rollout_of([[0, 1]] * 2, done, [[3, 3], [0, 0]], won), seats=2)
+        with torch.no_grad():
+            nets[0].weight.add_(0.1)
+        if now in (250, 700, 710):
+            again = Population(nets, 100, 4, 2, np.random.default_rng(99))
+            again.load_state_dict(copy.deepcopy(stopped.state_dict()))
+            stopped = again
+        assert straight.past == stopped.past
+    one, other = straight.state_dict(), stopped.state_dict()
+    for a, b in zip(one["kept"], other["kept"]):
+        a, b = a.pop("net"), b.pop("net")
+        assert all(torch.equal(x, b[name]) for name, x in a.items())
+    assert json.dumps(one) == json.dumps(other) and len(one["kept"]) > 2
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def env(monkeypatch):
+    pytest.importorskip("pettingzoo", reason="pip install pettingzoo")
+    monkeypatch.setenv("PYTHONPATH", str(multibeast.Path(toy_games.__file__).parent))  # of actors
+    return "pettingzoo:toy_games"
+
+
+def self_play_flags(tmp_path, env, **changes):
+    small = {
+        "env": env, "root": str(tmp_path), "name": "run", "num_actors": 1, "group_width": 16, "batch_width": 8,
+        "unroll_length": 16, "hidden_size": 64, "tensorboard": False, "device": "cpu", "past_every": 1000,
+    }  # fmt: skip
+    return Flags(**{**small, **changes})
+
+
+def test_past_policies_play_and_are_not_trained_and_their_run_resumes(tmp_path, env, monkeypatch):
+    deal, seen, dealt = Dealer.deal, [], []
+
+    def recording(dealer, rollout, core_state):
+        seen.append((rollout["policy"].clone(), rollout["episode_step"].clone()))
+        for policy, batch, state in deal(dealer, rollout, core_state):
+            dealt.append(policy)
+            yield policy, batch, state
+
+    monkeypatch.setattr(Dealer, "deal", recording)
+    flags = self_play_flags(tmp_path, env, deterministic=True, num_policies=2, total_steps=3000, past_share=0.5)
+    result = multibeast.train(flags)
+    assert set(dealt) == {0, 1}
+    policies = torch.cat([policy[1:] for policy, _ in seen[len(seen) // 2 :]])  # where there are past ones
+    past = policies >= 2
+    games = past.unflatten(1, (-1, 2)).any(-1).float().mean()
+    assert 0.4 < games < 0.6, "--past_share of the games"
+    assert not past.unflatten(1, (-1, 2)).all(-1).any(), "one seat stays with a policy that learns"
+    state = torch.load(result.directory / "checkpoint.pt", weights_only=True)
+    assert result.steps == sum(each["counts"]["steps"] for each in state["policies"])
+    kept = state["population"]["kept"]
+    assert len(kept) >= 4 and {past["parent"] for past in kept} == {0, 1}
+    payoff = json.loads((result.directory / "payoff.json").read_text())
+    assert payoff["policies"] == [0, 1, *(past["number"] for past in kept)]
+    games = np.array(payoff["games"])
+    assert (games == games.T).all() and games[0, 1] == 100 and games[0, 2:].sum() > 100
+    again = multibeast.train(self_play_flags(tmp_path, env, deterministic=True, num_policies=2, total_steps=4000))
+    state = torch.load(again.directory / "checkpoint.pt", weights_only=True)["population"]
+    assert state["next_number"] > kept[-1]["number"] + 1
+    assert [past for past in state["kept"] if past["number"] == kept[0]["number"]], "the oldest one is still there"
