@@ -12,6 +12,7 @@ draws a policy for each seat when a game begins. `infer` acts with every policy 
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import sys
@@ -26,19 +27,22 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from beast.envs.rows import nest_observations, rollout_fields
+from beast.envs.rows import OBJECTIVE, REWARD_TERMS, nest_observations, rollout_fields
 from beast.envs.spaces import EnvSpaces, random_actions
 from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import GROUPS_PER_ACTOR
 from beast.feeds.feed import Feed
+from beast.feeds.memory import Fields
 from beast.files import write_json
 from beast.learn.distributions import distribution
+from beast.learn.learner import Learner
 from beast.learn.learners import Learners
 from beast.learn.published import PublishedWeights, start_weights
 from beast.population.match import play_match
 from beast.population.pool import Population
 from beast.population.ratings import outcome
-from beast.population.routing import POLICY, Dealer, Game, Seats, by_policy, put_together, take
+from beast.population.routing import POLICY, Dealer, Game, Seats, by_policy, finished_games, put_together, take
+from beast.population.tuned import Tuned
 from beast.run import command_line, evaluation
 from beast.run.flags import RUN_LIMITS, check_limits, run_name
 from beast.run.policy import Policy, import_agent, load
@@ -56,8 +60,6 @@ class PopulationFlags:
     """The agent's file, or a fork of it: every policy has its net, its loss and its flags."""
     num_policies: int = 1
     """Policies that learn. --total_steps are those of one of them."""
-    policy: int = 0
-    """Which of them --mode test plays."""
     past_every: int = 0
     """Steps of a policy after which its weights are frozen as a past policy, which plays on; 0: never."""
     past_share: float = 0.5
@@ -66,9 +68,43 @@ class PopulationFlags:
     """Past policies that are kept. When there are more, every second one is dropped and --past_every doubles."""
     past_at_once: int = 2
     """Past policies that are drawn from at a time: each costs a forward pass of its own."""
+    objective: Literal["score", "win"] = "score"
+    """What PBT ranks policies by, a mean over games: info["true_objective"] at the end of a game, or its return where
+    there is none; or the share of games in which a policy has the highest score of all seats."""
+
+    # Population-based training.
+    pbt: bool = False
+    """Let bad policies copy better ones, and vary what they are trained with. Give --lr_decay none, too."""
+    pbt_tune: tuple[str, ...] = ("learning_rate", "entropy_cost", "adam_beta1", "reward_terms")
+    """Numbers that vary: flags of the agent, adam_beta1 of its optimizer, and reward_terms, the coefficients of an
+    environment that names parts of its reward."""
+    pbt_start: int = 5_000_000
+    """Steps of a policy before the first event."""
+    pbt_period: int = 1_250_000
+    """Steps of a policy between two events."""
+    pbt_fraction: float = 0.3
+    """Share of the policies that count as the best, which are left alone, and as the worst, which may be replaced."""
+    pbt_gap_absolute: float = 1e-6
+    """A policy is replaced only if the objective of the other one is higher by more than this …"""
+    pbt_gap_relative: float = 0.1
+    """… and by more than this share of the larger one."""
+    pbt_mutation_rate: float = 0.15
+    """Probability with which each number changes in an event."""
+    pbt_factor: tuple[float, float] = (1.2, 1.2)
+    """Range of the factor by which a number is multiplied or divided."""
+    pbt_window: int = 100
+    """Latest games that make the objective."""
+    pbt_min_games: int = 20
+    """Games that a policy must have played since it was replaced, to be ranked."""
+    pbt_keep_first: bool = True
+    """Leave the numbers of policy 0 as they were given, or as they are copied."""
+
+    # Playing.
     mode: Literal["train", "test", "match"] = "train"
     """train, play whole games with one policy of a run's checkpoint (test), or let two policies play each other
     (match)."""
+    policy: int = 0
+    """Which policy --mode test plays."""
     rivals: tuple[str, ...] = ()
     """The two of --mode match: runs or checkpoints, each with the number of its policy behind a colon, as `runs/a:3`;
     without one it is policy 0. The environment is that of the first."""
@@ -106,13 +142,9 @@ def infer(
 
 
 def learn(
-    training: Training,
-    feed: Feed,
-    weights: list[PublishedWeights],
-    population: Population,
-    seats: int,
+    training: Training, feed: Feed, weights: list[PublishedWeights], population: Population, seats: int, tuned: Tuned,
     update: Callable,
-) -> None:
+) -> None:  # fmt: skip
     """Train each policy on its own transitions as rollouts come, until all steps or minutes are used up.
 
     Raises FloatingPointError after --max_bad_updates bad updates of one policy in a row.
@@ -121,7 +153,9 @@ def learn(
     assert isinstance(learners, Learners)
     dealer = Dealer(flags.num_policies, flags.batch_width)
     for rollout, state in feed.rollouts():  # [T+1, K, …]
-        population.record(rollout, seats)
+        games = finished_games(rollout, seats)
+        population.record(games)
+        tuned.record(games)
         for policy, batch, core_state in dealer.deal(rollout, state):  # [T+1, B, …]
             learner = learners.each[policy]
             with learners.updating:  # a lock: no checkpoint holds half an update
@@ -129,13 +163,28 @@ def learn(
                 if 0 < flags.max_policy_lag < measured.lag_max:
                     feed.dropped_rollouts += 1
                     continue
-                counted = learners.count_update(policy, measured, update(flags, learner, batch, core_state))
+                outcome = update(tuned.flags[policy], learner, batch, core_state)
+                counted = learners.count_update(policy, measured, outcome)
                 weights[policy].publish(learner.net, learner.updates)
                 population.grow(policy, learner.steps)
                 learners.laps.lap("publish")
                 training.record(counted)
             if training.finished():
                 return
+        with learners.updating:
+            for policy, donor in tuned.replaced(learners.steps):
+                # It counts as an update: what older weights have chosen is known by its number, and not trained on.
+                copy_learner(learners.each[policy], learners.each[donor])
+                dealer.forget(policy, learners.each[policy].updates)
+                weights[policy].publish(learners.nets[policy], learners.each[policy].updates)
+                population.inherit(donor, policy)
+
+
+def copy_learner(learner: Learner, donor: Learner) -> None:
+    """Give a learner the weights and the optimizer's state of another one; it keeps its counts."""
+    learner.net.load_state_dict(donor.net.state_dict())
+    learner.optimizer.load_state_dict(copy.deepcopy(donor.optimizer.state_dict()))
+    learner.updates += 1
 
 
 def train(flags, choose_policy: Callable = choose_policy) -> Result:
@@ -157,14 +206,19 @@ def train(flags, choose_policy: Callable = choose_policy) -> Result:
         np.random.default_rng([flags.seed, 2]),
     )  # fmt: skip
     learners = Learners(each, random, {"population": population})
+    terms = env_spaces.reward_terms
+    tuned = Tuned(flags, learners, terms, partial(validate, agent), np.random.default_rng([flags.seed, 3]))
     check_counts(agent, flags, learners.nets[0], env_spaces)
     free = agent.AGENT_FREE_ON_RESUME | {"policy", "rivals"}
     with Training("multi", flags, learners, free, env_spaces.frames_per_step) as training:
         weights = [start_weights(learner, flags) for learner in learners.each]
+        tuned.apply()
+        more: Fields = {**POLICY, OBJECTIVE: ((), "float32")}
+        more |= {REWARD_TERMS: ((len(terms),), "float32")} if terms else {}
         own = {field.name: getattr(flags, field.name) for field in fields(agent.Flags)}
         feed = open_feed(
             training, agent.create_env, env_spaces, num_groups, str(agent.__file__), batch_width=flags.group_width,
-            more_fields=POLICY, actor_flags=agent.Flags(**own),
+            more_fields=more, actor_flags=agent.Flags(**own), arrived=tuned.shape if terms and flags.pbt else None,
         )  # fmt: skip
         choose = partial(choose_policy, flags, population=population, random=random)
         seats = Seats(choose, population.has, num_columns, flags.group_width, env_spaces.agents)
@@ -172,15 +226,18 @@ def train(flags, choose_policy: Callable = choose_policy) -> Result:
         return training.run_threads(
             feed,
             infer=partial(infer, feed, weights, population, seats, training.generator),
-            learn=partial(learn, training, feed, weights, population, env_spaces.agents, agent.update),
-            save_beside=partial(save_payoff, training, population) if env_spaces.agents > 1 else None,
+            learn=partial(learn, training, feed, weights, population, env_spaces.agents, tuned, agent.update),
+            save_beside=partial(save_beside, training, population, tuned),
             introduction=f"{flags.num_policies} policies of {flags.agent}, updates of {batch} for each",
         )
 
 
-def save_payoff(training: Training, population: Population) -> None:
-    """Write payoff.json: who has won how much against whom."""
-    write_json(training.run.path / "payoff.json", population.payoff())
+def save_beside(training: Training, population: Population, tuned: Tuned) -> None:
+    """Write payoff.json, who has won how much against whom, and pbt.csv, who has copied whom."""
+    if population.results:
+        write_json(training.run.path / "payoff.json", population.payoff())
+    if tuned.pbt:
+        tuned.write(training.run.path / "pbt.csv")
 
 
 def check_counts(agent: ModuleType, flags, net: torch.nn.Module, env_spaces: EnvSpaces) -> None:
@@ -233,7 +290,21 @@ def validate(agent: ModuleType, flags):
     """The flags with automatic values filled in. Raises InputError with the value, the limit and the remedy."""
     if not 1 <= flags.num_policies <= 64:
         raise InputError(f"--num_policies {flags.num_policies}: give 1 to 64")
-    limits = {"past_every": (0, 10**12), "past_share": (0, 1), "past_size": (1, 1000), "past_at_once": (1, 64)}
+    if flags.pbt and flags.num_policies < 2:
+        raise InputError("--pbt: one policy has nobody to learn from; give --num_policies 2 or more")
+    if flags.pbt and flags.cuda_graphs:
+        raise InputError("--pbt: with --cuda_graphs no number of an update may change; leave one of them out")
+    limits: dict[str, tuple] = {
+        "past_every": (0, 10**12),
+        "past_share": (0, 1),
+        "past_size": (1, 1000),
+        "past_at_once": (1, 64),
+    }
+    limits |= {"pbt_start": (0, 10**12), "pbt_period": (1, 10**12), "pbt_fraction": (0.01, 0.5)}
+    limits |= {name: (0, math.inf) for name in ("pbt_gap_absolute", "pbt_gap_relative")}
+    limits |= {"pbt_mutation_rate": (0, 1), "pbt_window": (1, 10**6), "pbt_min_games": (1, flags.pbt_window)}
+    if not 1 <= flags.pbt_factor[0] <= flags.pbt_factor[1]:
+        raise InputError(f"--pbt_factor {flags.pbt_factor}: give two numbers from 1 up, the smaller one first")
     check_limits(flags, limits)
     if flags.auto:
         raise InputError("--auto: it measures one policy; run --agent's own --mode tune, and give what it finds")

@@ -4,6 +4,7 @@
     python plot.py runs/a-seed1 runs/a-seed2 runs/b --x hours --out ab.png
     python plot.py benchmarks/results/pong-two-actors-seed*.csv --x frames --average iqm --labels "two actors"
     python plot.py runs/duel --payoff --out duel.png                       # who beats whom, of multibeast.py
+    python plot.py runs/six --lineage --out six.png                        # who copied whom, of multibeast.py --pbt
 
 Runs of one code that differ only in seed and name make one curve: the mean or the interquartile mean (IQM) over the
 seeds, in a band of 95 % bootstrap confidence or from the lowest to the highest. The legend shows the last value of each
@@ -35,6 +36,7 @@ AXIS_LABEL = {
     "charts/episodic_length": "mean length of the last 100 episodes in steps",
     "charts/SPS": "agent steps per second",
 }
+PBT_COLUMNS = ("policy", "rank", "objective", "games", "what", "donor")  # of pbt.csv, beside the numbers that vary
 SAME_CURVE = ("seed", "name", "root")  # flags in which the runs of one curve may differ
 COLORS = (
     "#0072b2",
@@ -69,6 +71,8 @@ class Flags:
     """Around it: the 95 % confidence interval by bootstrap over the seeds, or from the lowest seed to the highest."""
     labels: tuple[str, ...] = ()
     """A label for each curve, in the order of the first run of each; none takes what the runs differ in."""
+    lineage: bool = False
+    """Draw who copied whom in one run with --pbt, and what the best policy at its end was trained with, by steps."""
     payoff: bool = False
     """Draw who beats whom in one run of several policies, sorted by rating, instead of a curve."""
     title: str = ""
@@ -222,14 +226,17 @@ def describe_averages(groups: list[list[Curve]], flags: Flags) -> str:
     return f"line: {average} over seeds; band: {band}; {rows}"
 
 
-def new_figure(width: float, height: float):
-    """A matplotlib Figure of so many inches, and its axes. Raises MissingPackage without matplotlib."""
+def new_figure(width: float, height: float, rows: int = 1, first: float = 1.0):
+    """A matplotlib Figure of so many inches, and its axes; of several rows, a list of them with a common x axis, the
+    first one `first` times as high as the others. Raises MissingPackage without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingPackage("plot.py draws with matplotlib, which is not installed: pip install matplotlib") from None
     figure = Figure(figsize=(width, height), dpi=160, layout="constrained")
-    return figure, figure.add_subplot()
+    if rows == 1:
+        return figure, figure.add_subplot()
+    return figure, list(figure.subplots(rows, sharex=True, height_ratios=[first, *[1] * (rows - 1)]))
 
 
 def draw_payoff(run: str, title: str = ""):
@@ -257,6 +264,59 @@ def draw_payoff(run: str, title: str = ""):
     axes.set_xlabel("against", fontsize=9, color="#444444")
     axes.set_ylabel("policy, of which one and when, rating", fontsize=9, color="#444444")
     axes.set_title(title or "points won, in percent of the latest games", loc="left", fontsize=10, color="#222222")
+    return figure
+
+
+def draw_lineage(run: str, title: str = ""):
+    """A matplotlib Figure of the pbt.csv of a run: a lane for each policy, in the color of the policy that its weights
+    come from, with an arrow for each copy; below it, along the ancestry of the policy that is best at the end, the
+    numbers that it was trained with. Raises InputError for a run that has none."""
+    path = Path(run) / "pbt.csv"
+    if not path.exists():
+        raise InputError(f"{run}: it has no pbt.csv; give a run of multibeast.py --pbt")
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    if not rows:
+        raise InputError(f"{run}: no event of --pbt has come yet")
+    events = [[row for row in rows if row["event"] == event] for event in dict.fromkeys(row["event"] for row in rows)]
+    policies = [int(row["policy"]) for row in events[0]]
+    names = [name for name in rows[0] if name not in ("event", "steps", *PBT_COLUMNS)]
+    figure, lanes = new_figure(7.2, 1.6 + 0.3 * len(policies) + 0.9 * len(names), 1 + len(names), 0.3 * len(policies))
+    lanes, *below = lanes
+    origin, since = {policy: policy for policy in policies}, dict.fromkeys(policies, 0)
+    for event in events:
+        steps, before = int(event[0]["steps"]), dict(origin)
+        for policy, donor in ((int(row["policy"]), int(row["donor"])) for row in event):
+            if donor != policy:
+                lanes.plot(
+                    [since[policy], steps], [policy] * 2, color=COLORS[before[policy] % len(COLORS)], linewidth=3
+                )
+                lanes.annotate("", (steps, policy), (steps, donor), arrowprops={"arrowstyle": "->", "color": "#888888"})
+                origin[policy], since[policy] = before[donor], steps
+    last = int(events[-1][0]["steps"])
+    for policy in policies:
+        lanes.plot([since[policy], last], [policy] * 2, color=COLORS[origin[policy] % len(COLORS)], linewidth=3)
+    lanes.set_yticks(policies)
+    lanes.set_ylabel("policy", fontsize=9, color="#444444")
+    lanes.set_title(title or "whose weights each policy has", loc="left", fontsize=10, color="#222222")
+    ranked = [row for row in events[-1] if row["rank"] == "0"]
+    best = int(ranked[0]["policy"]) if ranked else policies[0]
+    ancestry: list[tuple[int, dict[str, str]]] = []  # newest first
+    for event in reversed(events):
+        row = next(row for row in event if int(row["policy"]) == best)
+        ancestry.append((int(row["steps"]), row))
+        best = int(row["donor"])
+    for axes, name in zip(below, names):
+        axes.step(
+            [x for x, _ in ancestry[::-1]],
+            [float(row[name]) for _, row in ancestry[::-1]],
+            where="post",
+            color="#444444",
+        )
+        axes.set_ylabel(name, fontsize=7.5, color="#444444")
+    figure.supxlabel(
+        "steps of all policies; below, the ancestry of the best one at the end", fontsize=8, color="#777777"
+    )
     return figure
 
 
@@ -299,10 +359,10 @@ def main() -> None:
             raise InputError("nothing to draw: name one or more run directories, for example runs/pong")
         if flags.smooth < 1:
             raise InputError(f"--smooth {flags.smooth}: it must be at least 1, the number of rows to average over")
-        if flags.payoff:
-            if len(flags.paths) > 1:
-                raise InputError(f"--payoff: it draws one run, and there are {len(flags.paths)}")
-            figure = draw_payoff(flags.paths[0], flags.title)
+        if flags.payoff or flags.lineage:
+            if len(flags.paths) > 1 or flags.payoff and flags.lineage:
+                raise InputError(f"--payoff and --lineage each draw one run, and there are {len(flags.paths)}")
+            figure = (draw_payoff if flags.payoff else draw_lineage)(flags.paths[0], flags.title)
         else:
             curves = [read_curve(path, COLUMN[flags.x], flags.y, flags.smooth) for path in flags.paths]
             figure = draw(group_seeds(curves), flags)

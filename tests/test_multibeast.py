@@ -127,6 +127,7 @@ def numbered_rollout(number: int, policy: torch.Tensor) -> tuple[dict, tuple]:
     T, K = policy.shape[0] - 1, policy.shape[1]
     ids = 1000.0 * number + torch.arange((T + 1) * K).view(T + 1, K)
     rollout = {"policy": policy, "reward": ids, "done": torch.zeros(T + 1, K, dtype=torch.bool), "obs": {"obs": ids}}
+    rollout["policy_version"] = torch.full((T + 1, K), number)
     return rollout, (ids[:1, :, None].clone(),)
 
 
@@ -163,6 +164,21 @@ def test_batches_of_one_policy_lie_where_the_rollout_does_and_keep_its_columns_o
     assert all("counts" not in batch for _, batch, _ in found)
     pointers = {batch["reward"].untyped_storage().data_ptr() for _, batch, _ in found}
     assert pointers == {rollout["reward"].untyped_storage().data_ptr()}
+
+
+def test_what_older_weights_of_a_policy_have_chosen_is_forgotten():
+    dealer = Dealer(2, 2)
+    rollout, state = numbered_rollout(7, torch.tensor([0, 1, 1]).int().expand(4, 3))
+    assert [policy for policy, *_ in dealer.deal(rollout, state)] == [1]  # a column of policy 0 waits
+    for policy in range(2):
+        dealer.forget(policy, 9)
+    assert list(dealer.deal(rollout, state)) == []
+    rollout["policy_version"][2:] = 9  # the new weights have come in the middle
+    assert [policy for policy, *_ in dealer.deal(rollout, state)] == [1]
+    batches = {policy: batch for policy, batch, _ in dealer.deal(rollout, state)}
+    assert batches.keys() == {0, 1}, "of policy 0 a column of each rollout with the new weights"
+    for batch in batches.values():
+        assert batch["counts"].tolist() == [[False, False]] * 2 + [[True, True]] * 2
 
 
 class Recorded:

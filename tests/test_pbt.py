@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from beast.errors import InputError
 from beast.population.pbt import BETA1, PBT, Rules
 
 PAPER = Rules(
@@ -149,7 +150,7 @@ def test_the_objective_is_the_mean_of_the_latest_games_since_the_weights_were_re
     first, second = pbt.event()
     assert second.objective == pytest.approx((9 * 10 + 20) / 30) and second.games == 30
     assert second.what == "replaced" and len(pbt.windows[1]) == 0 and len(pbt.windows[0]) == 30
-    with pytest.raises(ValueError, match="policy 1: an objective is not finite"):
+    with pytest.raises(InputError, match="policy 1: the objective of a game is .*nan"):
         pbt.record(1, [1.0, math.nan])
     assert len(pbt.windows[1]) == 0
 
@@ -181,6 +182,8 @@ def test_a_stop_between_events_changes_nothing_of_what_follows():
                 state = json.loads(json.dumps(pbt.state_dict()))
                 pbt = new_pbt(6, seed=77, mutation_rate=0.5)
                 pbt.load_state_dict(state)
+        assert [(row["event"], row["policy"]) for row in pbt.history] == [(e, p) for e in range(1, 7) for p in range(6)]
+        assert [row["entropy_cost"] for row in pbt.history] == [x["values"]["entropy_cost"] for e in told for x in e]
         return told
 
     assert series() == series(0, 3) == series(0, 1, 2, 3, 4, 5)

@@ -219,3 +219,33 @@ def test_a_payoff_matrix_is_sorted_by_rating_and_names_past_policies(tmp_path, r
     output = tmp_path / "duel.png"
     run_main(plot, run, "--payoff", "--out", str(output))
     assert output.stat().st_size > 1000
+
+
+def test_a_lineage_shows_whose_weights_each_policy_has_and_what_the_best_one_was_trained_with(tmp_path, run_main):
+    run = make_run(tmp_path / "six", [1, 2])
+    with pytest.raises(InputError, match="it has no pbt.csv"):
+        plot.draw_lineage(run)
+    rows = [
+        "event,steps,policy,rank,objective,games,what,donor,learning_rate",
+        *("1,100,0,0,5,20,best,0,0.1", "1,100,1,2,1,20,replaced,0,0.12", "1,100,2,1,3,20,mutated,2,0.3"),
+        *("2,200,0,1,5,20,kept,0,0.1", "2,200,1,0,9,20,best,1,0.12", "2,200,2,2,1,20,replaced,1,0.144"),
+        *("3,300,0,2,5,20,kept,0,0.1", "3,300,1,1,9,20,kept,1,0.12", "3,300,2,0,9.5,20,best,2,0.144"),
+    ]
+    path = tmp_path / "six" / "pbt.csv"
+    path.write_text(rows[0] + "\n")
+    with pytest.raises(InputError, match="no event of --pbt has come yet"):
+        plot.draw_lineage(run)
+    path.write_text("\n".join(rows) + "\n")
+    lanes, rate = plot.draw_lineage(run).axes
+    pieces = {(tuple(line.get_xdata()), line.get_ydata()[0]): line.get_color() for line in lanes.lines}
+    first, second, third = plot.COLORS[:3]
+    assert pieces == {
+        ((0, 300), 0): first, ((0, 100), 1): second, ((100, 300), 1): first,
+        ((0, 200), 2): third, ((200, 300), 2): first,
+    }  # fmt: skip
+    (line,) = rate.lines
+    assert list(line.get_xdata()) == [100, 200, 300]
+    assert list(line.get_ydata()) == [0.12, 0.144, 0.144], "policy 2 has what 1 had, and policy 1 what 0 had"
+    output = tmp_path / "six.png"
+    run_main(plot, run, "--lineage", "--out", str(output))
+    assert output.stat().st_size > 1000

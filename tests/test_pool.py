@@ -10,7 +10,7 @@ import toy_games
 
 import multibeast
 from beast.population.pool import RESULTS, Population
-from beast.population.routing import Dealer
+from beast.population.routing import Dealer, Played, finished_games
 
 AGENT = multibeast.agent_module("monobeast.py")
 Flags = multibeast.flags_of(AGENT)
@@ -89,18 +89,28 @@ def test_a_game_of_several_seats_is_a_result_for_each_pair_of_policies():
     returns = [[0, 0, 1, 1], [-2, 3, 4, 4], [0, 0, 0, 0], [9, 9, 5, 1], [9, 9, 0, 0]]
     policy = [[0, 1, 2, 0], [0, 1, 2, 0], [0, 1, 2, 0], [0, 1, 1, 1], [0, 1, 1, 1]]
     rollout = rollout_of(policy, np.array(done, bool), step, np.array(returns, np.float32))
-    population.record(rollout, seats=2)
+    population.record(finished_games(rollout, 2))
     found = {pair: list(x) for pair, x in population.results.items()}
     assert found == {(0, 1): [0.0], (1, 0): [1.0], (2, 0): [0.5], (0, 2): [0.5]}
-    population.record(rollout, seats=1)
-    assert {pair: list(x) for pair, x in population.results.items()} == found, "one seat beats nobody"
+    alone, _ = new_population(num_live=3)
+    alone.record(finished_games(rollout, 1))
+    assert not alone.results, "one seat beats nobody"
+
+
+def test_the_score_of_a_game_is_what_the_environment_calls_success_or_else_its_return():
+    done = np.array([[0, 0], [1, 1]], bool)
+    rollout = rollout_of([[0, 1]] * 2, done, [[4, 3], [0, 0]], np.array([[10, 20], [0, 0]], np.float32))
+    assert finished_games(rollout, 2) == [[Played(0, 10), Played(1, 20)]]
+    assert finished_games(rollout, 1) == [[Played(0, 10)], [Played(1, 20)]]
+    rollout["objective"] = torch.tensor([[0.5, torch.nan], [torch.nan, torch.nan]])
+    assert finished_games(rollout, 2) == [[Played(0, 0.5), Played(1, 20)]]
 
 
 def test_a_seat_that_has_not_come_has_neither_won_nor_lost():
     population, _ = new_population(num_live=3)
     done = np.array([[0, 0, 0], [1, 1, 0]], bool)
     rollout = rollout_of([[0, 1, 2]] * 2, done, [[4, 3, 0], [0, 0, 0]], np.array([[1, 0, 0], [0, 0, 0]], np.float32))
-    population.record(rollout, seats=3)
+    population.record(finished_games(rollout, 3))
     assert {pair: list(x) for pair, x in population.results.items()} == {(0, 1): [1.0], (1, 0): [0.0]}
 
 
@@ -109,7 +119,7 @@ def test_a_past_policy_begins_with_its_parents_results_and_the_latest_count():
     done = np.array([[0, 0], [1, 1]], bool)
     for number in range(RESULTS + 20):
         won = np.array([[1, 0], [0, 0]] if number >= 20 else [[0, 1], [0, 0]], np.float32)
-        population.record(rollout_of([[0, 1]] * 2, done, [[3, 3], [0, 0]], won), seats=2)
+        population.record(finished_games(rollout_of([[0, 1]] * 2, done, [[3, 3], [0, 0]], won), 2))
     assert sum(population.results[0, 1]) == RESULTS == len(population.results[0, 1])
     population.grow(0, 100)
     payoff = population.payoff()
@@ -118,7 +128,7 @@ def test_a_past_policy_begins_with_its_parents_results_and_the_latest_count():
     assert payoff["games"] == [[0, 100, 0], [100, 0, 100], [0, 100, 0]]
     first, second, past = payoff["ratings"]
     assert first == pytest.approx(past) and first > 180 > second
-    population.record(rollout_of([[2, 1]] * 2, done, [[3, 3], [0, 0]], 1 - won), seats=2)
+    population.record(finished_games(rollout_of([[2, 1]] * 2, done, [[3, 3], [0, 0]], 1 - won), 2))
     assert sum(population.results[2, 1]) == 99 and sum(population.results[0, 1]) == 100, "and has its own from then on"
 
 
@@ -131,7 +141,7 @@ def test_a_resumed_population_goes_on_as_if_there_had_been_no_stop():
     for now in range(10, 1500, 10):
         for population in (straight, stopped):
             population.grow(now // 10 % 2, now)
-            population.record(rollout_of([[0, 1]] * 2, done, [[3, 3], [0, 0]], won), seats=2)
+            population.record(finished_games(rollout_of([[0, 1]] * 2, done, [[3, 3], [0, 0]], won), 2))
         with torch.no_grad():
             nets[0].weight.add_(0.1)
         if now in (250, 700, 710):

@@ -15,7 +15,7 @@ from beast.envs.agents import ABSENT
 from beast.envs.atari import LifeEpisodes
 from beast.envs.masks import MASK, legal_choices, spaces_with_mask
 from beast.envs.numbers import keep_numbers
-from beast.envs.rows import is_final, rollout_fields, written_by
+from beast.envs.rows import OBJECTIVE, REWARD_TERMS, is_final, rollout_fields, written_by
 from beast.envs.spaces import CATEGORICAL, EnvSpaces, choices, env_actions, in_a_line, misfit_observation, parts_by_name
 from beast.errors import InputError, raised
 from beast.machine import CLOSING_SECONDS
@@ -140,6 +140,11 @@ class EnvGroup:
         """Write the fields of ROW_FIELDS that environments write: those not `computed` here are in the infos, or 0."""
         for name in self._numbers:
             row[name][...] = computed[name] if name in computed else info.get(name, 0)
+        if REWARD_TERMS in row:
+            row[REWARD_TERMS][...] = info.get(REWARD_TERMS, 0)
+        if OBJECTIVE in row:
+            told = info.get("true_objective", np.full(self.num_envs, np.nan))
+            row[OBJECTIVE][...] = np.where(info.get("_true_objective", True), told, np.nan)
 
     def _write_observations(self, observations, fields: dict[str, np.ndarray], info: dict) -> None:
         for name, part in parts_by_name(self.env.single_observation_space, observations).items():

@@ -102,7 +102,24 @@ def probe_env(create_env: Callable, flags, **overrides) -> EnvSpaces:
             what = ", ".join(sorted(unseen))
             _warn(f"{name}: the agent will not see {what}, which the observation space lacks: add it there or drop it")
         known = {key: x for key, x in (env.metadata or {}).items() if key in ("frames_per_step", "atari_backend")}
-        return group.spaces._replace(env_id=name, agents=agents, flags=frozenset(read), **known)
+        terms = _reward_terms(env, name)
+        return group.spaces._replace(env_id=name, agents=agents, flags=frozenset(read), reward_terms=terms, **known)
+
+
+def _reward_terms(env: VectorEnv, name: str) -> dict[str, float]:
+    """The parts of the reward that an environment names, with their coefficients. Raises InputError for others than
+    finite numbers."""
+    first: Any = next(iter(getattr(env.unwrapped, "envs", [])), env)
+    terms = (
+        getattr(env, "reward_terms", None) or getattr(getattr(first, "unwrapped", first), "reward_terms", None) or {}
+    )
+    try:
+        found = {str(key): float(value) for key, value in dict(terms).items()}
+    except (TypeError, ValueError):
+        found = {"": math.nan}
+    if not all(map(math.isfinite, found.values())):
+        raise InputError(f"{name}: reward_terms {str(terms)[:200]}: give a dict of finite numbers, its coefficients")
+    return found
 
 
 def _warn(message: str) -> None:

@@ -32,6 +32,11 @@ ROW_FIELDS = {
 }
 
 
+# Fields of runs of several policies, which environments write where they have them (`more_fields` of a feed).
+OBJECTIVE = "objective"  # in an agent's last row of a game what counts as its success, else NaN
+REWARD_TERMS = "reward_terms"  # amounts that arrived with the reward, one for each of `EnvSpaces.reward_terms`
+
+
 def written_by(writer: str) -> dict[str, str]:
     """Name -> dtype of the fields that it writes, in the table's order."""
     return {name: field.dtype for name, field in ROW_FIELDS.items() if field.writer == writer}

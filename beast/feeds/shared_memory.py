@@ -2,7 +2,7 @@
 
 import collections
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -35,10 +35,10 @@ class SharedMemoryFeed(Feed):
 
     def __init__(
         self, consumer: Consumer, memory: RolloutMemory, actors: Actors, batch_width: int, *,
-        lock_step: bool = False, joins_groups: bool | None = None,
+        lock_step: bool = False, joins_groups: bool | None = None, arrived: Callable[[dict], None] | None = None,
     ):  # fmt: skip
         """`lock_step` is for `--deterministic`. `joins_groups` is for tests: answer all ready groups at once, as on a
-        GPU."""
+        GPU. `arrived(row)` may change a row [1, K, …] before anybody else reads it."""
         super().__init__(consumer, actors.processes)
         self.workers, self.memory, self.actors, self.batch_width = actors.workers, memory, actors, batch_width
         self.slots, self.tensors = Slots(memory.num_slots, lock_step), SlotTensors(memory, self.device)
@@ -51,6 +51,7 @@ class SharedMemoryFeed(Feed):
         self._new_state = tuple(
             x.to(self.device).repeat_interleave(memory.group_width, dim=1) for x in consumer.core_state
         )
+        self._arrived = arrived
         self._taken: list[int] = []  # full slots of the next batch, which waits for more
         self._starving: list[int] = []  # groups that wait for a free slot
         self._starved_seconds, self._starving_since = 0.0, time.monotonic()  # time of all groups together
@@ -100,6 +101,8 @@ class SharedMemoryFeed(Feed):
         for group in (self.groups[number] for number in ready):
             if group.slot != NO_SLOT:
                 self.tensors.upload(group.slot, group.row)
+                if self._arrived:
+                    self._arrived(self.tensors.row(group.slot, group.row))
                 if group.row == self.memory.unroll_length:
                     self.tensors.full[group.slot].set()
                     self.slots.fill(group.slot)

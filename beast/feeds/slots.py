@@ -6,7 +6,7 @@ import threading
 import torch
 
 from beast.device import Fence
-from beast.envs.rows import nest_observations, written_by
+from beast.envs.rows import OBJECTIVE, REWARD_TERMS, nest_observations, written_by
 from beast.feeds.memory import RolloutMemory
 
 NO_SLOT = -1
@@ -115,7 +115,7 @@ class SlotTensors:
         self._tensors = self._shared
         if self.is_twin:
             self._tensors = {name: x.to(device, copy=True) for name, x in self._shared.items()}
-        of_env = {"obs", "final_obs", *written_by("env")}
+        of_env = {"obs", "final_obs", *written_by("env"), OBJECTIVE, REWARD_TERMS}
         self._env_fields = [name for name in self._tensors if name.partition("/")[0] in of_env]
         self._agent_fields = [name for name in self._tensors if name not in (*self._env_fields, *written_by("feed"))]
         self._rows: dict[tuple[int, int], dict] = {}

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from beast.errors import InputError
+
 BETA1 = "adam_beta1"  # of the optimizer, no flag of an agent
 # A factor changes the distance of these from 1.
 BELOW_ONE = {"discount", "vtrace_lambda", BETA1}
@@ -60,24 +62,25 @@ class PBT:
         All policies but the first begin with mutated `defaults`."""
         self.rules, self._is_valid, self._random = rules, is_valid, random
         self.windows = [deque[float](maxlen=rules.window) for _ in range(num_policies)]
-        self.num_events = 0
+        self.num_events, self.history = 0, list[dict]()  # rows of pbt.csv, one a policy and event
         self.values = [dict(defaults) for _ in range(num_policies)]
         for policy in range(num_policies):
             if policy or not rules.keep_first:
                 self.values[policy] = self._mutate(dict(defaults))
 
     def record(self, policy: int, objectives: Sequence[float]) -> None:
-        """Note the objectives of games that a policy has played. Raises ValueError for one that is not finite."""
+        """Note the objectives of games that a policy has played. Raises InputError for one that is not finite."""
         if not all(map(math.isfinite, objectives)):
-            raise ValueError(f"policy {policy}: an objective is not finite: {[x for x in objectives if x - x != 0]}")
+            raise InputError(f"policy {policy}: the objective of a game is {objectives}: give finite numbers")
         self.windows[policy].extend(objectives)
 
     def is_due(self, steps: int) -> bool:
         """Whether an event is due after so many steps of all policies together."""
         return steps >= len(self.values) * (self.rules.start + self.num_events * self.rules.period)
 
-    def event(self) -> list[Change]:
-        """Decide, by one snapshot of the objectives, what becomes of each policy; take the new values over."""
+    def event(self, steps: int = 0) -> list[Change]:
+        """Decide, by one snapshot of the objectives, what becomes of each policy after so many steps of all; take the
+        new values over."""
         rules, self.num_events = self.rules, self.num_events + 1
         games = [len(window) for window in self.windows]
         objectives = [float(np.mean(window)) if window else math.nan for window in self.windows]
@@ -106,6 +109,8 @@ class PBT:
             self.values[change.policy] = change.values
             if change.donor != change.policy:
                 self.windows[change.policy].clear()
+            told = {name: x for name, x in change._asdict().items() if name != "values"}
+            self.history.append({"event": self.num_events, "steps": steps, **told, **change.values})
         return changes
 
     def _is_better(self, candidate: float, own: float) -> bool:
@@ -126,6 +131,7 @@ class PBT:
     def state_dict(self) -> dict:
         return {
             "num_events": self.num_events, "values": [dict(values) for values in self.values],
+            "history": list(self.history),
             "windows": [list(window) for window in self.windows], "draws": self._random.bit_generator.state,
         }  # fmt: skip
 
@@ -135,4 +141,5 @@ class PBT:
         for window, objectives in zip(self.windows, state["windows"]):
             window.clear()
             window.extend(objectives)
+        self.history = list(state["history"])
         self._random.bit_generator.state = state["draws"]

@@ -11,7 +11,7 @@ from torch import nn
 
 from beast.learn.published import acting_copy
 from beast.population.ratings import ratings
-from beast.population.routing import begins
+from beast.population.routing import Played
 
 RESULTS = 100  # latest games of each pair that count
 
@@ -54,7 +54,7 @@ class Population:
             self._frozen_at[policy] = steps
             number, self._next_number = self._next_number, self._next_number + 1
             self._all[number] = Past(copy.deepcopy(self._nets[policy]).requires_grad_(False), policy, steps)
-            self._inherit(policy, number)
+            self.inherit(policy, number)
             self._kept.append(number)
             if len(self._kept) > self._size:
                 self._kept = self._kept[::-2][::-1]  # the newest one stays
@@ -68,28 +68,23 @@ class Population:
         count = min(self._at_once, len(self._kept))
         self.past = sorted(self._random.choice(self._kept, count, replace=False).tolist())
 
-    def _inherit(self, parent: int, child: int) -> None:
+    def inherit(self, parent: int, child: int) -> None:
+        """A policy that has another one's weights begins with its results."""
+        for pair in [pair for pair in self.results if child in pair]:
+            del self.results[pair]
         for (first, second), results in list(self.results.items()):
-            if first == parent:
+            if first == parent and second != child:
                 self.results[child, second] = deque(results, maxlen=RESULTS)
-            if second == parent:
+            if second == parent and first != child:
                 self.results[first, child] = deque(results, maxlen=RESULTS)
 
-    def record(self, rollout: dict, seats: int) -> None:
-        """Note who beat whom in the games that ended in a rollout [T+1, K]: the seat with the higher return."""
-        if seats == 1:
-            return
-        names = "done", "episode_step", "episode_return", "policy"
-        done, step, returns, policy = (rollout[name].cpu().numpy() for name in names)
-        for t in range(len(done) - 1):
-            for first in seats * np.flatnonzero(begins(done[t + 1], step[t + 1], seats)):
-                there = [k for k in range(first, first + seats) if step[t, k] > 0]
-                for a in there:
-                    for b in there:
-                        if policy[t, a] != policy[t, b]:
-                            point = 0.5 + 0.5 * np.sign(float(returns[t, a]) - float(returns[t, b]))
-                            pair = int(policy[t, a]), int(policy[t, b])
-                            self.results.setdefault(pair, deque(maxlen=RESULTS)).append(float(point))
+    def record(self, games: list[list[Played]]) -> None:
+        """Note who beat whom: for each two seats of a game, the one with the higher score."""
+        for game in games:
+            for one in game:
+                for other in (other for other in game if other.policy != one.policy):
+                    point = 0.5 + 0.5 * float(np.sign(one.score - other.score))
+                    self.results.setdefault((one.policy, other.policy), deque(maxlen=RESULTS)).append(point)
 
     def payoff(self) -> dict[str, Any]:
         """Who has won how many points of how many games against whom, and the ratings that follow (ratings.py)."""

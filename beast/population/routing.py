@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from beast.envs.rows import OBJECTIVE
 from beast.errors import InputError
 from beast.feeds.memory import Fields
 from beast.learn.nests import map_tensors
@@ -62,6 +63,29 @@ def begins(done: np.ndarray, episode_step: np.ndarray, seats: int) -> np.ndarray
     return done.reshape(-1, seats).any(1) & (episode_step == 0).reshape(-1, seats).all(1)
 
 
+class Played(NamedTuple):
+    """A seat's part of a game that has ended."""
+
+    policy: int
+    score: float  # its objective, where the environment tells one, else its return
+
+
+def finished_games(rollout: dict, seats: int) -> list[list[Played]]:
+    """The games that ended in a rollout [T+1, K]: of each the seats that took part. The next rollout, which repeats row
+    T, has those that end in it."""
+    names = "done", "episode_step", "episode_return", "policy"
+    done, step, scores, policy = (rollout[name].cpu().numpy() for name in names)
+    if OBJECTIVE in rollout:
+        told = rollout[OBJECTIVE].cpu().numpy()
+        scores = np.where(np.isfinite(told), told, scores)
+    games = []
+    for t in range(len(done) - 1):
+        for first in seats * np.flatnonzero(begins(done[t + 1], step[t + 1], seats)):
+            there = [k for k in range(first, first + seats) if step[t, k] > 0]
+            games.append([Played(int(policy[t, k]), float(scores[t, k])) for k in there])
+    return list(filter(None, games))
+
+
 def by_policy(players: np.ndarray) -> list[tuple[int, Any]]:
     """Each policy of `players` [N] with its columns: a slice where they are neighbours, else an index."""
     return [(policy, as_slice(np.flatnonzero(players == policy))) for policy in np.unique(players).tolist()]
@@ -98,6 +122,11 @@ class Dealer:
     def __init__(self, num_policies: int, batch_width: int):
         self.batch_width = batch_width
         self._waiting: list[tuple | None] = [None] * num_policies
+        self._since = [0] * num_policies
+
+    def forget(self, policy: int, version: int) -> None:
+        """Train a policy on nothing that its weights chose before they had this version."""
+        self._waiting[policy], self._since[policy] = None, version
 
     def deal(self, rollout: dict, core_state: tuple) -> Iterator[tuple[int, dict, tuple]]:
         """(policy, batch [T+1, B, …], core state) of a rollout [T+1, K, …] and what has waited.
@@ -108,7 +137,9 @@ class Dealer:
         """
         policy = rollout["policy"]
         for number in set(policy[1:].unique().tolist()) & set(range(len(self._waiting))):  # others are past ones
-            own = policy == number
+            own = (policy == number) & (rollout["policy_version"] >= self._since[number])
+            if not own[1:].any():
+                continue
             columns = as_slice(own[1:].any(0).nonzero().flatten().cpu().numpy())
             part = take(({**rollout, "counts": own}, core_state), columns)
             if waiting := self._waiting[number]:

@@ -384,12 +384,13 @@ def consumer_of(learner: Learner, max_policy_lag: int) -> Consumer:
 def open_feed(
     training: Training, create_env: Callable, spaces: EnvSpaces, num_groups: int, script: str, *,
     batch_width: int, max_policy_lag: int = 0, more_fields: Fields | None = None, actor_flags: Any = None,
+    arrived: Callable[[dict], None] | None = None,
 ) -> SharedMemoryFeed:  # fmt: skip
     """Start actors on this machine, and the feed of what they write; the training closes them.
 
     Each actor process runs `script`, the agent's file, until it comes to `run_if_actor`. Raises InputError where it
-    would not have the environments of `create_env`. `more_fields` of rows are answered by the agent, and `actor_flags`
-    are those of the script where the training has more.
+    would not have the environments of `create_env`. For several policies: `more_fields` of rows, the `actor_flags` of
+    the script where the training has more, and what `SharedMemoryFeed` does with a row that has `arrived`.
     """
     flags, log, script = training.flags, training.run.log, os.path.abspath(script)
     training.spaces = checkpoint.describe_spaces(spaces)
@@ -415,4 +416,4 @@ def open_feed(
         actors = ActorProcesses(script, actor_flags or flags, memory, num_groups, seed, log, maker, page)
     training.cleanup.callback(actors.close)
     consumer = consumer_of(training.learner, max_policy_lag)
-    return SharedMemoryFeed(consumer, memory, actors, batch_width, lock_step=flags.deterministic)
+    return SharedMemoryFeed(consumer, memory, actors, batch_width, lock_step=flags.deterministic, arrived=arrived)
