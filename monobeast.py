@@ -438,9 +438,8 @@ def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) 
                 popart.observe(returns, outcome.is_bad)
             learner.laps.lap("optimizer")
         if epoch == 0:
-            net.observe(
-                batch["obs"], batch.get("counts")
-            )  # once a batch; after the last of ten epochs Hopper learned more slowly
+            # Once a batch: after the last of ten epochs Hopper learned more slowly.
+            net.observe(batch["obs"], batch.get("counts"))
     assert outcome  # there is an epoch
     return outcome
 

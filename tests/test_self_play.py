@@ -1,0 +1,92 @@
+"""What populations learn: small games with a known answer, each with a control that does not get there."""
+
+import numpy as np
+import pytest
+import torch
+import toy_games
+from toy_games import exploitability
+
+import beast
+import multibeast
+from beast.population.pool import Population
+
+AGENT = multibeast.agent_module("monobeast.py")
+Flags = multibeast.flags_of(AGENT)
+
+
+@pytest.fixture
+def flags(tmp_path, monkeypatch):
+    pytest.importorskip("pettingzoo", reason="pip install pettingzoo")
+    monkeypatch.setenv("PYTHONPATH", str(multibeast.Path(toy_games.__file__).parent))  # of actors
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    small = {
+        "root": str(tmp_path), "name": "run", "num_actors": 1, "unroll_length": 16, "hidden_size": 64,
+        "learning_rate": 1e-3, "lr_decay": "none", "reward_clip": 0.0, "normalize_returns": "off",
+        "tensorboard": False, "device": "cpu", "log_steps": 20_000,
+    }  # fmt: skip
+    return lambda **changes: Flags(**{**small, **changes})
+
+
+def strategy(net) -> np.ndarray:
+    """The probabilities of a net's actions in a game's first row, whose observation is always 1."""
+    begin = {
+        "reward": torch.zeros(1, 1),
+        "done": torch.ones(1, 1, dtype=torch.bool),
+        "action": torch.zeros(1, 1).long(),
+    }
+    with torch.no_grad():
+        return net({"obs": {"obs": torch.ones(1, 1, 1)}, **begin}, ())[0].softmax(-1)[0, 0].numpy()
+
+
+@pytest.mark.on_demand  # a minute and a half
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_rock_paper_scissors_is_learned_against_past_selves_and_goes_in_circles_without(flags, monkeypatch, seed):
+    def play(share: float) -> tuple[float, float]:
+        """Exploitability of the newest policy, a mean over the second half of a run, and of its past ones' mixture."""
+        newest, grow = [], Population.grow
+
+        def watching(population, policy, steps):
+            if steps // 4000 > len(newest):
+                newest.append(exploitability(strategy(population._nets[0])))
+            grow(population, policy, steps)
+
+        monkeypatch.setattr(Population, "grow", watching)
+        result = multibeast.train(
+            flags(
+                env="pettingzoo:toy_games", name=f"share-{share}", seed=seed, past_every=3200, past_share=share,
+                entropy_cost=0.15, ppo_clip=0.0, group_width=32, batch_width=8, total_steps=150_000,
+            )
+        )  # fmt: skip
+        monkeypatch.setattr(Population, "grow", grow)
+        path = str(result.directory / "checkpoint.pt")
+        past = torch.load(path, weights_only=True)["population"]["kept"]
+        net, mixture = beast.load(path).net, []
+        for each in past:
+            net.load_state_dict(each["net"])
+            mixture.append(strategy(net))
+        return float(np.mean(newest[len(newest) // 2 :])), exploitability(np.mean(mixture, axis=0))
+
+    newest, mixture = play(share=0.5)
+    assert newest <= 0.25 and mixture <= 0.1, "in equilibrium 0; an untrained policy's is 0.33"
+    assert play(share=0.0)[0] >= 0.35
+
+
+@pytest.mark.on_demand  # three minutes
+def test_a_population_finds_that_a_term_of_its_reward_misleads_it(flags):
+    def play(pbt: bool):
+        result = multibeast.train(
+            flags(
+                env="pettingzoo:trap_game", name=f"pbt-{pbt}", num_policies=6, pbt=pbt, pbt_tune=("reward_terms",),
+                pbt_mutation_rate=0.5, pbt_factor=(1.5, 2.0), pbt_start=2000, pbt_period=2000, group_width=24,
+                batch_width=4, total_steps=52_000,
+            )
+        )  # fmt: skip
+        state = torch.load(result.directory / "checkpoint.pt", weights_only=True)
+        policies = [beast.load(str(result.directory / "checkpoint.pt"), policy=n).net for n in range(6)]
+        return state.get("pbt"), [strategy(net)[0] for net in policies]
+
+    pbt, success = play(pbt=True)
+    coefficients = [values["reward_terms.temptation"] for values in pbt["values"]]
+    assert sum(x < 1 and p >= 0.9 for x, p in zip(coefficients, success)) >= 5, (coefficients, success)
+    _, success = play(pbt=False)
+    assert max(success) <= 0.1, "the environment's own coefficient is 2"
