@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib.util
 import math
 import sys
 from collections.abc import Callable
@@ -268,7 +269,9 @@ def check_counts(agent: ModuleType, flags, net: torch.nn.Module, env_spaces: Env
 def agent_module(name: str) -> ModuleType:
     """The agent's file, here or beside this one. Raises InputError if it is none, or lacks what a population needs."""
     path = Path(name) if Path(name).is_file() else Path(__file__).with_name(name)
-    agent = import_agent(str(path), f"--agent {name}")
+    spec = importlib.util.find_spec(path.stem) if path.stem.isidentifier() else None
+    is_module = spec and spec.origin and path.is_file() and path.samefile(spec.origin)  # which others may import, too
+    agent = importlib.import_module(path.stem) if is_module else import_agent(str(path), f"--agent {name}")
     if missing := [each for each in NEEDED if not hasattr(agent, each)]:
         raise InputError(f"--agent {name}: it has no {', '.join(missing)}; give monobeast.py or a fork of it")
     if "num_actors" not in {field.name for field in fields(agent.Flags)}:

@@ -15,6 +15,7 @@ import monobeast
 import multibeast
 from beast.envs.rows import is_final
 from beast.errors import InputError
+from beast.feeds.actors import name_of_maker
 from beast.learn.learners import Learners
 from beast.learn.nests import map_tensors
 from beast.population.pool import Population
@@ -376,6 +377,11 @@ def test_a_fork_whose_loss_ignores_counts_is_refused_with_the_missing_line(tmp_p
     with pytest.raises(InputError, match=r"fork.py: its compute_loss trains on what other policies did.*transition_m"):
         multibeast.train(flags)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_agent_is_the_module_that_others_import_and_its_actors_have_its_environments():
+    assert AGENT is monobeast
+    assert name_of_maker(monobeast.__file__, monobeast.create_env) == ""
 
 
 @pytest.mark.parametrize("name", ["r2d2.py", "polybeast.py", "plot.py"])
