@@ -91,11 +91,12 @@ def num_different(old: Path, new: Path) -> tuple[int, int]:
     return len(nets[0]), sum(not torch.equal(nets[0][name], nets[1][name]) for name in nets[0])
 
 
-def speeds(checkouts: dict[str, Path], command: str, seconds: float) -> dict[str, float]:
-    """Steps/s of a run in each checkout. One works at a time, for SLICE seconds, until all have done `seconds`."""
+def speeds(commands: dict[str, tuple[Path, str]], seconds: float) -> dict[str, float]:
+    """Steps/s of runs, each a checkout and its command. One works at a time, for SLICE seconds, until all have done
+    `seconds`."""
     with contextlib.ExitStack() as to_undo:
         processes, paths = {}, {}
-        for which, checkout in checkouts.items():
+        for which, (checkout, command) in commands.items():
             paths[which] = Path(to_undo.enter_context(tempfile.TemporaryDirectory()), "run")
             words = [*command.split(), "--no_tensorboard", "--root", str(paths[which].parent), "--name", "run"]
             environment = {**os.environ, "PYTHONPATH": str(checkout)}
@@ -110,9 +111,9 @@ def speeds(checkouts: dict[str, Path], command: str, seconds: float) -> dict[str
                 time.sleep(0.2)
             tell(processes[which], signal.SIGSTOP)
         before = {which: last_steps(path) for which, path in paths.items()}
-        worked = dict.fromkeys(checkouts, 0.0)
+        worked = dict.fromkeys(commands, 0.0)
         while min(worked.values()) < seconds:
-            for which in [*checkouts, *reversed(checkouts)]:
+            for which in [*commands, *reversed(commands)]:
                 tell(processes[which], signal.SIGCONT)
                 began = time.perf_counter()
                 time.sleep(SLICE)
@@ -165,7 +166,8 @@ def compare_speeds(checkouts: dict[str, Path], rounds: int, minutes: float) -> N
         found: dict[str, list[float]] = {"old": [], "new": []}
         for number in range(rounds):
             order = list(checkouts) if number % 2 == 0 else list(reversed(checkouts))
-            for which, speed in speeds({which: checkouts[which] for which in order}, command, 60 * minutes).items():
+            commands = {which: (checkouts[which], command) for which in order}
+            for which, speed in speeds(commands, 60 * minutes).items():
                 found[which].append(speed)
         ratios = [new / old for old, new in zip(found["old"], found["new"])]
         shown = [f"{statistics.median(found[which]):,.0f}" for which in ("old", "new")]
