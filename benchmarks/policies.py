@@ -48,10 +48,8 @@ def main() -> None:
     print("| | command | steps/s | to one policy, each round | median |\n|---|---|---|---|---|")
     for name, command in COMMANDS.items():
         ratios = [x / one for x, one in zip(found[name], found["1 policy"])]
-        each = ", ".join(f"{ratio:.3f}" for ratio in ratios)
-        print(
-            f"| {name} | `{command}` | {statistics.median(found[name]):,.0f} | {each} | {statistics.median(ratios):.3f} |"
-        )
+        shown = statistics.median(found[name]), ", ".join(f"{ratio:.3f}" for ratio in ratios), statistics.median(ratios)
+        print("| {} | `{}` | {:,.0f} | {} | {:.3f} |".format(name, command, *shown))
 
 
 if __name__ == "__main__":
