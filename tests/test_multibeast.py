@@ -355,6 +355,23 @@ def test_a_bad_update_of_one_policy_is_counted_for_it_alone(tmp_path, monkeypatc
     assert state["counts"]["bad_updates"] == 1 and all(x.isfinite().all() for x in state["net"].values())
 
 
+def test_a_policy_whose_updates_are_all_bad_ends_the_run_by_name(tmp_path, monkeypatch, capsys):
+    update = AGENT.update
+
+    def spoiled(flags, learner, batch, core_state):
+        if (batch["policy"] == 2).all():
+            batch["reward"][:] = torch.nan
+        return update(flags, learner, batch, core_state)
+
+    monkeypatch.setattr(AGENT, "update", spoiled)
+    with pytest.raises(SystemExit):
+        multibeast.train(small_flags(tmp_path, num_policies=4, total_steps=4000, max_bad_updates=5, log_steps=100))
+    told = capsys.readouterr().err
+    assert "FloatingPointError: policy 2: loss or gradients were NaN or Inf in 5 updates in a row" in told
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert [each["counts"]["bad_updates"] for each in state["policies"]] == [0, 0, 5, 0]
+
+
 def test_actors_of_a_run_are_those_of_the_agents_file_and_policies_act_in_them(tmp_path):
     flags = small_flags(tmp_path, num_policies=2, deterministic=False, num_actors=2, total_steps=2000)
     result = multibeast.train(flags)

@@ -24,8 +24,11 @@ class Learners(Learner):
             learner.laps, learner.updating = self.laps, self.updating
 
     def count_update(self, policy: int, measured: Measured, outcome: Outcome) -> Counted | None:
-        """Count an update of a policy; see `Learner.count`."""
-        counted = self.each[policy].count(measured, outcome)
+        """Count an update of a policy; see `Learner.count`, whose error names the policy here."""
+        try:
+            counted = self.each[policy].count(measured, outcome)
+        except FloatingPointError as error:
+            raise FloatingPointError(f"policy {policy}: {error}") from error
         self._sum()
         if counted and len(self.each) > 1:
             counted.metrics.update({f"policy{policy}/{name}": x for name, x in counted.metrics.items()})
