@@ -67,8 +67,9 @@ def test_rock_paper_scissors_is_learned_against_past_selves_and_goes_in_circles_
         return float(np.mean(newest[len(newest) // 2 :])), exploitability(np.mean(mixture, axis=0))
 
     newest, mixture = play(share=0.5)
-    assert newest <= 0.25 and mixture <= 0.1, "in equilibrium 0; an untrained policy's is 0.33"
-    assert play(share=0.0)[0] >= 0.35
+    alone, _ = play(share=0.0)
+    assert mixture <= 0.1, "in equilibrium 0; an untrained policy's is 0.33"
+    assert alone >= 0.35 and newest <= 0.8 * alone
 
 
 @pytest.mark.on_demand  # three minutes
