@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from beast.envs.rows import OBJECTIVE, REWARD_TERMS, nest_observations, rollout_fields
-from beast.envs.spaces import EnvSpaces, random_actions
+from beast.envs.spaces import ActionsByKind, EnvSpaces, random_actions
 from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import GROUPS_PER_ACTOR
 from beast.feeds.feed import Feed
@@ -39,6 +39,7 @@ from beast.learn.distributions import distribution
 from beast.learn.learner import Learner
 from beast.learn.learners import Learners
 from beast.learn.published import PublishedWeights, start_weights
+from beast.population.kinds import Kind, Team, all_kinds, check_core_states, seat_kinds
 from beast.population.match import play_match
 from beast.population.pool import Population
 from beast.population.ratings import outcome
@@ -114,37 +115,42 @@ class PopulationFlags:
 # FORK HERE: who plays whom.
 def choose_policy(flags, game: Game, population: Population, random: np.random.Generator) -> list[int]:
     """The policy of each seat of a game that begins. With one seat, neighbouring environments keep one policy, and all
-    policies have equally many. With several, each seat is drawn from `population.live`, and in --past_share of the
-    games one of them goes to one of `population.past`."""
+    policies have equally many. With several, each seat is drawn from the policies of its kind of agents that learn, and
+    in --past_share of the games one seat is drawn from the past ones."""
     if game.seats == 1:
         return [game.env * flags.num_policies // game.num_envs]
-    chosen = random.choice(population.live, size=game.seats).tolist()
-    if population.past and random.random() < flags.past_share:
-        chosen[random.integers(game.seats)] = int(random.choice(population.past))
+    chosen = [int(random.choice(population.live(kind))) for kind in game.kinds]
+    if random.random() < flags.past_share:
+        seat = random.integers(game.seats)
+        if past := population.past(game.kinds[seat]):
+            chosen[seat] = int(random.choice(past))
     return chosen
 
 
 def infer(
-    feed: Feed, weights: list[PublishedWeights], population: Population, seats: Seats, generator: torch.Generator
-) -> None:
+    feed: Feed, weights: list[PublishedWeights], population: Population, kinds: list[Kind], seats: Seats,
+    generator: torch.Generator,
+) -> None:  # fmt: skip
     """Choose the actions of all rows that wait for them, until the feed closes. `generator` draws them."""
     for rows in feed.acting():  # [1, N, …]: N environments wait
         players = seats.players(rows.inputs)  # [N]
         answers = []
         for policy, columns in by_policy(players):
+            kind = kinds[population.kind_of(policy)]
             inputs, core_state = take((rows.inputs, rows.core_state), columns)
             of_now = weights[policy].newest() if policy < len(weights) else nullcontext((population.net(policy), 0))
             with torch.no_grad(), of_now as (net, version):
-                policy_logits, baseline, core_state = net(inputs, core_state)
+                policy_logits, baseline, core_state = net(kind.own(inputs), core_state)
                 action = distribution(net.action_space, policy_logits).sample(generator)
             versions = torch.full(baseline.shape, version, dtype=torch.int32)
+            action, policy_logits = kind.placed_action(action), kind.placed_logits(policy_logits)
             answers.append((columns, (action, policy_logits, baseline, versions, core_state)))
         rows.answer(*put_together(answers, len(players)), policy=torch.from_numpy(players)[None])
 
 
 def learn(
-    training: Training, feed: Feed, weights: list[PublishedWeights], population: Population, seats: int, tuned: Tuned,
-    update: Callable,
+    training: Training, feed: Feed, weights: list[PublishedWeights], population: Population, kinds: list[Kind],
+    seats: int, tuned: Tuned, update: Callable,
 ) -> None:  # fmt: skip
     """Train each policy on its own transitions as rollouts come, until all steps or minutes are used up.
 
@@ -152,13 +158,13 @@ def learn(
     """
     flags, learners = training.flags, training.learner
     assert isinstance(learners, Learners)
-    dealer = Dealer(flags.num_policies, flags.batch_width)
+    dealer = Dealer(len(learners.each), flags.batch_width)
     for rollout, state in feed.rollouts():  # [T+1, K, …]
         games = finished_games(rollout, seats)
         population.record(games)
         tuned.record(games)
         for policy, batch, core_state in dealer.deal(rollout, state):  # [T+1, B, …]
-            learner = learners.each[policy]
+            learner, batch = learners.each[policy], kinds[population.kind_of(policy)].own(batch)
             with learners.updating:  # a lock: no checkpoint holds half an update
                 measured = learner.measure(batch)
                 if 0 < flags.max_policy_lag < measured.lag_max:
@@ -191,7 +197,8 @@ def copy_learner(learner: Learner, donor: Learner) -> None:
 def train(flags, choose_policy: Callable = choose_policy) -> Result:
     """Train until steps or minutes are used up, or a signal asks for an end (see `Training.run_threads`)."""
     agent = agent_module(flags.agent)
-    flags, env_spaces = prepare(flags, agent.create_env, partial(validate, agent))
+    flags, env_spaces = prepare(flags, agent.create_env, partial(validate, agent), several_kinds=True)
+    kinds, seats_by_kind = all_kinds(env_spaces), seat_kinds(env_spaces)
     num_groups = flags.num_actors * GROUPS_PER_ACTOR
     num_columns = num_groups * flags.group_width
     if num_columns < flags.num_policies * env_spaces.agents:
@@ -201,36 +208,53 @@ def train(flags, choose_policy: Callable = choose_policy) -> Result:
         )
     torch.manual_seed(flags.seed)
     random = np.random.default_rng([flags.seed, 1])
-    each = [agent.make_learner(flags, env_spaces) for _ in range(flags.num_policies)]
+    each: list[Learner] = []
+    of_each = []
+    for number, kind in enumerate(kinds):
+        share = seats_by_kind.count(number) / len(seats_by_kind)  # a kind of more agents makes more steps
+        own = replace(flags, total_steps=round(flags.total_steps * len(kinds) * share))
+        each += [agent.make_learner(own, kind.spaces) for _ in range(flags.num_policies)]
+        of_each += [own] * flags.num_policies
+        check_counts(agent, own, each[-1].net, kind.spaces)
+    check_core_states(kinds, [learner.net for learner in each[:: flags.num_policies]])
     population = Population(
         [learner.net for learner in each], flags.past_every, flags.past_size, flags.past_at_once,
-        np.random.default_rng([flags.seed, 2]),
+        np.random.default_rng([flags.seed, 2]), len(kinds),
     )  # fmt: skip
     learners = Learners(each, random, {"population": population})
     terms = env_spaces.reward_terms
-    tuned = Tuned(flags, learners, terms, partial(validate, agent), np.random.default_rng([flags.seed, 3]))
-    check_counts(agent, flags, learners.nets[0], env_spaces)
+    random_of_pbt = np.random.default_rng([flags.seed, 3])
+    tuned = Tuned(of_each, learners, terms, partial(validate, agent), random_of_pbt, len(kinds))
     free = agent.AGENT_FREE_ON_RESUME | {"policy", "rivals"}
     with Training("multi", flags, learners, free, env_spaces.frames_per_step) as training:
         weights = [start_weights(learner, flags) for learner in learners.each]
         tuned.apply()
         more: Fields = {**POLICY, OBJECTIVE: ((), "float32")}
         more |= {REWARD_TERMS: ((len(terms),), "float32")} if terms else {}
-        own = {field.name: getattr(flags, field.name) for field in fields(agent.Flags)}
+        of_agent = {field.name: getattr(flags, field.name) for field in fields(agent.Flags)}
         feed = open_feed(
             training, agent.create_env, env_spaces, num_groups, str(agent.__file__), batch_width=flags.group_width,
-            more_fields=more, actor_flags=agent.Flags(**own), arrived=tuned.shape if terms and flags.pbt else None,
+            more_fields=more, actor_flags=agent.Flags(**of_agent), arrived=tuned.shape if terms and flags.pbt else None,
         )  # fmt: skip
         choose = partial(choose_policy, flags, population=population, random=random)
-        seats = Seats(choose, population.has, num_columns, flags.group_width, env_spaces.agents)
+        seats = Seats(choose, population.kind_of, num_columns, flags.group_width, seats_by_kind)
         batch = f"{flags.batch_width} x {flags.unroll_length} steps"
         return training.run_threads(
             feed,
-            infer=partial(infer, feed, weights, population, seats, training.generator),
-            learn=partial(learn, training, feed, weights, population, env_spaces.agents, tuned, agent.update),
+            infer=partial(infer, feed, weights, population, kinds, seats, training.generator),
+            learn=partial(learn, training, feed, weights, population, kinds, env_spaces.agents, tuned, agent.update),
             save_beside=partial(save_beside, training, population, tuned),
-            introduction=f"{flags.num_policies} policies of {flags.agent}, updates of {batch} for each",
+            introduction=f"{policies_of(flags, kinds)}, updates of {batch} for each",
         )
+
+
+def policies_of(flags, kinds: list[Kind]) -> str:
+    """Which policies there are, for people to read."""
+    count = f"{flags.num_policies} policies of {flags.agent}"
+    if len(kinds) == 1:
+        return count
+    first = [f"{number * flags.num_policies} {kind.name}" for number, kind in enumerate(kinds)]
+    return f"{count} for each kind of agents, from number {', '.join(first)}"
 
 
 def save_beside(training: Training, population: Population, tuned: Tuned) -> None:
@@ -320,8 +344,14 @@ def test(flags, given=()) -> dict:
     """Play whole games with one policy of a checkpoint, and print and write their returns."""
     agent = agent_module(flags.agent)
     flags = validate(agent, flags)
+
+    def make_net(observations: dict, action, flags):
+        if isinstance(action, ActionsByKind):
+            return Team(partial(agent.Net, flags=flags), EnvSpaces(observations, action))
+        return agent.Net(observations, action, flags)
+
     return evaluation.play_checkpoint(
-        flags, agent.create_env, agent.Net, variants=("multi",), given=given, own=("policy",)
+        flags, agent.create_env, make_net, variants=("multi",), given=given, own=("policy",), several_kinds=True
     )
 
 

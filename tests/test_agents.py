@@ -175,8 +175,11 @@ class Unequal(Scripted):
 
 
 def test_agents_that_share_no_spaces_and_widths_that_do_not_fit_are_refused():
-    with pytest.raises(InputError, match=r"scripted_v0: c has Box\(.*\) and Discrete\(3\), a has .*supersuit"):
-        AgentColumns(lambda: Unequal(["abc"]), 3)
+    three_wide = small_flags(group_width=3, batch_width=3)
+    with pytest.raises(
+        InputError, match=r"scripted_v0: c has Box\(.*\) and Discrete\(3\), a has .*multibeast.*supersuit"
+    ):
+        probe_env(lambda flags, num_envs, **overrides: AgentColumns(lambda: Unequal(["abc"]), num_envs), three_wide)
     with pytest.raises(AgentsDoNotFit, match="4 columns for its 3 agents"):
         AgentColumns(lambda: Scripted(["abc"]), 4)
 

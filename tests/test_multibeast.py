@@ -73,15 +73,15 @@ def test_a_policy_is_drawn_where_a_game_begins_and_stays_to_its_end():
         asked.append(game)
         return [2]
 
-    seats = Seats(choose, has=range(3).__contains__, num_columns=8, group_width=4)
+    seats = Seats(choose, kind_of=[0, 0, 0].__getitem__, num_columns=8, group_width=4)
     players = seats.players(rows_of(1, step=[0, 7, 0, 3], done=[1, 0, 1, 1], policy=[0, 1, 0, 1], group=1))
     assert players.tolist() == [2, 1, 2, 1], "a lost life begins an episode, and no game"
-    assert asked == [Game(4, 8, 1), Game(6, 8, 1)]
+    assert asked == [Game(4, 8, (0,)), Game(6, 8, (0,))]
 
 
 def test_the_seats_of_a_game_are_drawn_together_and_who_comes_later_is_not_drawn_anew():
     draws = iter([[1, 0, 1], [0, 0, 1]])
-    seats = Seats(lambda game: next(draws), has=range(2).__contains__, num_columns=12, group_width=6, seats=3)
+    seats = Seats(lambda game: next(draws), [0, 0].__getitem__, num_columns=12, group_width=6, kinds=(0, 0, 0))
     # The third agent of the first environment is not there yet: it repeats a final row of no steps.
     players = seats.players(rows_of(3, step=[0, 0, 0, 4, 4, 0], done=[1, 1, 0, 0, 0, 1], policy=[0, 0, 0, 1, 0, 0]))
     assert players.tolist() == [1, 0, 1, 1, 0, 0]
@@ -91,9 +91,9 @@ def test_the_seats_of_a_game_are_drawn_together_and_who_comes_later_is_not_drawn
 
 @pytest.mark.parametrize("chosen", [[], [0, 1], [3], [-1]])
 def test_a_choice_of_policies_that_are_not_there_is_refused_with_the_game(chosen):
-    seats = Seats(lambda game: chosen, has=range(3).__contains__, num_columns=4, group_width=4)
+    seats = Seats(lambda game: chosen, {0: 0, 1: 0, 2: 0}.get, num_columns=4, group_width=4)
     with pytest.raises(
-        InputError, match=re.escape(f"choose_policy gave {chosen} for Game(env=1, num_envs=4, seats=1)")
+        InputError, match=re.escape(f"choose_policy gave {chosen} for Game(env=1, num_envs=4, kinds=(0,))")
     ):
         seats.players(rows_of(1, step=[1, 0, 1, 1], done=[0, 1, 0, 0], policy=[0, 0, 0, 0]))
 
@@ -102,9 +102,9 @@ def test_neighbouring_environments_have_one_policy_and_all_policies_as_many():
     flags = Flags(num_policies=4)
     random = np.random.default_rng(1)
     population = Population([torch.nn.Linear(1, 1)] * 4, 0, 1, 1, random)
-    chosen = [multibeast.choose_policy(flags, Game(env, 12, 1), population, random) for env in range(12)]
+    chosen = [multibeast.choose_policy(flags, Game(env, 12, (0,)), population, random) for env in range(12)]
     assert chosen == [[0]] * 3 + [[1]] * 3 + [[2]] * 3 + [[3]] * 3
-    drawn = np.array([multibeast.choose_policy(flags, Game(0, 4, 3), population, random) for _ in range(400)])
+    drawn = np.array([multibeast.choose_policy(flags, Game(0, 4, (0, 0, 0)), population, random) for _ in range(400)])
     assert drawn.shape == (400, 3) and np.bincount(drawn.flatten()).min() > 230, "each seat on its own"
 
 

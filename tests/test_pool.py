@@ -41,21 +41,21 @@ def test_past_policies_cover_the_run_evenly_and_a_number_is_used_once():
 
 def test_few_past_policies_are_drawn_from_at_a_time_and_all_have_their_turn():
     population, _ = new_population(every=100, size=8, at_once=2)
-    assert population.past == [] and population.live == [0, 1]
+    assert population.past() == [] and population.live() == [0, 1]
     population.grow(0, 100)
-    assert population.past == [2], "there is no other yet"
+    assert population.past() == [2], "there is no other yet"
     seen, changes = set(), 0
     for now in range(110, 3000, 5):
-        before = population.past
+        before = population.past()
         population.grow(0, now)
-        changes += population.past != before
+        changes += population.past() != before
         kept = [past["number"] for past in population.state_dict()["kept"]]
-        assert len(population.past) == min(2, len(kept)) and set(population.past) <= set(kept)
-        seen |= set(population.past)
+        assert len(population.past()) == min(2, len(kept)) and set(population.past()) <= set(kept)
+        seen |= set(population.past())
     assert len(seen) > 8 and 20 < changes < 120
     population, _ = new_population(every=0)
     population.grow(0, 10**9)
-    assert population.past == []
+    assert population.past() == []
 
 
 def test_a_past_policy_stays_as_it_was_and_plays_on_when_it_is_dropped():
@@ -68,8 +68,12 @@ def test_a_past_policy_stays_as_it_was_and_plays_on_when_it_is_dropped():
     population.grow(1, 200)
     population.grow(1, 400)
     assert [past["number"] for past in population.state_dict()["kept"]] == [4]
-    assert population.has(2) and torch.equal(population.net(2).weight, before["weight"])
-    assert population.has(0) and population.has(1) and not population.has(5) and not population.has(-1)
+    assert population.kind_of(2) == 0 and torch.equal(population.net(2).weight, before["weight"])
+    assert (
+        population.kind_of(0) == 0
+        and population.kind_of(1) == 0
+        and population.kind_of(5) == population.kind_of(-1) == -1
+    )
 
 
 def rollout_of(policy, done, step, returns):
@@ -148,7 +152,7 @@ def test_a_resumed_population_goes_on_as_if_there_had_been_no_stop():
             again = Population(nets, 100, 4, 2, np.random.default_rng(99))
             again.load_state_dict(copy.deepcopy(stopped.state_dict()))
             stopped = again
-        assert straight.past == stopped.past
+        assert straight.past() == stopped.past()
     one, other = straight.state_dict(), stopped.state_dict()
     for a, b in zip(one["kept"], other["kept"]):
         a, b = a.pop("net"), b.pop("net")

@@ -91,3 +91,19 @@ def test_a_population_finds_that_a_term_of_its_reward_misleads_it(flags):
     assert sum(x < 1 and p >= 0.9 for x, p in zip(coefficients, success)) >= 5, (coefficients, success)
     _, success = play(pbt=False)
     assert max(success) <= 0.1, "the environment's own coefficient is 2"
+
+
+@pytest.mark.on_demand  # two minutes
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_speaker_and_a_listener_agree_on_words_unless_nobody_hears_them(flags, seed):
+    def play(env: str) -> float:
+        """Mean return of 400 games."""
+        training = flags(
+            env=f"pettingzoo:{env}", name=env, seed=seed, group_width=32, batch_width=16, total_steps=100_000,
+            entropy_cost=0.02, learning_rate=3e-3,
+        )  # fmt: skip
+        multibeast.train(training)
+        return multibeast.test(flags(env=f"pettingzoo:{env}", name=env, policy=1, episodes=400))["mean"]
+
+    assert play("signal_game") >= 0.9, "a listener that guesses is right in a quarter of the games"
+    assert play("deaf_game") <= 0.35

@@ -26,7 +26,7 @@ def new_tuned(terms=None, **changes):
     each = [multibeast.Learner(net, torch.optim.Adam(net.parameters(), flags.learning_rate), 1) for net in nets]
     learners = Learners(each, np.random.default_rng(0))
     validate = multibeast.partial(multibeast.validate, AGENT)
-    return Tuned(flags, learners, terms or {}, validate, np.random.default_rng(1)), learners
+    return Tuned([flags] * 3, learners, terms or {}, validate, np.random.default_rng(1)), learners
 
 
 def test_each_policy_has_flags_rates_and_an_optimizer_of_its_own_numbers():
@@ -49,7 +49,9 @@ def test_without_it_nothing_varies():
     flags = Flags(num_policies=2, name="run")
     nets = [torch.nn.Linear(2, 2) for _ in range(2)]
     each = [multibeast.Learner(net, torch.optim.Adam(net.parameters()), 1) for net in nets]
-    tuned = Tuned(flags, Learners(each, np.random.default_rng(0)), {"a": 1.0}, None, np.random.default_rng(1))
+    tuned = Tuned(
+        [flags] * len(each), Learners(each, np.random.default_rng(0)), {"a": 1.0}, None, np.random.default_rng(1)
+    )
     tuned.apply()
     tuned.record([[Played(0, 1.0)]])
     assert tuned.flags == [flags] * 2 and list(tuned.replaced(10**12)) == []

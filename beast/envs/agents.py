@@ -1,18 +1,28 @@
-"""Environments of several agents that share one policy: each agent is a column of a group.
+"""Environments of several agents: each agent is a column of a group.
 
 They have PettingZoo's parallel interface: reset() and step() take and give dicts by agent, `agents` names those that
-act now, `possible_agents` all.
+act now, `possible_agents` all. Agents with equal spaces are of one kind, and may share a policy.
 """
 
 import importlib
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from gymnasium import Space
+from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
+from beast.envs.masks import MASK, is_observed, mask_numbers
+from beast.envs.spaces import (
+    ActionsByKind,
+    EnvSpaces,
+    action_shape_dtype,
+    category_sizes,
+    env_actions,
+    in_a_line,
+)  # fmt: skip
 from beast.errors import InputError, MissingPackage, raised
 
 PREFIX = "pettingzoo:"
@@ -32,13 +42,16 @@ class AgentColumns(VectorEnv):
 
     An agent that has ended, or has not come yet, repeats its last observation; `info[ABSENT]` says so. The next step
     resets an environment that has no agents left (NEXT_STEP).
+
+    Where agents are of several kinds, an observation is a Dict of one part for each kind, named after its first agent,
+    and an action is one of `ActionsByKind`. An agent has blanks in the parts of other kinds, and a mask is flat.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
     def __init__(self, make: Callable[[], Any], num_columns: int):
         """`make()` makes an environment with PettingZoo's parallel interface. Raises AgentsDoNotFit unless its agents
-        divide `num_columns`, and InputError unless they have equal spaces."""
+        divide `num_columns`."""
         first = make()
         self.envs, self.names = [first], list(first.possible_agents)
         metadata = getattr(first, "metadata", None) or {}
@@ -48,7 +61,7 @@ class AgentColumns(VectorEnv):
         if not count or num_columns % count:
             first.close()
             raise AgentsDoNotFit(f"{name}: {num_columns} columns for its {count} agents: give a multiple", count)
-        self.single_observation_space, self.single_action_space = _shared_spaces(first, self.names, name)
+        self._kinds, self.single_observation_space, self.single_action_space = _joint_spaces(first, self.names)
         self.num_envs = num_columns
         self.observation_space = batch_space(self.single_observation_space, num_columns)
         self.action_space = batch_space(self.single_action_space, num_columns)
@@ -57,8 +70,8 @@ class AgentColumns(VectorEnv):
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         self._infos: dict = {}
-        nothing = create_empty_array(self.single_observation_space, self.num_envs)
-        self._env_obs = list(iterate(self.observation_space, nothing))  # the newest of each agent
+        self._blank = _blank(self.single_observation_space)
+        self._env_obs = [self._blank] * self.num_envs  # the newest of each agent
         self._rewards = np.zeros(self.num_envs)
         self._terminated, self._truncated = np.ones(self.num_envs, bool), np.zeros(self.num_envs, bool)
         self._absent = np.ones(self.num_envs, bool)
@@ -70,7 +83,7 @@ class AgentColumns(VectorEnv):
         self._infos = {}
         self._rewards[:] = 0
         self._absent[:] = True
-        actions = list(iterate(self.action_space, actions))
+        actions = self._of_columns(actions)
         for index, env in enumerate(self.envs):
             if not env.agents:
                 self._reset(index)
@@ -101,30 +114,104 @@ class AgentColumns(VectorEnv):
         for column, agent in enumerate(self.names, index * len(self.names)):
             if agent not in observations:
                 continue
-            self._env_obs[column] = observations[agent]
+            self._env_obs[column] = self._joint(column, agent, observations[agent], infos.get(agent, {}))
             self._rewards[column] = rewards.get(agent, 0)
             self._terminated[column], self._truncated[column] = terminated[agent], truncated[agent]
             self._absent[column] = False
             self._infos = self._add_info(self._infos, infos.get(agent, {}), column)
 
+    def _joint(self, column: int, agent: str, observation, info: dict):
+        """An agent's observation as one of `single_observation_space`."""
+        if not self._kinds:
+            return observation
+        kind = self._kinds[column % len(self.names)]
+        if is_observed(self.single_observation_space[kind]):
+            legal = mask_numbers(self.single_action_space[kind], observation[MASK], 1)[0]
+            observation = {**observation, MASK: legal != 0}
+        elif MASK in info:
+            raise InputError(f"{agent} has info[{MASK!r}]: where agents differ, give masks in observations")
+        return {**self._blank, kind: observation}
+
+    def _of_columns(self, actions) -> list:
+        """The action of each column."""
+        if not self._kinds:
+            return list(iterate(self.action_space, actions))
+        own: dict[int, Any] = {}
+        for kind, space in self.single_action_space.items():
+            columns, (shape, dtype) = self.single_action_space.columns(kind, self.num_envs), action_shape_dtype(space)
+            stored = actions[columns, : math.prod(shape)].reshape(len(columns), *shape).astype(dtype)
+            own |= zip(columns.tolist(), iterate(batch_space(space, len(columns)), env_actions(space, stored)))
+        return [own[column] for column in range(self.num_envs)]
+
     def _observations(self):
         return concatenate(self.single_observation_space, self._env_obs, self._batch)
 
     def _all_infos(self) -> dict:
-        return {**self._infos, ABSENT: self._absent.copy()}
+        infos = {key: x for key, x in self._infos.items() if not self._kinds or MASK not in key}
+        return {**infos, ABSENT: self._absent.copy()}
 
 
-def _shared_spaces(env, agents: list[str], name: str) -> tuple[Space, Space]:
-    """Observation and action space of all agents. Raises InputError where they differ."""
+def _joint_spaces(env, agents: list[str]) -> tuple[tuple[str, ...], Space, Space]:
+    """Observation and action space of all agents, and the kind of each: nothing where all have equal spaces."""
     found = [(env.observation_space(agent), env.action_space(agent)) for agent in agents]
-    for agent, spaces in zip(agents, found):
-        if spaces != found[0]:
-            here, first = (" and ".join(" ".join(str(space).split()) for space in each) for each in (spaces, found[0]))
-            raise InputError(
-                f"{name}: {agent} has {here}, {agents[0]} has {first}: agents that share a policy need equal spaces; "
-                "wrap the environment so that they are (supersuit pads observations and actions)"
-            )
-    return found[0]
+    names = [str(agent).replace(".", "_") for agent in agents]
+    kinds = tuple(names[found.index(each)] for each in found)
+    if len(set(kinds)) == 1:
+        return (), *found[0]
+    return kinds, *join({kind: found[names.index(kind)] for kind in kinds}, kinds)
+
+
+def join(kinds: dict[str, tuple[Space, Space]], agents: tuple[str, ...]) -> tuple[spaces.Dict, ActionsByKind]:
+    """Observation and action space of agents of several kinds, by those of each kind and the kind of each agent."""
+    observations = spaces.Dict([(kind, _with_flat_mask(*each)) for kind, each in kinds.items()])
+    return observations, ActionsByKind({kind: action for kind, (_, action) in kinds.items()}, agents)
+
+
+def _with_flat_mask(observation: Space, action: Space) -> Space:
+    if not is_observed(observation):
+        return observation
+    flat = spaces.MultiBinary(sum(category_sizes(action)))
+    return spaces.Dict([(key, flat if key == MASK else part) for key, part in observation.items()])
+
+
+def _blank(space: Space):
+    """An observation of zeros, or of the first choices."""
+    if isinstance(space, spaces.Dict):
+        return {key: _blank(part) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(map(_blank, space))
+    return np.zeros(space.shape or (), space.dtype) + getattr(space, "start", 0)
+
+
+def kinds_of(env_spaces: EnvSpaces) -> dict[str, EnvSpaces]:
+    """The spaces of each kind of agents by its name, in the order of their first agents. Where all have equal spaces,
+    the one kind has no name."""
+    if not isinstance(env_spaces.action, ActionsByKind):
+        return {"": env_spaces}
+    found = {}
+    for kind, action in env_spaces.action.items():
+        observations = {own: env_spaces.observations[name] for own, name in parts_of(kind, env_spaces).items()}
+        whole = env_spaces.whole[kind] if isinstance(env_spaces.whole, spaces.Dict) else None
+        found[kind] = env_spaces._replace(observations=observations, action=action, whole=whole)
+    return found
+
+
+def parts_of(kind: str, env_spaces: EnvSpaces) -> dict[str, str]:
+    """The names that the parts of a kind's observations have for its net, and those that they have in rows."""
+    names = [name for name in env_spaces.observations if f"{name}.".startswith(f"{kind}.")]
+    return {"obs" if name == kind else name.removeprefix(f"{kind}."): name for name in names}
+
+
+def refuse_kinds(observation: Space, action: Space, name: str) -> None:
+    """Raise InputError where agents are of several kinds, which one policy cannot play."""
+    if isinstance(action, ActionsByKind):
+        first, other = list(action)[:2]
+        there, here = (f"{in_a_line(observation[kind])} and {in_a_line(action[kind])}" for kind in (first, other))
+        raise InputError(
+            f"{name}: {other} has {here}, {first} has {there}: agents that share a policy need equal spaces. Train a "
+            "policy for each kind with multibeast.py, or wrap the environment so that they are equal (supersuit pads "
+            "observations and actions)"
+        )
 
 
 def at_least(make: Callable[[int], VectorEnv], num_envs: int) -> VectorEnv:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from beast.envs.spaces import category_sizes, spaces_by_name
+from beast.envs.spaces import ActionsByKind, category_sizes, spaces_by_name
 from beast.errors import InputError
 
 MASK = "action_mask"
@@ -40,6 +40,13 @@ def legal_choices(space: Space, action: Space, observations: Any, infos: dict | 
 def is_observed(space: Space) -> bool:
     """Whether observations have a mask."""
     return isinstance(space, spaces.Dict) and MASK in space.spaces  # not `in space`, which asks for an observation
+
+
+def masks_in(row_obs: dict, action: Space) -> Any:
+    """The masks [K, choices] among the observations of a row, None without; those of actions by kind by their names."""
+    if isinstance(action, ActionsByKind):
+        return {kind: row_obs.get(f"{kind}.{MASK}") for kind in action}
+    return row_obs.get(MASK)
 
 
 def mask_numbers(action: Space, mask: Any, num_envs: int) -> np.ndarray:

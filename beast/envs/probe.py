@@ -16,11 +16,19 @@ from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from beast.envs import progress
-from beast.envs.agents import at_least
+from beast.envs.agents import at_least, refuse_kinds
 from beast.envs.groups import EnvGroup, close, name_of
-from beast.envs.masks import MASK, check_mask, is_observed
+from beast.envs.masks import MASK, check_mask, is_observed, masks_in
 from beast.envs.rows import nest_observations
-from beast.envs.spaces import CATEGORICAL, EnvSpaces, leaves, misfit, misfit_observation, random_actions
+from beast.envs.spaces import (
+    CATEGORICAL,
+    ActionsByKind,
+    EnvSpaces,
+    leaves,
+    misfit,
+    misfit_observation,
+    random_actions,
+)  # fmt: skip
 from beast.errors import InputError, MissingPackage, UserError, first_line, raised
 from beast.files import same_directory
 
@@ -46,7 +54,7 @@ STATISTICS = {"obs_rms": "--normalize_observations", "return_rms": "--normalize_
 
 
 @same_directory()
-def probe_env(create_env: Callable, flags, **overrides) -> EnvSpaces:
+def probe_env(create_env: Callable, flags, several_kinds: bool = False, **overrides) -> EnvSpaces:
     """What the rows of the environments of `create_env(flags, num_envs, **overrides)` look like.
 
     Makes two of them (one where --group_width is 1) and steps them by random actions, which a mask may limit, until an
@@ -57,8 +65,8 @@ def probe_env(create_env: Callable, flags, **overrides) -> EnvSpaces:
     that `beast.envs.make` says; other environments have one frame a step. Wrappers with statistics of their own, and
     parts of observations that the space does not have, are warned of on stderr.
 
-    Raises InputError or MissingPackage for whatever cannot be trained on. The message quotes the first line of an
-    exception and says where it was raised.
+    Raises InputError or MissingPackage for whatever cannot be trained on, and for agents of several kinds unless these
+    are taken. The message quotes the first line of an exception and says where it was raised.
     """
     num_envs = min(2, flags.group_width)
     watched, read = _watch(flags)
@@ -82,8 +90,11 @@ def probe_env(create_env: Callable, flags, **overrides) -> EnvSpaces:
             group = EnvGroup(env)
         except InputError as error:
             raise InputError(f"{name}: {error}") from error
+        if not several_kinds:
+            refuse_kinds(env.single_observation_space, env.single_action_space, name)
         _warn_of_statistics(env, name)
-        if inner := [part for part in group.spaces.observations if part.endswith(f".{MASK}")]:
+        inner = [part for part in group.spaces.observations if part.endswith(f".{MASK}")]
+        if inner and not isinstance(env.single_action_space, ActionsByKind):
             _warn(f"{name}: {inner[0]} forbids nothing: a mask is the part {MASK} of the outermost Dict")
         unseen: set[str] = set()
         vector: Any = env.unwrapped
@@ -213,7 +224,7 @@ def _try(group: EnvGroup, name: str) -> None:
         group.reset(None, row)  # some take one seed only
         ended, deadline = False, time.monotonic() + SECONDS
         for _ in range(STEPS):
-            was_ended, allowed = ended, row["obs"].get("action_mask")
+            was_ended, allowed = ended, masks_in(row["obs"], group.spaces.action)
             group.step(random_actions(group.spaces.action, group.num_envs, random, allowed), row)
             ended = bool((row["terminated"] | row["truncated"]).any())
             if was_ended or time.monotonic() > deadline:

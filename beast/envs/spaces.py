@@ -11,6 +11,25 @@ from beast.errors import InputError, first_line
 CATEGORICAL = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
+class ActionsByKind(spaces.Dict):
+    """Action spaces of agents that have different ones (agents.py), by the name of their kind.
+
+    An action in a row is that of the agent's own kind, in the first numbers; the others are zeros. `agents` has the
+    kind of each agent of an environment: of A agents, column e·A + a is agent a of environment e.
+    """
+
+    def __init__(self, kinds: dict[str, Space], agents: tuple[str, ...]):
+        super().__init__(list(kinds.items()))
+        self.agents = agents
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()} of {self.agents}"
+
+    def columns(self, kind: str, num_columns: int) -> np.ndarray:
+        """The columns of this kind, of so many."""
+        return np.flatnonzero(np.tile(np.array(self.agents) == kind, num_columns // len(self.agents)))
+
+
 class EnvSpaces(NamedTuple):
     """What the rows of an environment look like, and what it is called."""
 
@@ -107,6 +126,10 @@ def in_a_line(space: Space) -> str:
 
 def action_shape_dtype(space: Space) -> tuple[tuple[int, ...], str]:
     """Shape and dtype of one action in the rollout; InputError for a space that is not supported."""
+    if isinstance(space, ActionsByKind):
+        shapes, dtypes = zip(*map(action_shape_dtype, space.values()))
+        # Those of choices and of floats are both float64 without a loss.
+        return (max(map(math.prod, shapes)),), dtypes[0] if len(set(dtypes)) == 1 else "float64"
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return (math.prod(space.shape),), "float32"
     sizes = category_sizes(space)
@@ -182,6 +205,8 @@ def category_sizes(space: Space) -> list[int]:
 
 def policy_width(space: Space) -> int:
     """Length of the flat parameter vector; InputError for a space that is not supported."""
+    if isinstance(space, ActionsByKind):
+        return max(map(policy_width, space.values()))
     return 2 * action_shape_dtype(space)[0][0] if isinstance(space, spaces.Box) else sum(category_sizes(space))
 
 
@@ -190,8 +215,10 @@ def env_actions(space: Space, actions: np.ndarray) -> Any:
 
     Adds a space's `start`, nests the parts of a Dict or Tuple, and takes [-1, 1] to the bounds of a Box that is bounded
     on both sides (clipped to them; a number without two bounds is only clipped). Raises ValueError for a category that
-    the space does not have: ale-py would hang on it.
+    the space does not have: ale-py would hang on it. Actions by kind are left as they are.
     """
+    if isinstance(space, ActionsByKind):
+        return actions
     if isinstance(space, CATEGORICAL):
         sizes = choices(space)
         actions = actions.reshape(-1, *sizes.shape)
@@ -215,8 +242,18 @@ def env_actions(space: Space, actions: np.ndarray) -> Any:
 
 def random_actions(space: Space, num_envs: int, random: np.random.Generator, allowed=None) -> np.ndarray:
     """Uniform actions [K, *action_shape] as a rollout stores them. Where `allowed` [K, …] has a number for each choice
-    of each categorical part, 0 forbids it; a part whose choices are all forbidden takes any."""
+    of each categorical part, 0 forbids it; a part whose choices are all forbidden takes any. Of actions by kind it is a
+    dict of those."""
     shape, dtype = action_shape_dtype(space)
+    if isinstance(space, ActionsByKind):
+        actions = np.zeros((num_envs, *shape), dtype)
+        for kind, part in space.items():
+            columns = space.columns(kind, num_envs)
+            legal = (allowed or {}).get(kind)
+            own = random_actions(part, len(columns), random, legal if legal is None else legal[columns])
+            own = own.reshape(len(columns), -1)
+            actions[columns, : own.shape[1]] = own
+        return actions
     if isinstance(space, spaces.Box):
         return random.uniform(-1, 1, (num_envs, *shape)).astype(dtype)
     sizes = category_sizes(space)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from beast.envs.agents import at_least
+from beast.envs.agents import at_least, refuse_kinds
 from beast.envs.films import Film
 from beast.envs.groups import EnvGroup
 from beast.envs.masks import MASK
@@ -54,6 +54,7 @@ def play_match(
     if seats < 2:
         first.close()
         raise InputError(f"{rivals[0].flags.env}: a match needs an environment of two agents or more; play --mode test")
+    refuse_kinds(first.single_observation_space, first.single_action_space, rivals[0].flags.env)
     num_envs = 1 if video else max(min(episodes, MAX_WIDTH // seats), 1)
     has_mask = MASK in rivals[0].spaces.observations
     group = EnvGroup(first if num_envs == 1 else make(num_envs * seats), has_mask)

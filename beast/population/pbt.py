@@ -36,7 +36,7 @@ class Rules(NamedTuple):
     factor: tuple[float, float]  # it is multiplied or divided by a number drawn from here
     window: int  # latest games that make a policy's objective
     min_games: int  # with fewer since its weights were replaced, a policy is young: neither ranked nor touched
-    keep_first: bool  # policy 0 keeps the numbers that it was given, or that it copies
+    keep_first: bool  # the first policy of a kind keeps the numbers that it was given, or that it copies
 
 
 class Change(NamedTuple):
@@ -56,16 +56,18 @@ class PBT:
 
     def __init__(
         self, rules: Rules, num_policies: int, defaults: Mapping[str, float], is_valid: Callable[[dict], bool],
-        random: np.random.Generator,
+        random: np.random.Generator, num_kinds: int = 1,
     ):  # fmt: skip
-        """`is_valid(values)` says whether an agent takes these numbers; a mutation that it does not take is not made.
-        All policies but the first begin with mutated `defaults`."""
+        """Policies are ranked within their kind of agents. `is_valid(values)` says whether an agent takes such numbers:
+        a mutation that it does not take is not made. All policies but the first of each kind begin with mutated
+        `defaults`."""
+        self._each = num_policies // num_kinds
         self.rules, self._is_valid, self._random = rules, is_valid, random
         self.windows = [deque[float](maxlen=rules.window) for _ in range(num_policies)]
         self.num_events, self.history = 0, list[dict]()  # rows of pbt.csv, one a policy and event
         self.values = [dict(defaults) for _ in range(num_policies)]
         for policy in range(num_policies):
-            if policy or not rules.keep_first:
+            if not self._keeps(policy):
                 self.values[policy] = self._mutate(dict(defaults))
 
     def record(self, policy: int, objectives: Sequence[float]) -> None:
@@ -84,13 +86,15 @@ class PBT:
         rules, self.num_events = self.rules, self.num_events + 1
         games = [len(window) for window in self.windows]
         objectives = [float(np.mean(window)) if window else math.nan for window in self.windows]
-        old = [policy for policy, count in enumerate(games) if count >= rules.min_games]
-        ranked = sorted(old, key=lambda policy: (-objectives[policy], policy))
-        count = math.ceil(rules.fraction * len(ranked))
-        best, worst = ranked[:count], set(ranked[len(ranked) - count :]) - set(ranked[:count])
         before = [dict(values) for values in self.values]
         changes = []
         for policy in range(len(self.values)):
+            if policy % self._each == 0:  # the first one of its kind
+                kind = range(policy, policy + self._each)
+                old = [each for each in kind if games[each] >= rules.min_games]
+                ranked = sorted(old, key=lambda each: (-objectives[each], each))
+                count = math.ceil(rules.fraction * len(ranked))
+                best, worst = ranked[:count], set(ranked[len(ranked) - count :]) - set(ranked[:count])
             rank = ranked.index(policy) if policy in ranked else None
             what, donor, values = "young" if rank is None else "best", policy, before[policy]
             if len(ranked) > 1 and policy in ranked and policy not in best:
@@ -99,8 +103,7 @@ class PBT:
                     if self._is_better(objectives[candidate], objectives[policy]):
                         donor = candidate
                 values = dict(before[donor])
-                keeps = policy == 0 and rules.keep_first
-                values = values if keeps else self._mutate(values)
+                values = values if self._keeps(policy) else self._mutate(values)
                 what = "replaced" if donor != policy else "mutated" if values != before[policy] else "kept"
             elif rank is not None and policy not in best:
                 what = "kept"  # it is alone
@@ -112,6 +115,9 @@ class PBT:
             told = {name: x for name, x in change._asdict().items() if name != "values"}
             self.history.append({"event": self.num_events, "steps": steps, **told, **change.values})
         return changes
+
+    def _keeps(self, policy: int) -> bool:
+        return self.rules.keep_first and policy % self._each == 0
 
     def _is_better(self, candidate: float, own: float) -> bool:
         gap = candidate - own

@@ -24,15 +24,20 @@ class Past:
 
 
 class Population:
-    """`live` are the numbers of the policies that learn, `past` those of the frozen ones that may be drawn now.
+    """Of N nets for each kind of agents, kind i has the live policies i·N to i·N+N-1, which learn.
 
     Every `every` steps of a live policy its weights are frozen as a past one, whose number is used once. When there are
     more than `size` of them, every second one is dropped and `every` doubles, so that the rest covers the run evenly.
-    `at_once` of them are in `past`, drawn anew every quarter of `every`. A game that has begun is played to its end.
+    `at_once` of those of a kind may be drawn, others every quarter of `every`. A game that has begun is played to its
+    end.
     """
 
-    def __init__(self, nets: list[nn.Module], every: int, size: int, at_once: int, random: np.random.Generator):
-        self.live, self.past = list(range(len(nets))), list[int]()
+    def __init__(
+        self, nets: list[nn.Module], every: int, size: int, at_once: int, random: np.random.Generator,
+        num_kinds: int = 1,
+    ):  # fmt: skip
+        self._each, self._num_kinds = len(nets) // num_kinds, num_kinds
+        self._drawn: list[int] = []
         self._nets, self._every, self._size, self._at_once, self._random = nets, every, size, at_once, random
         self._all: dict[int, Past] = {}  # a dropped one may still play a game
         self._kept: list[int] = []
@@ -43,11 +48,22 @@ class Population:
         """A past policy's, to act with."""
         return self._all[number].acting
 
-    def has(self, number: int) -> bool:
-        return number in self.live or number in self._all
+    def live(self, kind: int = 0) -> list[int]:
+        """The policies of a kind of agents that learn."""
+        return list(range(kind * self._each, (kind + 1) * self._each))
+
+    def past(self, kind: int = 0) -> list[int]:
+        """The past policies of a kind of agents that may be drawn now."""
+        return [number for number in self._drawn if self.kind_of(number) == kind]
+
+    def kind_of(self, number: int) -> int:
+        """The kind of agents that a policy plays, -1 if there is no such policy."""
+        if number in self._all:
+            number = self._all[number].parent
+        return number // self._each if 0 <= number < len(self._nets) else -1
 
     def grow(self, policy: int, steps: int) -> None:
-        """Freeze a live policy's weights after so many steps of it, if that is due, and draw who is `past`."""
+        """Freeze a live policy's weights after so many steps of it, if that is due, and draw who may be `past`."""
         if not self._every:
             return
         if steps - self._frozen_at[policy] >= self._every:
@@ -65,8 +81,11 @@ class Population:
             self._draw()
 
     def _draw(self) -> None:
-        count = min(self._at_once, len(self._kept))
-        self.past = sorted(self._random.choice(self._kept, count, replace=False).tolist())
+        self._drawn = []
+        for kind in range(self._num_kinds):
+            kept = [number for number in self._kept if self.kind_of(number) == kind]
+            count = min(self._at_once, len(kept))
+            self._drawn += sorted(self._random.choice(kept, count, replace=False).tolist()) if kept else []
 
     def inherit(self, parent: int, child: int) -> None:
         """A policy that has another one's weights begins with its results."""
@@ -88,7 +107,7 @@ class Population:
 
     def payoff(self) -> dict[str, Any]:
         """Who has won how many points of how many games against whom, and the ratings that follow (ratings.py)."""
-        numbers = self.live + self._kept
+        numbers = [*range(len(self._nets)), *self._kept]
         points, games = np.zeros((2, len(numbers), len(numbers)))
         for i, first in enumerate(numbers):
             for j, second in enumerate(numbers):
@@ -103,9 +122,9 @@ class Population:
         }  # fmt: skip
 
     def state_dict(self) -> dict:
-        kept = {*self.live, *self._kept}
+        kept = {*range(len(self._nets)), *self._kept}
         return {
-            "every": self._every, "next_number": self._next_number, "past": list(self.past),
+            "every": self._every, "next_number": self._next_number, "past": list(self._drawn),
             "frozen_at": list(self._frozen_at), "drawn_at": list(self._drawn_at),
             "draws": self._random.bit_generator.state,
             "kept": [
@@ -118,7 +137,7 @@ class Population:
 
     def load_state_dict(self, state: dict) -> None:
         """Take over what `state_dict` returned."""
-        self._every, self._next_number, self.past = state["every"], state["next_number"], list(state["past"])
+        self._every, self._next_number, self._drawn = state["every"], state["next_number"], list(state["past"])
         self._frozen_at, self._drawn_at = list(state["frozen_at"]), list(state["drawn_at"])
         self._random.bit_generator.state = state["draws"]
         for saved in state["kept"]:

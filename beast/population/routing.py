@@ -21,20 +21,24 @@ class Game(NamedTuple):
 
     env: int  # number of its environment
     num_envs: int  # in the run
-    seats: int  # players, who are the environment's agents
+    kinds: tuple[int, ...]  # of each seat, an agent of the environment: agents of one kind have equal spaces
+
+    @property
+    def seats(self) -> int:
+        return len(self.kinds)
 
 
 class Seats:
     """Says who plays. A policy is drawn when a game begins, for all its seats at once, and plays to the game's end."""
 
     def __init__(
-        self, choose: Callable[[Game], list[int]], has: Callable[[int], bool], num_columns: int, group_width: int,
-        seats: int = 1,
+        self, choose: Callable[[Game], list[int]], kind_of: Callable[[int], int], num_columns: int, group_width: int,
+        kinds: tuple[int, ...] = (0,),
     ):  # fmt: skip
-        """`choose(game)` names a policy for each seat, `has(policy)` says whether there is such one. `num_columns` are
-        those of all groups together."""
-        self._choose, self._has, self._group_width, self._seats = choose, has, group_width, seats
-        self._count = num_columns // seats
+        """`choose(game)` names a policy for each seat, `kind_of(policy)` is its kind of agents, -1 if there is no
+        such policy. `num_columns` are those of all groups together, `kinds` those of the seats of a game."""
+        self._choose, self._kind_of, self._group_width, self._kinds = choose, kind_of, group_width, kinds
+        self._seats, self._count = len(kinds), num_columns // len(kinds)
 
     def players(self, inputs: dict) -> np.ndarray:
         """The policies [N] that have to act on the rows of `Rows.inputs`. Raises InputError where `choose` names
@@ -44,15 +48,15 @@ class Seats:
         players = policy.copy()  # of the row before
         for first in self._seats * np.flatnonzero(begins(done, step, self._seats)):
             index = (int(group[first]) * self._group_width + int(number[first])) // self._seats
-            players[first : first + self._seats] = self._checked(Game(index, self._count, self._seats))
+            players[first : first + self._seats] = self._checked(Game(index, self._count, self._kinds))
         return players
 
     def _checked(self, game: Game) -> list[int]:
         chosen = self._choose(game)
-        if len(chosen) != game.seats or not all(map(self._has, chosen)):
+        if tuple(map(self._kind_of, chosen)) != game.kinds:
             raise InputError(
-                f"choose_policy gave {chosen} for {game}: give a policy of population.live or population.past for each "
-                f"of the {game.seats} seats"
+                f"choose_policy gave {chosen} for {game}: give a policy of population.live(kind) or .past(kind) for "
+                f"each of the {game.seats} seats"
             )
         return chosen
 

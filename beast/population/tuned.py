@@ -21,21 +21,23 @@ from beast.population.routing import Played
 
 
 class Tuned:
-    """`flags` [N] are those of each policy. With --pbt they vary; without it all are the run's."""
+    """`flags` [N] are those of each policy. With --pbt they vary."""
 
     def __init__(
-        self, flags: Any, learners: Learners, terms: dict[str, float], validate: Callable, random: np.random.Generator
-    ):
-        """`terms` are the reward's, with the coefficients that it is made of; `validate(flags)` raises InputError for
-        flags that the agent does not take. Raises InputError for a number that cannot be tuned."""
-        self.flags = [flags] * len(learners.each)
-        self._run, self._learners, self._terms, self._validate = flags, learners, terms, validate
+        self, flags: list, learners: Learners, terms: dict[str, float], validate: Callable, random: np.random.Generator,
+        num_kinds: int = 1,
+    ):  # fmt: skip
+        """`flags` [N] are those of each policy without --pbt. `terms` are the reward's, with the coefficients that it
+        is made of; `validate(flags)` raises InputError for flags that the agent does not take. Raises InputError for a
+        number that cannot be tuned."""
+        self.flags, self._given, self._run = list(flags), list(flags), flags[0]
+        self._learners, self._terms, self._validate = learners, terms, validate
         self._rates = [list(learner.rates) for learner in learners.each]
         self._more = torch.zeros(len(self.flags) + 1, len(terms))  # coefficients of each policy, less those of `terms`
         self.pbt: PBT | None = None
-        if flags.pbt:
-            rules = {name: getattr(flags, f"pbt_{name}") for name in Rules._fields}
-            self.pbt = PBT(Rules(**rules), len(self.flags), self._defaults(), self._is_valid, random)
+        if self._run.pbt:
+            rules = {name: getattr(self._run, f"pbt_{name}") for name in Rules._fields}
+            self.pbt = PBT(Rules(**rules), len(self.flags), self._defaults(), self._is_valid, random, num_kinds)
             learners.more["pbt"] = self.pbt
 
     def _defaults(self) -> dict[str, float]:
@@ -54,13 +56,13 @@ class Tuned:
 
     def _is_valid(self, values: dict[str, float]) -> bool:
         try:
-            self._validate(self._with(values))
+            self._validate(self._with(self._run, values))
         except InputError:
             return False
         return 0 <= values.get(BETA1, 0) < 1
 
-    def _with(self, values: dict[str, float]) -> Any:
-        return replace(self._run, **{name: x for name, x in values.items() if hasattr(self._run, name)})
+    def _with(self, flags: Any, values: dict[str, float]) -> Any:
+        return replace(flags, **{name: x for name, x in values.items() if hasattr(flags, name)})
 
     def apply(self) -> None:
         """Give every policy its numbers. Call it when a checkpoint is loaded, too."""
@@ -69,7 +71,7 @@ class Tuned:
         more = torch.zeros_like(self._more)
         for policy, values in enumerate(self.pbt.values):
             learner = self._learners.each[policy]
-            self.flags[policy] = self._with(values)
+            self.flags[policy] = self._with(self._given[policy], values)
             ratio = self.flags[policy].learning_rate / self._run.learning_rate
             learner.rates = [rate * ratio for rate in self._rates[policy]]
             for group in learner.optimizer.param_groups if BETA1 in values else ():

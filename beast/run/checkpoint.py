@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from gymnasium import spaces
 
+from beast.envs.agents import join, kinds_of
 from beast.envs.masks import MASK, spaces_with_mask
-from beast.envs.spaces import CATEGORICAL, EnvSpaces, leaves
+from beast.envs.spaces import CATEGORICAL, ActionsByKind, EnvSpaces, leaves, spaces_by_name
 from beast.errors import InputError, MissingFile, first_line
 from beast.files import replace_file
 from beast.hosts import wire
@@ -75,6 +76,9 @@ def load(path: str | os.PathLike, taker: str = "", variants: Collection[str] = (
 def describe_spaces(env_spaces: EnvSpaces) -> dict[str, Any]:
     """What a checkpoint holds of these spaces, for `saved_spaces`; nothing where JSON would not tell all of them."""
     whole, action = env_spaces.whole, env_spaces.action
+    if isinstance(action, ActionsByKind):
+        kinds = {name: describe_spaces(spaces) for name, spaces in kinds_of(env_spaces).items()}
+        return {"kinds": kinds, "agents": list(action.agents)}
     if whole is None or not {type(part) for part in leaves(whole) + leaves(action)} <= {spaces.Box, *CATEGORICAL}:
         return {}  # a subclass may have more to say
     try:
@@ -90,21 +94,41 @@ def saved_spaces(state: dict) -> EnvSpaces | None:
     """The spaces of a checkpoint's `state`; None where it has none, as an older one."""
     if not (saved := state.get("spaces")):
         return None
+    if "kinds" in saved:
+        kinds = {name: saved_spaces({"spaces": each}) for name, each in saved["kinds"].items()}
+        known = {name: (each.whole, each.action) for name, each in kinds.items() if each and each.whole}
+        whole, action = join(known, tuple(saved["agents"]))
+        return EnvSpaces(spaces_by_name(whole), action, whole=whole) if known.keys() == kinds.keys() else None
     whole, action = (wire.space_from_json(saved[name]) for name in ("observation", "action"))
     return EnvSpaces(spaces_with_mask(whole, action, saved["has_mask"]), action, whole=whole)
 
 
-def of_policy(state: dict, policy: int, path: str | os.PathLike) -> dict:
-    """What a run with this one of the policies alone would have saved; `state` itself where there is one policy. Raises
-    InputError if there is no such policy."""
+def of_policy(state: dict, policy: int, path: str | os.PathLike, is_team: bool = False) -> dict:
+    """What a run with this one of the policies alone would have saved; `state` itself where there is one policy.
+
+    Where agents are of several kinds, `kind` in it is the policy's. A team has a net for each: the policy's, and those
+    of the first policies of the other kinds. Raises InputError if there is no such policy."""
     of_each = state.get("policies", [{}])
     if not 0 <= policy < len(of_each):
         raise InputError(f"{path}: there is no policy {policy}: its policies are 0 to {len(of_each) - 1}")
     if "policies" not in state:
         return state
-    prefix = f"{policy}."
-    net = {name.removeprefix(prefix): x for name, x in state["net"].items() if name.startswith(prefix)}
-    return {**state, **of_each[policy], "net": net}
+
+    def net_of(number: int, prefix: str) -> dict:
+        own = f"{number}."
+        return {prefix + name.removeprefix(own): x for name, x in state["net"].items() if name.startswith(own)}
+
+    found = {**state, **of_each[policy], "net": net_of(policy, "")}
+    if kinds := state.get("spaces", {}).get("kinds"):
+        each = len(of_each) // len(kinds)
+        found["kind"] = list(kinds)[policy // each]
+        if not is_team:
+            return {**found, "spaces": kinds[found["kind"]]}
+        found["net"] = {}
+        for number in range(len(kinds)):
+            chosen = policy if number == policy // each else number * each
+            found["net"] |= net_of(chosen, f"nets.{number}.")
+    return found
 
 
 def fitting_weights(net: torch.nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -26,7 +26,7 @@ from beast.envs.groups import EnvGroup, finished_episodes
 from beast.envs.masks import MASK
 from beast.envs.probe import probe_env
 from beast.envs.rows import layout
-from beast.envs.spaces import EnvSpaces
+from beast.envs.spaces import ActionsByKind, EnvSpaces
 from beast.errors import InputError, UserError
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.processes import Child
@@ -65,8 +65,9 @@ class Game(NamedTuple):
 
 
 @same_directory()
-def play(create_env: Callable, net, flags, video: str = "", has_mask: bool = False) -> list[Game]:
-    """Play `flags.episodes` whole games with a net in eval mode on the CPU.
+def play(create_env: Callable, net, flags, video: str = "", has_mask: bool = False, kind: str = "") -> list[Game]:
+    """Play `flags.episodes` whole games with a net in eval mode on the CPU. Where agents are of several kinds, those of
+    the agents of this `kind` count.
 
     Each of the environments of `create_env(number)` plays a fixed share of the games, as the first games to end would
     be the short ones. A game that is not over after `flags.max_game_steps` counts as truncated. `video` is a file to
@@ -77,7 +78,10 @@ def play(create_env: Callable, net, flags, video: str = "", has_mask: bool = Fal
     video = video and os.path.abspath(video)  # before an environment goes elsewhere
     group = EnvGroup(at_least(create_env, min(episodes, 1 if video else MAX_WIDTH)), has_mask, flags.env_metrics)
     width = group.num_envs
-    quota = [episodes // width + (index < episodes % width) for index in range(width)]
+    action, quota = group.spaces.action, [0] * width
+    counted = action.columns(kind, width).tolist() if isinstance(action, ActionsByKind) else range(width)
+    for index, column in enumerate(counted):
+        quota[column] = episodes // len(counted) + (index < episodes % len(counted))
     memory = RolloutMemory(group.fields, 1, 1, width)
     film = Film(group.env, video) if video else None
     games: list[list[Game]] = [[] for _ in range(width)]
@@ -126,17 +130,18 @@ def play(create_env: Callable, net, flags, video: str = "", has_mask: bool = Fal
 
 
 def play_checkpoint(
-    flags, create_env: Callable, net_class: Callable, variants: Collection[str], given: Collection[str] = (), own=()
-) -> dict:
+    flags, create_env: Callable, net_class: Callable, variants: Collection[str], given: Collection[str] = (), own=(),
+    several_kinds: bool = False,
+) -> dict:  # fmt: skip
     """`--mode test`: play whole games with the checkpoint that the flags name, and report them.
 
     The net is that of the checkpoint's own flags. Environments are, too, but for flags that are `given` or differ from
     their defaults. Flags of playing and the agent's `own` hold in any case. Checkpoints of other agents than these
-    `variants` are refused.
+    `variants` are refused, and so are agents of several kinds unless these are taken.
     """
     path = flags.checkpoint or os.path.join(flags.root, flags.name, "checkpoint.pt")
     state = checkpoint.load(path, "--checkpoint" if flags.checkpoint else "", variants)
-    state = checkpoint.of_policy(state, getattr(flags, "policy", 0), path)
+    state = checkpoint.of_policy(state, getattr(flags, "policy", 0), path, is_team=True)
     own_flags = {name: getattr(flags, name) for name in (*OF_PLAYING, *own)}
     config = {**checkpoint.OLDER, **state["config"], **own_flags, "mode": "test"}
     names = [field.name for field in fields(flags)]
@@ -146,7 +151,7 @@ def play_checkpoint(
     chosen = {name for name in names if name in given or getattr(flags, name) != getattr(default, name)}
     changed = {name: getattr(flags, name) for name in chosen - FREE_ON_RESUME - own_flags.keys()}
     steps, results = state["counts"]["steps"], {}
-    learned = checkpoint.saved_spaces(state) or probe_env(create_env, trained)
+    learned = checkpoint.saved_spaces(state) or probe_env(create_env, trained, several_kinds)
     net = net_class(learned.observations, learned.action, trained).eval()
     checkpoint.load_weights(net, state["net"], path)
     page = progress.Page()
@@ -159,7 +164,7 @@ def play_checkpoint(
         video = "" if label else flags.video
         overrides = {"render_mode": "rgb_array"} if video else {}
         try:
-            spaces = probe_env(create_env, flags_here, **overrides)
+            spaces = probe_env(create_env, flags_here, several_kinds, **overrides)
             played_with = {name: x for name in names if (x := getattr(flags_here, name)) != getattr(trained, name)}
             for name in {field.name for field in fields(EnvFlags)} & played_with.keys() - spaces.flags:
                 tell(f"warning: {as_argument(name, played_with[name])}: create_env() does not look at it")
@@ -172,7 +177,7 @@ def play_checkpoint(
                     f"{_shown(spaces)}, those of the agent {_shown(learned)}"
                 )
             make_envs = partial(create_env, flags_here, **overrides)
-            played = play(make_envs, net, flags_here, video, MASK in spaces.observations)
+            played = play(make_envs, net, flags_here, video, MASK in spaces.observations, state.get("kind", ""))
             differing = {name: {"played": x, "trained": getattr(trained, name)} for name, x in other.items()}
             results[label] = report(played, flags_here, path, steps, differing, label)
         except UserError as error:

@@ -18,6 +18,7 @@ import torch
 from gymnasium import Space
 from torch import nn
 
+from beast.envs.agents import kinds_of
 from beast.envs.groups import EnvGroup
 from beast.envs.masks import MASK, legal_choices
 from beast.envs.spaces import EnvSpaces, action_shape_dtype, env_actions, observation_field, parts_by_name
@@ -106,7 +107,7 @@ def load(path: str, agent: str = "", policy: int = 0) -> Policy:
     make_env = partial(getattr(module, "make_env", module.create_env), flags)
     if not (spaces := checkpoint.saved_spaces(state)):
         with closing(make_env(1)) as env:
-            spaces = EnvGroup(env, MASK in env.reset(seed=flags.seed)[1]).spaces
+            spaces = kinds_of(EnvGroup(env, MASK in env.reset(seed=flags.seed)[1]).spaces)[state.get("kind", "")]
     net = module.Net(spaces.observations, spaces.action, flags).eval()
     checkpoint.load_weights(net, state["net"], path)
     return Policy(net.requires_grad_(False), spaces.whole, spaces, flags, state["counts"]["steps"], make_env)

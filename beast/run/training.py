@@ -199,7 +199,7 @@ class Training:
         emulator = {"beast": " on Beast's emulator", "ale": " on ale-py's emulator", "auto": ""}[flags.atari_backend]
         name = flags.env + (emulator if family_of(flags.env).has_emulators else "")
         net = f"{parameters:,} parameters on {self.device}{precision}"
-        observed = describe_encoders(learner.nets[0])
+        observed = dict.fromkeys(each for net in learner.nets for each in describe_encoders(net))
         run.log(", ".join([f"{flags.name}: {name}", *observed, net, feed.description, introduction]))
         limits = self.total_steps, flags.total_minutes
         console = Console(*limits, self.frames_per_step, learner.steps, learner.seconds / 60)
@@ -361,14 +361,14 @@ class Training:
         self._row_began, self._row_steps = now, learner.steps
 
 
-def prepare(flags, create_env: Callable, validate: Callable) -> tuple[Any, EnvSpaces]:
-    """The flags, checked and completed by what `create_env` makes, and the spaces that it has.
+def prepare(flags, create_env: Callable, validate: Callable, several_kinds: bool = False) -> tuple[Any, EnvSpaces]:
+    """The flags, checked and completed by what `create_env` makes, and the spaces that it has (see `probe_env`).
 
     They are checked before any environment is made, and again when its id is known.
     """
     keep_freed_memory()
     validate(flags)
-    spaces = probe_env(create_env, flags)
+    spaces = probe_env(create_env, flags, several_kinds)
     return validate(replace(flags, env=spaces.env_id, atari_backend=spaces.atari_backend)), spaces
 
 

@@ -1,0 +1,3 @@
+import toy_games
+
+parallel_env = toy_games.Deaf
