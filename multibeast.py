@@ -335,8 +335,6 @@ def validate(agent: ModuleType, flags):
     check_limits(flags, limits)
     if flags.auto:
         raise InputError("--auto: it measures one policy; run --agent's own --mode tune, and give what it finds")
-    if flags.eval_minutes:
-        raise InputError(f"--eval_minutes {flags.eval_minutes:g}: it evaluates one policy; use --mode test --policy N")
     return agent.validate(replace(flags, name=run_name("multi", flags)))
 
 

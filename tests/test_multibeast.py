@@ -2,13 +2,17 @@
 
 import copy
 import json
+import os
 import re
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from lock_step import metrics_of
+from programs import Program
+from waiting import PATIENCE, wait_until
 
 import beast
 import monobeast
@@ -380,6 +384,52 @@ def test_actors_of_a_run_are_those_of_the_agents_file_and_policies_act_in_them(t
     assert "2 policies of monobeast.py" in (result.directory / "out.log").read_text()
 
 
+def test_the_best_policy_is_kept_as_monobeast_would_have_saved_it(tmp_path):
+    result = multibeast.train(small_flags(tmp_path, num_policies=3, total_steps=3500, log_steps=100))
+    state = torch.load(result.directory / "checkpoint.pt", weights_only=True)
+    best = torch.load(result.directory / "best.pt", weights_only=True)
+    means = [np.mean(each["returns"]) for each in state["policies"]]
+    assert result.best == state["counts"]["best"] == max(means)
+    number = int(np.argmax(means))
+    own = {name: x for name, x in state["net"].items() if name.startswith(f"{number}.")}
+    assert own.keys() == {f"{number}.{name}" for name in best["net"]}
+    assert all(torch.equal(x, best["net"][name.partition(".")[2]]) for name, x in own.items())
+    assert not {"policies", "population", "draws"} & best.keys()
+    path = str(result.directory / "best.pt")
+    assert len(monobeast.test(monobeast.Flags(checkpoint=path, episodes=2))["returns"]) == 2
+    assert beast.load(path).steps == state["policies"][number]["counts"]["steps"]
+
+
+def test_policies_are_evaluated_in_turn_while_they_train(tmp_path):
+    words = [multibeast.__file__, "--env", "CartPole-v1", "--root", str(tmp_path), "--name", "run", "--num_actors", "1"]
+    words += ["--num_policies", "2", "--log_steps", "500", "--no_tensorboard", "--deterministic", "--device", "cpu"]
+    words += ["--total_minutes", "10", "--eval_minutes", "0.01", "--eval_episodes", "3"]
+    program = Program(words, cwd=Path(multibeast.__file__).parent, env=dict(os.environ), output=tmp_path / "output")
+    run = tmp_path / "run"
+
+    def returns(policy: int) -> dict[int, float]:
+        rows = metrics_of(run) if (run / "metrics.csv").exists() else []
+        told = [row for row in rows if row.get(f"policy{policy}/eval/step")]
+        assert all(float(row[f"policy{policy}/eval/episodes"]) == 3 for row in told)
+        return {
+            int(float(row[f"policy{policy}/eval/step"])): float(row[f"policy{policy}/eval/episodic_return"])
+            for row in told
+        }
+
+    try:
+        wait_until(lambda: returns(0) and returns(1))
+        program.send_signal(signal.SIGTERM)
+        assert program.wait(PATIENCE) == 0
+    finally:
+        program.kill()
+    found = [returns(policy) for policy in range(2)]
+    assert abs(len(found[0]) - len(found[1])) <= 1
+    best = torch.load(run / "best.pt", weights_only=True)
+    told = [each[best["counts"]["steps"]] for each in found if best["counts"]["steps"] in each]
+    highest = max(max(each.values()) for each in found)
+    assert not told or max(told) == highest  # or one that ended after the last row
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -415,7 +465,6 @@ def test_files_that_are_no_agent_for_it_are_refused_by_name(name):
     [
         ({"num_policies": 0}, "--num_policies 0: give 1 to 64"),
         ({"num_policies": 17}, "--num_policies 17: the run has 16 environments"),
-        ({"eval_minutes": 1.0}, "--eval_minutes 1: it evaluates one policy"),
         ({"auto": True}, "--auto: it measures one policy"),
     ],
 )

@@ -141,6 +141,10 @@ class Learner:
             self.returns.extend(episode_return for episode_return, _ in finished)
             self.lengths.extend(length for _, length in finished)
 
+    def best_policy(self) -> tuple[float, int]:
+        """The mean return of the last 100 games, -inf before there are so many, and 0: the number of the policy."""
+        return (float(np.mean(self.returns)) if len(self.returns) == self.returns.maxlen else -math.inf), 0
+
     def numbers(self) -> dict[str, float]:
         """What a row of metrics says of it, beside its updates."""
         found = {

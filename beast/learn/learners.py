@@ -49,6 +49,10 @@ class Learners(Learner):
         for policy, learner in enumerate(self.each):
             learner.record_games({**rows, "counts": rows["policy"] == policy})
 
+    def best_policy(self) -> tuple[float, int]:
+        """The highest mean return of a policy's last 100 games, and its number."""
+        return max((learner.best_policy()[0], policy) for policy, learner in enumerate(self.each))
+
     def numbers(self) -> dict[str, float]:
         of_each = {f"policy{policy}/{name}": x for policy, learner in enumerate(self.each)
                    for name, x in {"stats/steps": learner.steps, **learner.numbers()}.items()}  # fmt: skip

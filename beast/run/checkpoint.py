@@ -131,6 +131,15 @@ def of_policy(state: dict, policy: int, path: str | os.PathLike, is_team: bool =
     return found
 
 
+def alone(state: dict, policy: int) -> dict:
+    """What MonoBeast would have saved of this policy of several; `state` itself where there is one."""
+    if "policies" not in state:
+        return state
+    of_several = {"policies", "population", "pbt", "draws"}
+    found = {name: x for name, x in of_policy(state, policy, "").items() if name not in of_several}
+    return {**found, "config": {**state["config"], "variant": "mono"}}
+
+
 def fitting_weights(net: torch.nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Those of the weights that have a name and shape of the net's."""
     own = net.state_dict()

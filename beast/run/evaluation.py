@@ -236,17 +236,19 @@ class Evaluations:
         """The same `seed` gives each evaluation the same games to begin with."""
         self.checkpoint_path, self._result_path = directory / "eval/checkpoint.pt", directory / "eval/test.json"
         arguments = {"checkpoint": self.checkpoint_path, "episodes": flags.eval_episodes, "seed": seed}
-        passed_on = ("atari_backend", "epsilon", "max_game_steps")
+        passed_on = ("atari_backend", "epsilon", "max_game_steps", "agent")
         arguments |= {name: getattr(flags, name) for name in passed_on if hasattr(flags, name)}
         # The file of the flags' class is the agent's own, or that of its fork.
         self._command = [sys.executable, "-c", BEHIND, inspect.getfile(type(flags)), "--mode", "test"]
         self._command += [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
         self._command += ["--greedy"] if flags.greedy else []
         self._command += ["--eval_env_kwargs", *flags.eval_env_kwargs] if flags.eval_env_kwargs else []
-        self.film_path = directory / "eval/film.gif"
+        self.film_path, self.mean = directory / "eval/film.gif", math.nan  # `mean` return of the newest
         self._command += ["--video", str(self.film_path)] if flags.eval_video else []
         self._seconds, self._log = 60 * flags.eval_minutes, log
         self._process = Child("the evaluation", 0)
+        self.state: dict = {}  # that is evaluated
+        self.policy = -1  # of several, which have their turns
         self._next = time.monotonic() + self._seconds
 
     def is_due(self) -> bool:
@@ -259,8 +261,12 @@ class Evaluations:
         self._result_path.unlink(missing_ok=True)
         self.film_path.unlink(missing_ok=True)
         checkpoint.save(self.checkpoint_path, state)
+        self.state, command = state, list(self._command)
+        if policies := state.get("policies"):
+            self.policy = (self.policy + 1) % len(policies)
+            command += ["--policy", str(self.policy)]
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        self._process.start(self._command, stdout=subprocess.DEVNULL, env={**os.environ, **one_thread})
+        self._process.start(command, stdout=subprocess.DEVNULL, env={**os.environ, **one_thread})
 
     def result(self) -> dict[str, float]:
         """Metrics of the evaluation that has ended since the last call; empty if none has. A failure is logged."""
@@ -279,12 +285,13 @@ class Evaluations:
         if popen.returncode or found is None:
             self._log(how)
             return {}
-        metrics = {"eval/step": found["steps"], **_metrics_of(found, "eval")}
+        self.mean, of_policy = found["mean"], f"policy{self.policy}/" if self.policy >= 0 else ""
+        metrics = {f"{of_policy}eval/step": found["steps"], **_metrics_of(found, f"{of_policy}eval")}
         for label, other in found.get("others", {}).items():
             if "error" in other:
                 self._log(f"the evaluation {label}: {other['error']}")
             else:
-                metrics |= _metrics_of(other, f"eval/{label}")
+                metrics |= _metrics_of(other, f"{of_policy}eval/{label}")
         return metrics
 
     def close(self) -> None:

@@ -33,7 +33,6 @@ from beast.feeds.actors import ActorProcesses, Actors, LocalActors, name_of_make
 from beast.feeds.feed import Consumer, Feed
 from beast.feeds.memory import Fields, RolloutMemory
 from beast.feeds.shared_memory import SharedMemoryFeed
-from beast.files import replace_file
 from beast.learn.learner import Counted, Learner
 from beast.learn.normalization import describe_encoders
 from beast.run import checkpoint
@@ -283,7 +282,7 @@ class Training:
         """Write checkpoint.pt, and best.pt where the last 100 games are the best yet and no evaluations choose it."""
         learner, failure = self.learner, None
         with learner.updating:
-            mean = float(np.mean(learner.returns)) if len(learner.returns) == learner.returns.maxlen else -math.inf
+            mean, policy = learner.best_policy()
             is_best = math.isfinite(mean) and mean > learner.best
             if is_best:
                 learner.best = mean
@@ -294,10 +293,15 @@ class Training:
             except Exception as error:  # the checkpoint is written all the same
                 failure = error
         if is_best and not self._evaluations:
-            checkpoint.save(self.run.best_path, state)  # before the file that says how good it is
+            self._save_best(state, policy)  # before the file that says how good it is
         checkpoint.save(self.run.checkpoint_path, state)
         if failure:
             raise failure
+
+    def _save_best(self, state: dict, policy: int) -> None:
+        """Write best.pt; none where policies of several kinds of agents have returns that cannot be compared."""
+        if "kinds" not in self.spaces:
+            checkpoint.save(self.run.best_path, checkpoint.alone(state, policy))
 
     def _state(self) -> dict:
         """What a checkpoint holds, with the updates counted that a GPU has queued. Call it while `updating`."""
@@ -321,11 +325,9 @@ class Training:
                 self._write_metrics()
                 if evaluations.film_path.exists():
                     self._metrics.film(learner.steps, evaluations.film_path)
-            mean = found["eval/episodic_return"]
-            if math.isfinite(mean) and mean > learner.best_eval:
-                weights = evaluations.checkpoint_path.read_bytes()
-                replace_file(self.run.best_path, lambda file: file.write(weights))
-                learner.best_eval = mean
+            if math.isfinite(evaluations.mean) and evaluations.mean > learner.best_eval:
+                self._save_best(evaluations.state, evaluations.policy)
+                learner.best_eval = evaluations.mean
         if evaluations.is_due():
             with learner.updating:
                 state = self._state()
