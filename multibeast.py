@@ -61,7 +61,7 @@ class PopulationFlags:
     agent: str = "monobeast.py"
     """The agent's file, or a fork of it: every policy has its net, its loss and its flags."""
     num_policies: int = 1
-    """Policies that learn. --total_steps are those of one of them."""
+    """Policies that learn, for each kind of agents (those with equal spaces). --total_steps are those of one of them."""
     past_every: int = 0
     """Steps of a policy after which its weights are frozen as a past policy, which plays on; 0: never."""
     past_share: float = 0.5
@@ -250,7 +250,7 @@ def train(flags, choose_policy: Callable = choose_policy) -> Result:
 
 def policies_of(flags, kinds: list[Kind]) -> str:
     """Which policies there are, for people to read."""
-    count = f"{flags.num_policies} policies of {flags.agent}"
+    count = f"{flags.num_policies} {'policy' if flags.num_policies == 1 else 'policies'} of {flags.agent}"
     if len(kinds) == 1:
         return count
     first = [f"{number * flags.num_policies} {kind.name}" for number, kind in enumerate(kinds)]
