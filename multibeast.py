@@ -61,7 +61,7 @@ class PopulationFlags:
     agent: str = "monobeast.py"
     """The agent's file, or a fork of it: every policy has its net, its loss and its flags."""
     num_policies: int = 1
-    """Policies that learn, for each kind of agents (those with equal spaces). --total_steps are those of one of them."""
+    """Policies that learn, for each kind of agents, which have equal spaces. --total_steps are those of one of them."""
     past_every: int = 0
     """Steps of a policy after which its weights are frozen as a past policy, which plays on; 0: never."""
     past_share: float = 0.5

@@ -234,7 +234,7 @@ def test_the_help_of_an_env_host_needs_neither_torch_nor_tyro_and_says_of_the_en
 
 
 def test_a_flag_of_the_environment_is_a_number_a_choice_or_auto(capsys):
-    flags = polybeast_env.parse_flags(["--noops", "7", "--sticky_actions", "auto", "--resize", "40", "--env", "a:b"])
+    flags = polybeast_env.parse_flags(["--noops", "7", "--sticky_actions", "auto", "--resize", "4e1", "--env", "a:b"])
     assert (flags.noops, flags.sticky_actions, flags.resize, flags.env) == (7, "auto", 40, "a:b")
     for name, value, message in [
         ("noops", "1.5", "invalid auto or int value: '1.5'"),

@@ -110,12 +110,15 @@ def test_best_is_written_before_the_checkpoint_that_says_how_good_it_is(tmp_path
         training._evaluations = types.SimpleNamespace(
             result=lambda: {"eval/episodic_return": 5.0},
             is_due=lambda: False,
-            checkpoint_path=tmp_path / "missing",
+            mean=5.0,
+            state={"net": {}},
+            policy=-1,
             film_path=tmp_path / "missing",
         )
         learner.returns.extend([4.0] * learner.returns.maxlen)
         training.save()
         assert written[2:] == ["checkpoint.pt"] and learner.best == 4.0
+        monkeypatch.setattr(checkpoint, "save", lambda path, state: Path(tmp_path, "missing").read_bytes())
         with pytest.raises(FileNotFoundError):  # a disk that is full, say
             training._evaluate()
         assert learner.best_eval == -math.inf, "best.pt is still an older one"
@@ -577,7 +580,7 @@ def test_every_evaluation_gets_a_row_however_rarely_rows_are_written(tmp_path):
         training._row_steps, training._row_began = 0, time.monotonic() - 1
         found = {"eval/episodic_return": -1.0, "eval/step": 0}
         training._evaluations = types.SimpleNamespace(
-            result=lambda: found, is_due=lambda: False, film_path=tmp_path / "missing"
+            result=lambda: found, is_due=lambda: False, mean=-1.0, film_path=tmp_path / "missing"
         )
         learner.best_eval = 0.0
         for learner.steps in (100, 200):

@@ -181,11 +181,21 @@ def add_arguments(parser: argparse.ArgumentParser, flags_class: type) -> None:
         if get_origin(kind) is Literal:
             options["choices"] = get_args(kind)
         else:
-            options["type"] = _auto_or(get_args(kind)[0]) if get_args(kind) else kind
+            number = get_args(kind)[0] if get_args(kind) else kind
+            number = _whole(each.name) if number is int else number
+            options["type"] = _auto_or(number) if get_args(kind) else number
         parser.add_argument(f"--{each.name}", **options)
 
 
-def _auto_or(number: type) -> Callable[[str], float | str]:
+def _whole(name: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        return int(whole_number(name, text))
+
+    parse.__name__ = "int"  # argparse's errors quote it
+    return parse
+
+
+def _auto_or(number: Callable) -> Callable[[str], float | str]:
     def parse(text: str) -> float | str:
         return text if text == "auto" else number(text)
 
