@@ -110,6 +110,13 @@ TASKS = {
     " --ppo_clip 0.2 --entropy_cost 0 --reward_scale 0.1 --reward_clip 0 --total_steps 600000",
     "multidiscrete": f"--env toy_envs:MultiDiscrete-v0 {SMALL} --batch_width 8 --ppo_clip 0 --learning_rate 1e-3"
     " --total_steps 200000",
+    # Of multibeast.py.
+    "multi-signal": "--env pettingzoo:signal_game --preset discrete --group_width 32 --entropy_cost 0.05"
+    " --learning_rate 3e-3 --lr_decay none --total_steps 150000",
+    "multi-spread": "--env pettingzoo:mpe2.simple_spread_v3 --preset discrete --group_width 48 --num_policies 2"
+    " --total_steps 500000",
+    "multi-tictactoe": "--env pettingzoo:pettingzoo.classic.tictactoe_v3 --preset discrete --past_every 20000"
+    " --total_steps 300000",
     "dict": f"--env toy_envs:Dict-v0 {SMALL} --batch_width 8 --ppo_clip 0 --learning_rate 1e-3 --total_steps 200000",
 }
 
@@ -177,7 +184,8 @@ def main(options: Options) -> None:
     before = metrics.read_text() if metrics.exists() else ""
     if not options.run:
         script = "polybeast.py" if options.task.endswith(("-poly", "-dial")) else "monobeast.py"
-        script = "r2d2.py" if options.task.startswith("r2d2-") else script
+        first = options.task.partition("-")[0]
+        script = {"r2d2": "r2d2.py", "multi": "multibeast.py"}.get(first, script)
         command = [sys.executable, str(ROOT / script), *TASKS[options.task].split()]
         command += ["--root", options.root, "--name", name, "--seed", str(options.seed)]
         tests = str(ROOT / "tests")  # the toy environments live there

@@ -20,7 +20,7 @@ from beast.envs.rows import nest_observations
 from beast.envs.spaces import ActionsByKind, random_actions
 from beast.errors import InputError
 from beast.learn.nests import map_tensors
-from beast.population.kinds import all_kinds, check_core_states, seat_kinds
+from beast.population.kinds import Team, all_kinds, check_core_states, seat_kinds
 from beast.population.pbt import PBT, Rules
 from beast.population.pool import Population
 from beast.population.routing import Dealer, Game, Seats
@@ -173,6 +173,34 @@ def test_core_states_of_other_shapes_are_refused():
             for size, kind in enumerate(all_kinds(group.spaces))]  # fmt: skip
     with pytest.raises(InputError, match="core states of shapes .* for hen_0.*let initial_state"):
         check_core_states(all_kinds(group.spaces), nets)
+
+
+@pytest.mark.parametrize("core", ["none", "lstm"])
+def test_a_team_answers_for_each_agent_by_the_net_of_its_kind(core):
+    group, rows = zoo_group(8)
+    torch.manual_seed(1)
+    flags = Flags(core=core, core_size=8, hidden_size=16, reward_clip=0.0)
+    team = Team(lambda *of_kind: monobeast.Net(*of_kind, flags), group.spaces).eval()
+    for parameter in team.parameters():  # policies that are sure of their choices
+        torch.nn.init.normal_(parameter)
+    group.reset(3, rows[0])
+    group.step(random_actions(group.spaces.action, 8, np.random.default_rng(0)), rows[1])
+    inputs = map_tensors(lambda x: torch.from_numpy(x)[None], rows[1])
+    inputs["action"] = torch.zeros(1, 8, 2, dtype=torch.float64)
+    state = map_tensors(lambda x: x + torch.arange(8.0)[:, None], team.initial_state(8))
+    with torch.no_grad():
+        logits, values, after = team(inputs, state)
+        chosen = team.acting_policy(logits).mode()
+        sampled = team.acting_policy(logits).sample(torch.Generator().manual_seed(1))
+        for kind, net, columns in zip(team.kinds, team.nets, ([0, 4], [1, 2, 5, 6], [3, 7])):
+            own, own_state = map_tensors(lambda x: x[:, columns], (inputs, state))
+            expected, value, own_after = net(kind.own(own), own_state)
+            assert torch.allclose(kind.own_logits(logits[:, columns]), expected, atol=1e-5)
+            assert torch.allclose(values[:, columns], value, atol=1e-5)
+            map_tensors(lambda x, y: torch.testing.assert_close(x[:, columns], y), after, own_after)
+            best = monobeast.distribution(kind.spaces.action, expected).mode()
+            assert torch.allclose(kind.own({**own, "action": chosen[:, columns]})["action"], best, atol=1e-5)
+    assert sampled.shape == chosen.shape == (1, 8, 2) and not torch.equal(sampled, chosen)
 
 
 # --- populations -----------------------------------------------------------------------------------------------------

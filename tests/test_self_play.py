@@ -131,3 +131,19 @@ def test_tic_tac_toe_is_learned_by_playing_itself_and_its_past_selves(flags, see
     assert score(trained, untrained)[1] >= 0.85, "who plays at random gets half of the points"
     value, low, high = score(untrained, untrained)
     assert low <= 0.5 <= high
+
+
+@pytest.mark.on_demand  # a minute
+@pytest.mark.parametrize("core", ["lstm", "none"])
+def test_policies_that_are_drawn_for_each_game_remember_what_it_began_with(flags, core):
+    result = multibeast.train(
+        flags(
+            env="toy_envs:MemoryCue-v0", core=core, num_policies=2, group_width=16, batch_width=8, hidden_size=128,
+            core_size=64, ppo_clip=0.0, learning_rate=5e-4, entropy_cost=0.02, normalize_observations=False,
+            total_steps=100_000,
+        ),
+        lambda flags, game, population, random: [int(random.integers(2))],
+    )  # fmt: skip
+    state = torch.load(result.directory / "checkpoint.pt", weights_only=True)
+    means = [np.mean(each["returns"]) for each in state["policies"]]
+    assert min(means) >= 0.9 if core == "lstm" else max(means) <= 0.1, means
