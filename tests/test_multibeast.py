@@ -258,6 +258,37 @@ def test_a_run_trains_each_policy_on_the_steps_that_it_chose_and_counts_its_game
     assert updates == [sum(policy == p for policy, _ in recorded.batches) for p in range(3)]
 
 
+def test_games_of_past_policies_are_not_told_and_a_checkpoint_has_all_parts_of_a_population():
+    class Part:
+        def __init__(self, number):
+            self.number = number
+
+        def state_dict(self):
+            return {"number": self.number}
+
+        def load_state_dict(self, state):
+            self.number = state["number"]
+
+    def new_learners(part):
+        nets = [torch.nn.Linear(1, 1) for _ in range(2)]
+        each = [multibeast.Learner(net, torch.optim.Adam(net.parameters()), 1) for net in nets]
+        return Learners(each, np.random.default_rng(part), {"part": Part(part)})
+
+    learners, shape = new_learners(7), (3, 3)
+    rows = {name: np.zeros(shape, bool) for name in ("done", "terminated", "truncated")}
+    rows |= {"episode_step": np.array([[5] * 3, [6] * 3, [0] * 3]), "reward": np.zeros(shape)}
+    rows |= {"episode_return": np.array([[0] * 3, [10, 11, 12], [0] * 3]), "policy": np.array([[0, 1, 2]] * 3)}
+    rows["terminated"][1] = rows["done"][2] = True
+    learners.record_games(rows)
+    assert list(learners.returns) == [10, 11], "the third one's is a past policy"
+    assert [list(learner.returns) for learner in learners.each] == [[10], [11]]
+    again = new_learners(8)
+    again.load_state_dict(learners.state_dict())
+    assert again.more["part"].number == 7 and list(again.returns) == [10, 11]
+    assert [list(learner.returns) for learner in again.each] == [[10], [11]]
+    assert again.random.integers(10**9) == learners.random.integers(10**9)
+
+
 def test_an_update_of_one_policy_changes_no_other(tmp_path, monkeypatch):
     begun = []
 
