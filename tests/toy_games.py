@@ -150,7 +150,7 @@ class Zoo:
 
     def observation_space(self, agent):
         if agent == "fox":
-            return spaces.Dict(observation=spaces.Discrete(3, start=7), action_mask=spaces.Box(0, 1, (3,), np.int8))
+            return spaces.Dict(observation=spaces.Discrete(3, start=7), action_mask=spaces.Box(0, 1, (1, 3), np.int8))
         return spaces.Box(-1, 1, (2,), np.float32) if agent == "owl" else spaces.Box(0, 9, (3, 2), np.float64)
 
     def action_space(self, agent):
@@ -175,7 +175,7 @@ class Zoo:
         return self._seen(there), rewards, over, dict.fromkeys(there, False), {agent: {} for agent in there}
 
     def _seen(self, agents):
-        mask = np.array([1, 0, self._time % 2], np.int8)
+        mask = np.array([[1, 0, self._time % 2]], np.int8)
         of_all = {
             "fox": {"observation": 7 + self._time % 3, "action_mask": mask},
             "hen_0": np.full((3, 2), self._time, np.float64),
