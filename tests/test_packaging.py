@@ -34,8 +34,9 @@ def test_the_emulator_is_built_without_grpc(tmp_path):
         pytest.skip("there is no C++ compiler")
     tools = tmp_path / "tools"  # neither protoc nor what finds gRPC
     tools.mkdir()
-    for name, path in programs.items():
-        (tools / name).symlink_to(path)
+    for name, path in programs.items():  # a compiler that does not optimize takes a tenth of the time
+        (tools / name).write_text(f'#!/bin/sh\nexec {path} "$@"{" -O0" * (name[0] in "gc")}\n')
+        (tools / name).chmod(0o755)
     build = ["build_ext", "--build-temp", str(tmp_path / "temp"), "--build-lib", str(tmp_path / "lib")]
     done = subprocess.run(
         [sys.executable, "setup.py", "-q", *build], cwd=ROOT, env={**os.environ, "PATH": str(tools)},
