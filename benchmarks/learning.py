@@ -32,7 +32,7 @@ SMALL = f"--num_actors 1 --group_width 16 --hidden_size 256 --log_steps 10000 {R
 MEMORY = "--env toy_envs:MemoryCue-v0 --num_actors 1 --batch_width 8 --hidden_size 128 --core_size 64"
 MEMORY += " --ppo_clip 0 --learning_rate 5e-4 --entropy_cost 0.02 --total_steps 100000 --log_steps 5000"
 MEMORY += f" {RAW}"
-BREAKOUT = "--env MinAtar/Breakout-v0 --num_actors 1 --ppo_clip 0 --vtrace_lambda 0.95 --entropy_cost 0.05"
+BREAKOUT = "--env MinAtar/Breakout-v0 --num_actors 1 --ppo_clip 0 --vtrace_lambda 0.95 --entropy_cost 0.2"
 BREAKOUT += " --normalize_returns off"
 PONG_DETERMINISTIC = "--env PongNoFrameskip-v4 --deterministic --total_steps 1500000"
 # Of r2d2.py.
@@ -111,7 +111,7 @@ TASKS = {
     "multidiscrete": f"--env toy_envs:MultiDiscrete-v0 {SMALL} --batch_width 8 --ppo_clip 0 --learning_rate 1e-3"
     " --total_steps 200000",
     # Of multibeast.py.
-    "multi-signal": "--env pettingzoo:signal_game --preset discrete --group_width 32 --entropy_cost 0.05"
+    "multi-signal": "--env pettingzoo:signal_game --preset discrete --group_width 32 --entropy_cost 0.2"
     " --learning_rate 3e-3 --lr_decay none --total_steps 150000",
     "multi-spread": "--env pettingzoo:mpe2.simple_spread_v3 --preset discrete --group_width 48 --num_policies 2"
     " --total_steps 500000",

@@ -89,7 +89,7 @@ def test_the_stages_of_every_thread_and_process_of_a_run_sum_to_its_wall_time(tm
         pytest.importorskip("libbeast", reason="libbeast is not built: make libbeast", exc_type=ImportError)
     module = pytest.importorskip(variant)
     flags = module.Flags(
-        env="CartPole-v1", root=str(tmp_path), name="run", total_minutes=0.06, log_steps=200, tensorboard=False
+        env="CartPole-v1", root=str(tmp_path), name="run", total_minutes=0.12, log_steps=1000, tensorboard=False
     )
     if variant == "monobeast":
         flags = dataclasses.replace(flags, num_actors=2)

@@ -100,7 +100,7 @@ def test_a_speaker_and_a_listener_agree_on_words_unless_nobody_hears_them(flags,
         """Mean return of 400 games."""
         training = flags(
             env=f"pettingzoo:{env}", name=env, seed=seed, group_width=32, batch_width=16, total_steps=150_000,
-            entropy_cost=0.05, learning_rate=3e-3,
+            entropy_cost=0.2, learning_rate=3e-3,
         )  # fmt: skip
         multibeast.train(training)
         return multibeast.test(flags(env=f"pettingzoo:{env}", name=env, policy=1, episodes=400))["mean"]
