@@ -32,7 +32,7 @@ SMALL = f"--num_actors 1 --group_width 16 --hidden_size 256 --log_steps 10000 {R
 MEMORY = "--env toy_envs:MemoryCue-v0 --num_actors 1 --batch_width 8 --hidden_size 128 --core_size 64"
 MEMORY += " --ppo_clip 0 --learning_rate 5e-4 --entropy_cost 0.02 --total_steps 100000 --log_steps 5000"
 MEMORY += f" {RAW}"
-BREAKOUT = "--env MinAtar/Breakout-v0 --num_actors 1 --ppo_clip 0 --vtrace_lambda 0.95 --entropy_cost 0.2"
+BREAKOUT = "--env MinAtar/Breakout-v0 --num_actors 1 --ppo_clip 0 --vtrace_lambda 0.95 --entropy_cost 0.05"
 BREAKOUT += " --normalize_returns off"
 PONG_DETERMINISTIC = "--env PongNoFrameskip-v4 --deterministic --total_steps 1500000"
 # Of r2d2.py.
@@ -110,13 +110,6 @@ TASKS = {
     " --ppo_clip 0.2 --entropy_cost 0 --reward_scale 0.1 --reward_clip 0 --total_steps 600000",
     "multidiscrete": f"--env toy_envs:MultiDiscrete-v0 {SMALL} --batch_width 8 --ppo_clip 0 --learning_rate 1e-3"
     " --total_steps 200000",
-    # Of multibeast.py.
-    "multi-signal": "--env pettingzoo:signal_game --preset discrete --group_width 32 --entropy_cost 0.2"
-    " --learning_rate 3e-3 --lr_decay none --total_steps 150000",
-    "multi-spread": "--env pettingzoo:mpe2.simple_spread_v3 --preset discrete --group_width 48 --num_policies 2"
-    " --total_steps 500000",
-    "multi-tictactoe": "--env pettingzoo:pettingzoo.classic.tictactoe_v3 --preset discrete --past_every 20000"
-    " --total_steps 300000",
     "dict": f"--env toy_envs:Dict-v0 {SMALL} --batch_width 8 --ppo_clip 0 --learning_rate 1e-3 --total_steps 200000",
 }
 
@@ -184,8 +177,7 @@ def main(options: Options) -> None:
     before = metrics.read_text() if metrics.exists() else ""
     if not options.run:
         script = "polybeast.py" if options.task.endswith(("-poly", "-dial")) else "monobeast.py"
-        first = options.task.partition("-")[0]
-        script = {"r2d2": "r2d2.py", "multi": "multibeast.py"}.get(first, script)
+        script = "r2d2.py" if options.task.startswith("r2d2-") else script
         command = [sys.executable, str(ROOT / script), *TASKS[options.task].split()]
         command += ["--root", options.root, "--name", name, "--seed", str(options.seed)]
         tests = str(ROOT / "tests")  # the toy environments live there

@@ -109,30 +109,6 @@ def test_a_speaker_and_a_listener_agree_on_words_unless_nobody_hears_them(flags,
     assert play("deaf_game") <= 0.35
 
 
-@pytest.mark.on_demand  # two minutes
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_tic_tac_toe_is_learned_by_playing_itself_and_its_past_selves(flags, seed):
-    game = "pettingzoo:pettingzoo.classic.tictactoe_v3"
-    pytest.importorskip("pygame", reason="pip install pygame-ce")
-    untrained = multibeast.train(
-        flags(env=game, name="untrained", seed=seed, learning_rate=1e-12, group_width=8, batch_width=8, total_steps=64)
-    )
-    trained = multibeast.train(
-        flags(
-            env=game, name="trained", seed=seed, past_every=20_000, group_width=32, batch_width=16,
-            entropy_cost=0.01, total_steps=300_000,
-        )
-    )  # fmt: skip
-
-    def score(policy, rival, **changes) -> tuple[float, float, float]:
-        rivals = tuple(f"{result.directory}:0" for result in (policy, rival))
-        return multibeast.match(flags(rivals=rivals, episodes=200, **changes))["score"]
-
-    assert score(trained, untrained)[1] >= 0.85, "who plays at random gets half of the points"
-    value, low, high = score(untrained, untrained)
-    assert low <= 0.5 <= high
-
-
 @pytest.mark.on_demand  # a minute
 @pytest.mark.parametrize("core", ["lstm", "none"])
 def test_policies_that_are_drawn_for_each_game_remember_what_it_began_with(flags, core):
