@@ -194,10 +194,8 @@ class Encoder(nn.Module):
         self.register_load_state_dict_pre_hook(without_statistics)  # older checkpoints have none: then do not normalize
 
     def _convolutions(self, space: gymnasium.Space, flags: AgentFlags) -> list[nn.Module]:
-        """Layers for images [N, C, H, W]. Raises InputError for images that are too small."""
+        """Layers for images [N, C, H, W]."""
         channels, *sides = self.center.shape
-        if flags.net == "shallow" and min(sides) < 3:
-            raise InputError(f"an image of {list(space.shape)}: --net shallow needs 3 pixels a side; give --net mlp")
         if flags.net == "shallow" and min(sides) < 36:  # MinAtar and other grids: the Nature CNN would leave nothing
             return [orthogonal(nn.Conv2d(channels, 16, 3), GAIN), nn.ReLU()]
         if flags.net == "shallow":  # Mnih et al. 2015

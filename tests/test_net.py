@@ -84,7 +84,7 @@ def test_images_are_centered_by_the_last_rows_of_the_batches_observed_before(sha
 @pytest.mark.parametrize("image, channels", [
     ((210, 160, 3), 3), ((3, 210, 160), 3), ((4, 84, 84), 4), ((10, 10, 10), 10),
     ((7, 7, 20), 20), ((20, 7, 7), 20), ((10, 10, 16), 16), ((7, 9, 40), 40),  # more channels than pixels in a row
-    ((4, 4, 16), 16), ((6, 7, 2), 2), ((3, 3, 3), 3), ((4, 7, 26), 26), ((84, 84, 128), 128),
+    ((5, 5, 16), 16), ((6, 7, 2), 2), ((5, 5, 5), 5), ((5, 7, 26), 26), ((84, 84, 128), 128),
     ((3, 30, 320), 3), ((30, 320, 3), 3), ((12, 30, 320), 12), ((3, 16, 100), 3), ((1, 8, 64), 1),  # wide
     ((84, 84), 1), ((30, 320), 1), ((4, 64, 64, 3), 12), ((4, 3, 64, 64), 12), ((4, 84, 84, 1), 4),
     ((2, 3, 30, 320), 6),
@@ -105,9 +105,9 @@ def test_the_images_of_a_stack_lie_in_the_channels_one_after_the_other():
 
 
 def test_the_channels_that_a_flag_names_are_those_of_the_net_and_older_runs_guess_as_they_did():
-    for channels, found in (("auto", 3), ("first", 3), ("last", 320), ("legacy", 320)):
+    for channels, found in (("auto", 6), ("first", 6), ("last", 320), ("legacy", 320)):
         flags = monobeast.Flags(hidden_size=32, reward_clip=1.0, channels=channels)
-        net = monobeast.Net({"obs": spaces.Box(0, 255, (3, 30, 320), np.uint8)}, spaces.Discrete(2), flags)
+        net = monobeast.Net({"obs": spaces.Box(0, 255, (6, 30, 320), np.uint8)}, spaces.Discrete(2), flags)
         assert net.encoders[0].convolutions[0].in_channels == found
     for shape in ((84, 84), (4, 64, 64, 3)):
         assert is_image(spaces.Box(0, 255, shape, np.uint8)) and not is_image(spaces.Box(0, 255, shape), "legacy")
@@ -116,6 +116,7 @@ def test_the_channels_that_a_flag_names_are_those_of_the_net_and_older_runs_gues
 @pytest.mark.parametrize("space", [
     spaces.Box(0, 255, (21, 79), np.uint8), spaces.Box(-np.inf, np.inf, (50, 30)), spaces.Box(0, 255, (8, 8), np.uint8),
     spaces.MultiDiscrete(np.full((40, 40, 3), 2)), spaces.Box(0, 255, (40,), np.uint8), spaces.Discrete(3),
+    spaces.Box(0, 1, (3, 3, 2), np.int8), spaces.Box(0, 255, (4, 9, 3), np.uint8), spaces.MultiBinary((2, 4, 4)),
 ])  # fmt: skip
 def test_matrices_boards_text_screens_and_categories_are_no_images(space):
     assert not is_image(space)
@@ -398,10 +399,3 @@ def test_a_net_computes_in_bf16_only_where_it_has_images_or_an_lstm():
         net = monobeast.Net({"obs": space}, spaces.Discrete(3), monobeast.Flags(reward_clip=1.0, core=core), amp=True)
         acting = acting_copy(net)
         assert net.amp == expected and (torch.bfloat16 in {x.dtype for x in acting.parameters()}) == expected
-
-
-def test_an_image_that_is_too_small_to_convolve_is_refused_with_the_remedy():
-    space, flags = spaces.Box(0, 255, (2, 2, 3), np.uint8), monobeast.Flags(reward_clip=1.0)
-    with pytest.raises(InputError, match="an image of \\[2, 2, 3\\].*give --net mlp"):
-        monobeast.Net({"obs": space}, spaces.Discrete(3), flags)
-    monobeast.Net({"obs": space}, spaces.Discrete(3), monobeast.Flags(reward_clip=1.0, net="mlp"))

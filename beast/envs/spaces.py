@@ -138,15 +138,19 @@ def action_shape_dtype(space: Space) -> tuple[tuple[int, ...], str]:
 
 def is_image(space: Space, channels: str = "auto") -> bool:
     """Whether nets see images in this part of an observation: [H, W, C] or [C, H, W], stacks of those, [n, H, W, C] or
-    [n, C, H, W], or gray images [H, W] from 28 pixels a side, whose numbers are bytes or lie in 0 to 1 or 0 to 255."""
+    [n, C, H, W], from 5 pixels a side, or gray images [H, W] from 28 pixels a side, whose numbers are bytes or lie in 0
+    to 1 or 0 to 255."""
+    shape = space.shape or ()
     if isinstance(space, spaces.MultiDiscrete):  # one-hot
         return False
-    if channels == "legacy" or not isinstance(space, spaces.Box) or len(space.shape) not in (2, 4):
-        return len(space.shape or ()) == 3
-    if len(space.shape) == 4:
-        return min(image_shape(space.shape, channels)[1:]) >= 3
+    if channels == "legacy":
+        return len(shape) == 3
+    if len(shape) == 3 or (len(shape) == 4 and isinstance(space, spaces.Box)):
+        return min(image_shape(shape, channels)[1:]) >= 5  # convolutions would leave little of smaller boards
+    if len(shape) != 2 or not isinstance(space, spaces.Box):
+        return False
     has_pixels = space.dtype == np.uint8 or not space.low.any() and space.high.min() == space.high.max() in (1, 255)
-    return bool(has_pixels) and min(space.shape) >= 28  # matrices, boards and text screens have fewer rows
+    return bool(has_pixels) and min(shape) >= 28  # matrices, boards and text screens have fewer rows
 
 
 def image_shape(shape: tuple[int, ...], channels: str = "auto") -> tuple[int, int, int]:
