@@ -675,7 +675,7 @@ def read_reports() -> list[Report]:
             continue
         text = path.read_text()
         lines = text.splitlines()
-        scripts = r"(?:(?:benchmarks|attacks)/\w+\.py|monobeast\.py|polybeast\.py|make -C csrc)"
+        scripts = r"(?:(?:benchmarks|attacks)/\w+\.py|(?:mono|poly|multi)beast\.py|make -C csrc)"
         commands = re.findall(rf"`((?:python )?[^`]*{scripts}[^`]*)`", text)
         commits = re.findall(r"\b(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{7,40}\b", re.sub(r"\d{4}-\d\d-\d\d", "", text))
         hardware = re.search(r"(?:\d+-core )?(?:AMD|Intel|Apple|NVIDIA)[^;.]*", " ".join(lines))

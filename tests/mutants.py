@@ -76,7 +76,7 @@ TESTS = {  # of each file, those that fail first
         "tests/test_masks.py",
     ],
     "beast/envs/probe.py": ["tests/test_oddities.py", "tests/test_masks.py"],
-    "beast/envs/spaces.py": ["tests/test_oddities.py", "tests/test_kinds.py"],
+    "beast/envs/spaces.py": ["tests/test_net.py", "tests/test_oddities.py", "tests/test_kinds.py"],
     "beast/envs/numbers.py": ["tests/test_own_processes.py"],
     "beast/feeds/processes.py": ["tests/test_own_processes.py"],
     "beast/envs/env_metrics.py": ["tests/test_env_metrics.py"],
@@ -787,6 +787,7 @@ OTHER_MUTANTS = {
         ("masks that say something else taken", "check_mask(action, mask, self._before[0])", "pass"),
     ],
     "beast/envs/spaces.py": [
+        ("boards of four rows that are images", "channels)[1:]) >= 5", "channels)[1:]) >= 3"),
         ("one dtype for all kinds", 'dtypes[0] if len(set(dtypes)) == 1 else "float64"', "dtypes[0]"),
         (
             "the width of the first kind",

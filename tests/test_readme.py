@@ -63,6 +63,7 @@ SHORTER = {
     "--episodes 10": "--episodes 1",
     "--total_steps 20000": "--total_steps 2000",
     "--total_steps 100000": "--total_steps 2000",
+    "--total_steps 300000": "--total_steps 2000",
     "--past_every 10000": "--past_every 500",
 }
 # In the place of SLURM's programs: this host is the only node, and a task is a child of `srun`.
