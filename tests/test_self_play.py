@@ -57,7 +57,7 @@ def test_rock_paper_scissors_is_learned_against_past_selves_and_goes_in_circles_
         result = multibeast.train(
             flags(
                 env="pettingzoo:toy_games", name=f"share-{share}", seed=seed, past_every=3200, past_share=share,
-                entropy_cost=0.15, ppo_clip=0.0, group_width=32, batch_width=8, total_steps=150_000,
+                past_at_once=4, entropy_cost=0.15, ppo_clip=0.0, group_width=32, batch_width=8, total_steps=150_000,
             )
         )  # fmt: skip
         monkeypatch.setattr(Population, "grow", grow)
@@ -72,7 +72,7 @@ def test_rock_paper_scissors_is_learned_against_past_selves_and_goes_in_circles_
     newest, mixture = play(share=0.5)
     alone, _ = play(share=0.0)
     assert mixture <= 0.1, "in equilibrium 0; an untrained policy's is 0.33"
-    assert alone >= 0.35 and newest <= 0.8 * alone
+    assert alone >= 0.35 and newest <= 0.25
 
 
 @pytest.mark.on_demand  # three minutes
