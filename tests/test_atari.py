@@ -654,7 +654,7 @@ def test_a_player_placed_where_a_line_begins_misses_its_copy_if_the_other_was_dr
     assert run_both(programs.two_players_program(second), tmp_path, 3) is None
 
 
-@pytest.mark.long
+@pytest.mark.on_demand  # a minute
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
 def test_the_core_compiles_for_a_gpu(tmp_path):
     source = Path(__file__).parent / "atari" / "kernel.cu"
@@ -685,7 +685,7 @@ REFUSED = r"nest calls: 1000 of them take \d{5,} bytes of stack, .*; compile wit
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("-O1", REFUSED),
+        pytest.param("-O1", REFUSED, marks=pytest.mark.on_demand),
         ("-O2", ""),
         ("-O0", ""),
         pytest.param("-O1 -fsanitize=address", "", marks=pytest.mark.on_demand),  # takes 38 s

@@ -35,7 +35,9 @@ def run(script: str, *arguments: str) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("variant", ["monobeast", "polybeast", "r2d2"])
+@pytest.mark.parametrize(
+    "variant", ["monobeast", *(pytest.param(each, marks=pytest.mark.on_demand) for each in ("polybeast", "r2d2"))]
+)
 def test_a_staged_run_simulates_then_infers_then_learns_and_rests_in_between(variant):
     if variant == "polybeast":
         pytest.importorskip("libbeast")
@@ -104,7 +106,7 @@ def test_throughput_measures_every_stage_of_both_variants_and_writes_what_it_fou
     assert table.rstrip(" |").endswith(f"{mono['+ learning'] * alone / os.cpu_count():.2f}")
 
 
-@pytest.mark.long
+@pytest.mark.on_demand
 def test_throughput_measures_r2d2_with_the_updates_that_its_replay_ratio_asks_for(tmp_path):
     arguments = "--agent r2d2 --env CartPole-v1 --envs 16 --repeats 1 --seconds 3 --warmup 0.5 --out".split()
     told = run("throughput.py", *arguments, str(tmp_path), "--arguments=--replay_ratio 4 --replay_gb 0.1")
@@ -121,7 +123,7 @@ def test_throughput_measures_r2d2_with_the_updates_that_its_replay_ratio_asks_fo
     assert table.rstrip(" |").endswith(f"{r2d2['+ learning'] * sum(alone.values()) / os.cpu_count():.2f}")
 
 
-@pytest.mark.long
+@pytest.mark.on_demand
 def test_the_transport_benchmark_measures_every_combination_and_writes_its_files(tmp_path):
     pytest.importorskip("libbeast")
     common = ["--repeats", "1", "--pool_seconds", "0.5", "--unroll_length", "2", "--out", str(tmp_path)]
