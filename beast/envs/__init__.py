@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from beast.envs import agents
+from beast.envs import agents, doom
 from beast.envs.atari import ATARI_ID, atari_games, make_atari
 from beast.envs.handover import handed_over
 from beast.envs.images import process_images
@@ -96,6 +96,8 @@ def make(
                     f"{name} is for Atari ids, and {env_id} is none: leave --{name} out, or see whether the "
                     "environment has an argument for it (--env_kwargs)"
                 )
+        if env_id.startswith(doom.PREFIX):  # which skips frames itself
+            kwargs["frame_skip"] = of_images.pop("frame_skip")
         asked = {name: value for name, value in of_images.items() if value is True or (value or 1) > 1}
         if not env_id.startswith(agents.PREFIX):
             env = _make_registered(env_id, num_envs, asked, kwargs)
@@ -103,8 +105,9 @@ def make(
             raise InputError(f"{env_id}: --{next(iter(asked))} is for one agent an environment; wrap it yourself")
         else:
             env = agents.by_id(env_id, num_envs, kwargs)
-        env.metadata = {**env.metadata, "frames_per_step": frame_skip or 1}
-        if frame_skip and (fps := env.metadata.get("render_fps")):
+        known = (env.metadata or {}).get("frames_per_step")
+        env.metadata = {**env.metadata, "frames_per_step": known or frame_skip or 1}
+        if frame_skip and not known and (fps := env.metadata.get("render_fps")):
             env.metadata["render_fps"] = fps / frame_skip
     env.metadata = {**env.metadata, "env_id": env_id}
     return env
@@ -125,6 +128,8 @@ def _make_registered(env_id: str, num_envs: int, of_images: dict[str, Any], kwar
             raise InputError(f"{env_id}: the module {module} cannot be imported: {raised(error)}") from error
     if name.startswith("MinAtar/"):
         register_minatar(env_id)
+    if name.startswith(doom.PREFIX):
+        doom.register_doom(env_id)
     spec = handed_over(name) or gymnasium.registry.get(name)  # a script may have registered another under a known id
     # Once ale-py is imported, Pong-v4 and its like are registered: raw screens that no net here is made for.
     if spec is None or (not module and str(spec.entry_point).startswith("ale_py")):
