@@ -81,8 +81,7 @@ class Scenario:
     skill: int | None = None
     frames: int = 4  # tics of a step
     measured: bool = False  # shows measurements
-    shaping: dict[str, tuple[float, float]] = field(default_factory=dict)
-    held: bool = False  # a weapon in hand is worth HELD
+    shaping: dict[str, tuple[float, float]] = field(default_factory=dict)  # and a weapon in hand is worth HELD
     bots: int = 0
     seats: int = 1
     objective: str = ""  # the variable that counts as success; "reward": the scenario's own reward, without shaping
@@ -108,19 +107,19 @@ SCENARIOS = {
     "TakeCover": Scenario("take_cover.wad", (press("MOVE_LEFT", "MOVE_RIGHT"),), 10_500, "take_cover.cfg"),
     "PredictPosition": Scenario("predict_position.wad", (TURN, ATTACK), 300, "predict_position.cfg"),
     "Battle": Scenario(
-        "battle.wad", BATTLE, 2100, rewards=(0, 0), skill=2, measured=True, shaping=IN_BATTLE, held=True,
+        "battle.wad", BATTLE, 2100, rewards=(0, 0), skill=2, measured=True, shaping=IN_BATTLE,
         objective="reward",
     ),
     "Battle2": Scenario(
-        "battle2.wad", BATTLE, 2100, rewards=(0, 0), skill=2, measured=True, shaping=IN_BATTLE, held=True,
+        "battle2.wad", BATTLE, 2100, rewards=(0, 0), skill=2, measured=True, shaping=IN_BATTLE,
         objective="reward",
     ),
     "DuelBots": Scenario(
-        "ssl2.wad", (*FIGHT, press("USE")), 8400, frames=2, measured=True, shaping=BOTS, held=True, bots=1,
+        "ssl2.wad", (*FIGHT, press("USE")), 8400, frames=2, measured=True, shaping=BOTS, bots=1,
         objective="FRAGCOUNT",
     ),
     "DeathmatchBots": Scenario(
-        "dwango5.wad", FIGHT, 8400, frames=2, measured=True, shaping=BOTS, held=True, bots=7, objective="FRAGCOUNT"
+        "dwango5.wad", FIGHT, 8400, frames=2, measured=True, shaping=BOTS, bots=7, objective="FRAGCOUNT"
     ),
 }  # fmt: skip
 
@@ -288,9 +287,8 @@ class Terms:
                 variable, worth = (name, 1) if slot is None else (f"{name}{slot}", WORTH[slot])
                 self._variables.append(variable)
                 self.coefficients |= {f"{variable}+": gain * worth, f"{variable}-": loss * worth}
-        if scenario.held:
+        if scenario.shaping:
             self.coefficients |= {f"HELD{slot}": HELD * WORTH[slot] for slot in SLOTS}
-        self._has_held = scenario.held
 
     def begin(self) -> None:
         self._before: dict[str, float] = {}
@@ -301,16 +299,16 @@ class Terms:
         player returns."""
         before, self._before = self._before, now
         amounts = dict.fromkeys(self.coefficients, 0.0)
-        if is_over or not before or (before.get("DEAD") and not now.get("DEAD")):
+        weapon = now["SELECTED_WEAPON"]
+        is_held = weapon in SLOTS and self._weapons == [weapon] * HELD_STEPS and now["SELECTED_WEAPON_AMMO"] > 0
+        self._weapons = [*self._weapons[1:], weapon]
+        if is_over or not before or (before["DEAD"] and not now["DEAD"]):
             return np.zeros(len(amounts), np.float32)
         for name in self._variables:
             change = min(now[name] - before[name], LARGEST.get(name, math.inf))
             amounts[f"{name}+" if change > 0 else f"{name}-"] = abs(change)
-        if self._has_held:
-            weapon = now["SELECTED_WEAPON"]
-            if weapon in SLOTS and self._weapons == [weapon] * HELD_STEPS and now["SELECTED_WEAPON_AMMO"] > 0:
-                amounts[f"HELD{int(weapon)}"] = 1.0
-            self._weapons = [*self._weapons[1:], weapon]
+        if is_held:
+            amounts[f"HELD{int(weapon)}"] = 1.0
         return np.fromiter(amounts.values(), np.float32)
 
 

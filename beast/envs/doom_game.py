@@ -92,7 +92,7 @@ class Game:
         if config:
             game.load_config(str(scenario_file(config, folder)))
         game.set_doom_scenario_path(str(path))
-        game.set_doom_config_path(os.devnull)  # else it writes one here
+        game.set_doom_config_path(os.devnull)  # else it takes settings from a file here
         game.set_window_visible(False)
         game.set_sound_enabled(False)
         game.set_mode(self._vizdoom.Mode.PLAYER)

@@ -1,0 +1,268 @@
+"""VizDoom's scenarios: ends, actions, rewards, and what is left of games that crash."""
+
+import contextlib
+import dataclasses
+import glob
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from waiting import wait_until
+
+from beast import envs
+from beast.envs import doom, doom_game
+from beast.errors import InputError, MissingFile, MissingPackage
+
+ROOT = Path(__file__).resolve().parent.parent
+pytest.importorskip("vizdoom", reason="pip install vizdoom")
+
+
+@pytest.fixture
+def make(monkeypatch, tmp_path):
+    """Makes `num_envs` environments of an id, whose scenario has these changes."""
+    made = []
+    monkeypatch.chdir(tmp_path)
+
+    def make(name="Basic", num_envs=1, options=None, **changes):
+        monkeypatch.setitem(doom.SCENARIOS, name, dataclasses.replace(doom.SCENARIOS[name], **changes))
+        made.append(envs.make(f"Doom/{name}-v0", num_envs, **(options or {})))
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.close()
+    assert not list(tmp_path.iterdir()), "DOOM has left files"
+
+
+def test_a_time_limit_truncates_with_its_true_last_frame(make):
+    env = make(limit=330)  # tics, more than in its file: 82 steps of four, and one of two
+    first = env.reset(seed=3)[0].copy()
+    assert first.shape == (1, 72, 128, 3) and first.dtype == np.uint8
+    for step in range(83):
+        last, reward, terminated, truncated, info = env.step(np.array([1]))  # to the left
+        assert truncated[0] == (step == 82) and not terminated[0]
+        assert reward[0] == pytest.approx(-0.04 if step < 82 else -0.02)
+    assert info["metrics"]["crashed"][0] == 0
+    last = last.copy()
+    after, *_ = env.step(np.array([0]))
+    assert (last != first).any() and (last != after).any() and last.any()
+
+
+def test_death_terminates_and_its_reward_is_counted(make):
+    env = make("TakeCover", limit=10**6)
+    env.reset(seed=0)
+    total, length, is_over = 0.0, 0, False
+    while not is_over:
+        _, reward, terminated, truncated, _ = env.step(np.array([0]))
+        total, length, is_over = total + reward[0], length + 1, terminated[0]
+        assert not truncated[0]
+    assert 4 * (length - 1) <= total <= 4 * length, "a tic alive earns 1"
+
+
+def test_equal_seeds_begin_equal_episodes(make):
+    frames = [make("HealthGathering").reset(seed=seed)[0] for seed in (1, 1, 2)]
+    assert (frames[0] == frames[1]).all() and (frames[0] != frames[2]).any()
+
+
+def test_health_that_rises_is_worth_one_and_health_that_falls_nothing():
+    player = doom.Player(doom.SCENARIOS["HealthGathering"])
+    seen = [doom_game.Seen(np.zeros((120, 160, 3), np.uint8), {"HEALTH": health}) for health in (90, 92, 92, 50)]
+    player.begin(seen[0])
+    assert [player.step(each, 0.04, False)[1] for each in seen[1:]] == pytest.approx([1.04, 0.04, 0.04])
+
+
+def test_a_choice_of_each_head_holds_its_button():
+    player = doom.Player(doom.SCENARIOS["DuelBots"])
+    assert player.action_space.nvec.prod() == 12_096
+    assert doom.Player(doom.SCENARIOS["DeathmatchBots"]).action_space.nvec.prod() == 6_048
+    assert doom.Player(doom.SCENARIOS["Battle"]).action_space.nvec.prod() == 396
+    names = ["MOVE_FORWARD", "MOVE_BACKWARD", "MOVE_RIGHT", "MOVE_LEFT"]
+    names += [f"SELECT_WEAPON{n}" for n in range(1, 8)] + ["ATTACK", "SPEED", "TURN_LEFT_RIGHT_DELTA", "USE"]
+    assert not any(player.buttons(np.zeros(7, int)))
+    held = dict(zip(names, player.buttons(np.array([2, 1, 7, 1, 0, 10, 1]))))
+    wanted = {"MOVE_BACKWARD": 1, "MOVE_RIGHT": 1, "SELECT_WEAPON7": 1, "ATTACK": 1, "USE": 1}
+    assert {name: x for name, x in held.items() if x} == {**wanted, "TURN_LEFT_RIGHT_DELTA": -12.5}
+    assert player.buttons(np.array([0, 0, 0, 0, 0, 20, 0]))[-2] == 12.5
+
+
+def test_the_screen_has_the_nearest_pixels(make):
+    env = make()
+    observation, _ = env.reset(seed=0)
+    screen = env.render()[0]
+    assert screen.shape == (120, 160, 3)
+    for row, column in ((0, 0), (71, 127), (30, 77)):
+        assert (observation[0, row, column] == screen[row * 120 // 72, column * 160 // 128]).all()
+
+
+def variables(**changes) -> dict[str, float]:
+    return {**dict.fromkeys(doom.FIGHT_VARIABLES, 0.0), **changes}
+
+
+def test_shaping_pays_what_was_gained_and_lost_and_nothing_where_a_game_begins_ends_or_goes_on_after_death():
+    terms = doom.Terms(doom.SCENARIOS["DuelBots"])
+    assert len(terms.coefficients) == 52
+    names, worth = list(terms.coefficients), np.array(list(terms.coefficients.values()))
+
+    def paid(is_over=False, **now) -> dict[str, float]:
+        amounts = terms.step(variables(**now), is_over)
+        return {name: round(x, 6) for name, x in zip(names, (amounts * worth).tolist()) if x}
+
+    terms.begin()
+    assert paid(HEALTH=100, FRAGCOUNT=5) == {}
+    assert paid(HEALTH=90, FRAGCOUNT=6) == {"HEALTH-": -0.03, "FRAGCOUNT+": 1}
+    assert paid(HEALTH=90, FRAGCOUNT=5, DAMAGECOUNT=900, HITCOUNT=9) == {
+        "FRAGCOUNT-": -1.5, "DAMAGECOUNT+": 0.6, "HITCOUNT+": 0.05,
+    }  # fmt: skip
+    assert paid(HEALTH=90, FRAGCOUNT=5, DAMAGECOUNT=900, HITCOUNT=9, WEAPON6=1, AMMO6=20, DEATHCOUNT=1, DEAD=1) == {
+        "WEAPON6+": 0.2, "AMMO6+": 0.04, "DEATHCOUNT+": -0.75,
+    }  # fmt: skip
+    assert paid(HEALTH=100, FRAGCOUNT=5, DEATHCOUNT=1) == {}, "the player has returned"
+    assert paid(HEALTH=0, is_over=True) == {}
+
+
+def test_a_weapon_with_ammunition_is_worth_something_from_its_fifth_step_on():
+    terms = doom.Terms(doom.SCENARIOS["Battle"])
+    assert list(terms.coefficients) == ["HEALTH+", "HEALTH-", *(f"HELD{slot}" for slot in range(8))]
+    terms.begin()
+    held = [
+        terms.step(variables(SELECTED_WEAPON=3, SELECTED_WEAPON_AMMO=ammo), False) for ammo in (9, 9, 9, 9, 9, 9, 0)
+    ]
+    assert [each[2 + 3] for each in held] == [0, 0, 0, 0, 1, 1, 0] and terms.coefficients["HELD3"] == 0.001
+    assert sum(each.sum() for each in held) == 2
+
+
+def test_measurements_are_scaled_and_never_negative():
+    player = doom.Player(doom.SCENARIOS["Battle"])
+    now = variables(
+        SELECTED_WEAPON=2, SELECTED_WEAPON_AMMO=150, HEALTH=60, ARMOR=-3, USER2=20, AMMO7=30, WEAPON1=1, PLAYER_COUNT=5
+    )
+    observation = player.begin(doom_game.Seen(np.zeros((120, 160, 3), np.uint8), now))
+    found = observation["measurements"]
+    assert found[:7].tolist() == [2, 5, 2, 0, 2, 0, 1] and found[8] == 1 and found[22] == 2 and found.sum() == 15
+    assert player.observation_space.contains(observation)
+
+
+def test_an_objective_counts_from_the_beginning_of_its_episode():
+    player = doom.Player(doom.SCENARIOS["DuelBots"])
+    frame = np.zeros((120, 160, 3), np.uint8)
+    player.begin(doom_game.Seen(frame, variables(FRAGCOUNT=7)))
+    player.step(doom_game.Seen(frame, variables(FRAGCOUNT=9)), 0.0, False)
+    assert player.final_info(crashed=0)["true_objective"] == 2
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_game_that_dies_or_hangs_ends_its_episode_and_is_started_again(make, monkeypatch, capfd, how):
+    monkeypatch.setattr(doom_game, "STEP_SECONDS", 1.0)
+    env = make(num_envs=2)
+    env.reset(seed=0)
+    before, *_ = env.step(np.array([1, 1]))
+    before = before.copy()
+    victims = games_of(os.environ[doom_game.OWNER].encode())
+    assert len(victims) == 2
+    victim = env.envs[1].unwrapped._game._pid
+    os.kill(victim, how)
+    rescue = threading.Timer(15, os.kill, (victim, signal.SIGKILL))
+    rescue.start()
+    after, reward, terminated, truncated, info = env.step(np.array([1, 1]))
+    assert rescue.is_alive(), "nobody has ended the game"
+    rescue.cancel()
+    assert truncated.tolist() == [False, True] and not terminated.any() and reward[1] == 0
+    assert (after[1] == before[1]).all() and (after[0] != before[0]).any()
+    assert info["metrics"]["crashed"][1] == 1 and "is started again" in capfd.readouterr().err
+    for _ in range(3):
+        _, reward, terminated, truncated, _ = env.step(np.array([1, 1]))
+    assert reward[1] == pytest.approx(-0.04) and not (terminated | truncated).any()
+    games = games_of(os.environ[doom_game.OWNER].encode())
+    assert len(games) == 2 and len({*games} & {*victims}) == 1
+    env.close()
+    assert not games_of(os.environ[doom_game.OWNER].encode())
+
+
+def command_lines() -> dict[int, str]:
+    found = {}
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found[int(path.split("/")[2])] = Path(path).read_text()
+    return found
+
+
+def ownerless_files() -> list[str]:
+    """What no running game has in shared memory."""
+    lines = [line for line in command_lines().values() if "viz_instance_id" in line]
+    return [path for path in glob.glob("/dev/shm/ViZDoom*") if not any(path[-10:] in line for line in lines)]
+
+
+def games_of(owner: bytes) -> list[int]:
+    found = []
+    for pid, line in command_lines().items():
+        with contextlib.suppress(OSError):
+            if "viz_instance_id" in line and owner in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(pid)
+    return found
+
+
+@pytest.mark.parametrize("is_playing", [False, True])
+def test_a_process_that_is_gone_leaves_no_game_and_no_file(tmp_path, is_playing):
+    script = f"""
+import os, time
+from beast import envs
+from beast.envs import doom_game
+doom_game._watchdog()
+print(os.environ[doom_game.OWNER], flush=True)
+env = envs.make("Doom/Basic-v0", 3)
+if {is_playing}:
+    env.reset()
+    print("plays", flush=True)
+time.sleep(60)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE) as popen:
+        owner = popen.stdout.readline().strip()
+        if is_playing:
+            popen.stdout.readline()
+        wait_until(lambda: len(games_of(owner)) == 3)
+        popen.kill()
+    wait_until(lambda: not games_of(owner) and not ownerless_files(), seconds=10)
+
+
+def test_flags_of_images_are_honoured_or_refused(make):
+    env = make(options={"frame_skip": 8, "grayscale": True, "frame_stack": 2})
+    assert env.metadata["frames_per_step"] == 8 and env.metadata["render_fps"] == 35 / 8
+    assert env.single_observation_space.shape == (72, 128, 2)
+    env.reset(seed=0)
+    assert env.step(np.array([1]))[1] == pytest.approx([-0.08])
+    assert make().metadata["frames_per_step"] == 4
+
+
+def test_what_is_wrong_with_an_id_is_told(monkeypatch, tmp_path):
+    with pytest.raises(InputError, match="Doom/HealthGathering-v0"):
+        envs.make("Doom/HealthGatering-v0", 1)
+    with pytest.raises(InputError, match="Doom/Basic-v0"):
+        envs.make("Doom/Basic-v1", 1)
+    monkeypatch.setenv("BEAST_DOOM_SCENARIOS", str(tmp_path))
+    with pytest.raises(MissingFile, match=f"battle.wad is not in VizDoom's package, nor in {tmp_path}: `pip download"):
+        envs.make("Doom/Battle-v0", 1)
+    monkeypatch.setitem(sys.modules, "vizdoom", None)
+    with pytest.raises(MissingPackage, match="pip install vizdoom"):
+        envs.make("Doom/Basic-v0", 1)
+
+
+@pytest.mark.parametrize("name", ["Battle", "Battle2", "DuelBots", "DeathmatchBots"])
+def test_scenarios_of_other_packages_are_played_where_their_files_are(make, name):
+    if not os.environ.get("BEAST_DOOM_SCENARIOS"):
+        pytest.skip("BEAST_DOOM_SCENARIOS names no folder with battle.wad and others (docs/doom.md)")
+    env = make(name, limit=200)
+    observation, _ = env.reset(seed=1)
+    env.action_space.seed(1)
+    scores = []
+    while len(scores) < 2:
+        observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
+        if (terminated | truncated).any():
+            scores.append(info["true_objective"][0])
+    assert observation["screen"].any() and observation["measurements"][0, 2] > 0 and np.isfinite(scores).all()
