@@ -70,10 +70,21 @@ ATARI = {
     f"atari-{game.lower()}": f"--env {game}NoFrameskip-v4 --atari_backend beast --num_actors 2 --total_steps 10000000"
     for game in ATARI_GAMES
 }
+# VizDoom's scenarios, in minutes: steps of four tics.
+DOOM = {
+    f"doom-{name}": f"--preset pixels --env Doom/{env}-v0 --total_steps {steps}"
+    for name, env, steps in (
+        ("basic", "Basic", 100_000),
+        ("health-gathering", "HealthGathering", 300_000),
+        ("defend-center", "DefendCenter", 300_000),
+        ("battle", "Battle", 1_000_000),
+    )
+}
 LEARNER = "127.0.0.1:4441"  # where env servers dial it
 TASKS = {
     **RECIPES,
     **ATARI,
+    **DOOM,
     "pong": "--env PongNoFrameskip-v4",
     "pong-two-actors": "--env PongNoFrameskip-v4 --num_actors 2",
     "pong-poly": "--env PongNoFrameskip-v4",  # polybeast.py
