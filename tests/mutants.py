@@ -80,6 +80,7 @@ TESTS = {  # of each file, those that fail first
     "beast/envs/numbers.py": ["tests/test_own_processes.py"],
     "beast/envs/doom.py": ["tests/test_doom.py"],
     "beast/envs/doom_game.py": ["tests/test_doom.py"],
+    "beast/envs/doom_match.py": ["tests/test_doom.py"],
     "beast/feeds/processes.py": ["tests/test_own_processes.py"],
     "beast/envs/env_metrics.py": ["tests/test_env_metrics.py"],
     "beast/envs/progress.py": ["tests/test_env_metrics.py"],
@@ -838,6 +839,22 @@ OTHER_MUTANTS = {
         ("a weapon counts at once", "self._weapons == [weapon] * HELD_STEPS and", ""),
         ("a weapon without ammunition counts", 'and now["SELECTED_WEAPON_AMMO"] > 0', ""),
         ("pixels of the row above", "self.seen.screen.reshape(-1)", "np.roll(self.seen.screen, 1, 0).reshape(-1)"),
+    ],
+    "beast/envs/doom_match.py": [
+        ("a tie wins", "float(frags[seat] > most)", "float(frags[seat] >= most)"),
+        (
+            "matches that terminate",
+            "return dict.fromkeys(agents, False), dict.fromkeys(agents, is_cut)",
+            "return dict.fromkeys(agents, is_cut), dict.fromkeys(agents, False)",
+        ),
+        ("all do what the first one does", "act(held[seat], 1,", "act(held[0], 1,"),
+        ("all see what the first one sees", "seen = [game.seen() for", "seen = [self._games[0].seen() for"),
+        ("a match outlasts its limit", "self._scenario.limit - self._tics)", "9)"),
+        (
+            "a match goes on after a crash",
+            "            self.agents = []\n            observations",
+            "            observations",
+        ),
     ],
     "beast/envs/doom_game.py": [
         ("hung games are waited for", "time.monotonic() > self._due and self._pid", "False and self._pid"),

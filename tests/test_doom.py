@@ -15,11 +15,11 @@ import pytest
 from waiting import wait_until
 
 from beast import envs
-from beast.envs import doom, doom_game
+from beast.envs import doom, doom_game, doom_match
 from beast.errors import InputError, MissingFile, MissingPackage
 
 ROOT = Path(__file__).resolve().parent.parent
-pytest.importorskip("vizdoom", reason="pip install vizdoom")
+vizdoom = pytest.importorskip("vizdoom", reason="pip install vizdoom")
 
 
 @pytest.fixture
@@ -266,3 +266,78 @@ def test_scenarios_of_other_packages_are_played_where_their_files_are(make, name
         if (terminated | truncated).any():
             scores.append(info["true_objective"][0])
     assert observation["screen"].any() and observation["measurements"][0, 2] > 0 and np.isfinite(scores).all()
+
+
+@pytest.fixture
+def match(make, monkeypatch):
+    """Makes a small duel with these changes, as columns of a vector env."""
+
+    def match(num_envs=2, **changes):
+        monkeypatch.setattr(doom_game, "STEP_SECONDS", 2.0)
+        return make("DuelSmall", num_envs, **changes)
+
+    return match
+
+
+def duel(env) -> doom_match.DoomMatch:
+    return env.envs[0]
+
+
+def test_players_of_a_match_see_and_do_what_is_theirs_until_its_time_is_over(match):
+    env = match(limit=42)
+    first = env.reset(seed=1)[0]["screen"].copy()
+    assert len(first) == 2 and (first[0] != first[1]).any() and env.metadata["agents"] == 2
+
+    def places() -> np.ndarray:
+        axes = [getattr(vizdoom.GameVariable, f"POSITION_{axis}") for axis in "XY"]
+        return np.array([[game._game.get_game_variable(axis) for axis in axes] for game in duel(env)._games])
+
+    begin = places()
+    for step in range(11):
+        last, reward, terminated, truncated, info = env.step(np.array([[1, 0], [0, 0]]))
+        assert truncated.tolist() == [step == 10] * 2 and not terminated.any()
+    moved = np.linalg.norm(places() - begin, axis=1)
+    assert duel(env)._tics == 42 and (last["screen"][0] != last["screen"][1]).any()
+    assert moved[0] > 0.5 and moved[1] == 0, "one has gone to the left, and one stands"
+    assert info["true_objective"].tolist() == [0, 0] and info["metrics"]["crashed"].tolist() == [0, 0]
+    screen = last["screen"].copy()
+    after = env.step(np.array([[0, 0], [0, 0]]))[0]["screen"]
+    assert (after != screen).any() and duel(env).render().shape == (120, 320, 3)
+
+
+def test_who_has_more_frags_than_every_other_player_has_won(match):
+    env = match(limit=8)
+    env.reset(seed=0)
+    players = duel(env)._players
+    players[1]._first = players[1]._first._replace(variables=variables(FRAGCOUNT=-3))
+    env.step(np.zeros((2, 2), int))
+    info = env.step(np.zeros((2, 2), int))[-1]
+    assert info["true_objective"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("seat", [0, 1])  # the host of the match, and another one
+def test_a_match_whose_game_dies_ends_for_all_and_is_started_again(match, capfd, seat):
+    env = match(limit=2000)
+    env.reset(seed=1)
+    before = env.step(np.array([[1, 0], [0, 0]]))[0]["screen"].copy()
+    victim = duel(env)._games[seat]._pid
+    os.kill(victim, signal.SIGKILL)
+    for _ in range(2):  # the other one may notice only in the next step
+        after, reward, terminated, truncated, info = env.step(np.array([[1, 0], [0, 0]]))
+        if truncated.any():
+            break
+    assert truncated.all() and not terminated.any() and not reward.any()
+    assert (after["screen"] == before).all() and info["metrics"]["crashed"].tolist() == [1, 1]
+    assert "is started again" in capfd.readouterr().err
+    for _ in range(3):
+        _, _, terminated, truncated, _ = env.step(np.array([[1, 0], [0, 0]]))
+        assert not (terminated | truncated).any()
+    games = games_of(os.environ[doom_game.OWNER].encode())
+    assert len(games) == 2 and victim not in games
+
+
+def test_flags_of_images_are_refused_for_a_match(match):
+    with pytest.raises(InputError, match="--grayscale is for one agent"):
+        envs.make("Doom/DuelSmall-v0", 2, grayscale=True)
+    with pytest.raises(InputError, match="3 columns for its 2 agents"):
+        match(3)

@@ -33,7 +33,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RECORDS = {"results.md"}  # pages that say which commands were run, with the flags of their day
 TEXT = "\n".join(page.read_text() for page in PAGES if page.name not in RECORDS)
 # Arguments of other programs are not checked.
-BEAST_COMMANDS = re.sub(r"(openssl|srun|#SBATCH).*\n", "", TEXT)
+BEAST_COMMANDS = re.sub(r"(openssl|srun|#SBATCH|pip download).*\n", "", TEXT)
 COMMANDS = [
     line.split("#")[0].strip()
     for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)

@@ -14,6 +14,7 @@ from gymnasium.vector import VectorEnv
 
 from beast.envs import agents, doom
 from beast.envs.atari import ATARI_ID, atari_games, make_atari
+from beast.envs.doom_match import DoomMatch
 from beast.envs.handover import handed_over
 from beast.envs.images import process_images
 from beast.envs.minatar import MINATAR_GAMES, register_minatar
@@ -99,10 +100,13 @@ def make(
         if env_id.startswith(doom.PREFIX):  # which skips frames itself
             kwargs["frame_skip"] = of_images.pop("frame_skip")
         asked = {name: value for name, value in of_images.items() if value is True or (value or 1) > 1}
-        if not env_id.startswith(agents.PREFIX):
+        is_match = env_id.startswith(doom.PREFIX) and doom.scenario_of(env_id).seats > 1
+        if not is_match and not env_id.startswith(agents.PREFIX):
             env = _make_registered(env_id, num_envs, asked, kwargs)
         elif asked:
             raise InputError(f"{env_id}: --{next(iter(asked))} is for one agent an environment; wrap it yourself")
+        elif is_match:
+            env = agents.AgentColumns(partial(DoomMatch, env_id, **kwargs), num_envs)
         else:
             env = agents.by_id(env_id, num_envs, kwargs)
         known = (env.metadata or {}).get("frames_per_step")

@@ -61,8 +61,8 @@ SEEN = ("SELECTED_WEAPON", "SELECTED_WEAPON_AMMO", "HEALTH", "ARMOR", "USER2", "
 FIGHT_VARIABLES = (
     *SEEN, *(f"WEAPON{slot}" for slot in SLOTS), *(f"AMMO{slot}" for slot in SLOTS), *COUNTERS, "DEAD",
 )  # fmt: skip
-ALONE = (
-    "-host 1 -deathmatch +timelimit 10.0 +sv_forcerespawn 1 +sv_noautoaim 1 +sv_respawnprotect 1 +sv_spawnfarthest 1 "
+RULES = (  # of deathmatches; the clock here ends them before DOOM's does
+    "-deathmatch +timelimit 10.0 +sv_forcerespawn 1 +sv_noautoaim 1 +sv_respawnprotect 1 +sv_spawnfarthest 1 "
     "+sv_nocrouch 1 +sv_nojump 1 +sv_nofreelook 1 +sv_noexit 1 +viz_respawn_delay 2 +viz_nocheat 0"
 )
 
@@ -83,7 +83,7 @@ class Scenario:
     measured: bool = False  # shows measurements
     shaping: dict[str, tuple[float, float]] = field(default_factory=dict)  # and a weapon in hand is worth HELD
     bots: int = 0
-    seats: int = 1
+    seats: int = 1  # players that are agents
     objective: str = ""  # the variable that counts as success; "reward": the scenario's own reward, without shaping
 
 
@@ -121,6 +121,15 @@ SCENARIOS = {
     "DeathmatchBots": Scenario(
         "dwango5.wad", FIGHT, 8400, frames=2, measured=True, shaping=BOTS, bots=7, objective="FRAGCOUNT"
     ),
+    "Duel": Scenario("ssl2.wad", (*FIGHT, press("USE")), 8400, frames=2, measured=True, shaping=DUEL, seats=2),
+    "Deathmatch": Scenario(
+        "freedm.wad", (*FIGHT, press("USE")), 8400, frames=2, measured=True, shaping=DUEL, seats=4, bots=4
+    ),
+    # In the package, with nothing to fetch.
+    "DuelSmall": Scenario(
+        "multi_duel.wad", (press("MOVE_LEFT", "MOVE_RIGHT"), ATTACK), 2100, measured=True, seats=2,
+        shaping={name: DUEL[name] for name in ("FRAGCOUNT", "DEATHCOUNT")},
+    ),
 }  # fmt: skip
 
 
@@ -141,19 +150,19 @@ class Doom(gymnasium.Env):
     `reward_terms` has the coefficient of each part of the shaping, `info["reward_terms"]` the amounts.
     """
 
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}
+
     def __init__(self, env_id: str, frame_skip: int | None = None, scenarios: str = "", render_mode=None):
         """`scenarios` is a folder of WADs that VizDoom's package does not have. Raises MissingPackage, MissingFile."""
         scenario = self._scenario = scenario_of(env_id)
         self._id, self._frames = env_id, frame_skip or scenario.frames
         self.render_mode = render_mode
-        self.metadata = {
-            "render_modes": ["rgb_array"], "render_fps": TICS_PER_SECOND / self._frames,
-            "frames_per_step": self._frames,
-        }  # fmt: skip
+        fps = TICS_PER_SECOND / self._frames
+        self.metadata = {**self.metadata, "render_fps": fps, "frames_per_step": self._frames}
         self._player = Player(scenario)
         self.action_space, self.observation_space = self._player.action_space, self._player.observation_space
         self.reward_terms = self._player.terms.coefficients
-        self._game = make_game(scenario, scenarios, ALONE if scenario.bots else "")
+        self._game = make_game(scenario, scenarios, f"-host 1 {RULES}" if scenario.bots else "")
         self._game.start()
 
     def reset(self, *, seed=None, options=None):
@@ -194,7 +203,8 @@ class Doom(gymnasium.Env):
         self._game.close()
 
     def _begin(self, commands: list[str]) -> Seen:
-        return self._game.begin(int(self.np_random.integers(2**31)), commands)
+        self._game.begin(int(self.np_random.integers(2**31)), commands)
+        return self._game.seen()
 
 
 def make_game(scenario: Scenario, folder: str, arguments: str) -> Game:
