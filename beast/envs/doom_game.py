@@ -22,21 +22,24 @@ from beast.machine import FAMILY
 SCREEN = (72, 128, 3)  # what agents see of 160 x 120 pixels
 STEP_SECONDS = 10.0  # a game that answers later hangs
 STARTS = 3  # tries to start a game
-# Seconds between two starts. Of 85 times that two games started at once, VizDoom crashed this process 3 times; with a
-# pause, in none of 120.
-START_PAUSE = 0.1
 SCENARIOS = "BEAST_DOOM_SCENARIOS"
 STARTERS = concurrent.futures.ThreadPoolExecutor(8, "doom-start")  # the games of a match start together
 OWNER = "BEAST_DOOM_OWNER"  # environment variable of a game: whose it is
-# A shell that waits until this process has ended, in whatever way. Then it ends its games, and removes what any game
-# has left in shared memory: files of an instance that no process names, and has not named two seconds later.
+# A shell that waits until this process has ended, in whatever way. Then it ends its games, and removes their folder
+# unless others use it, and files of instances in shared memory that no process names now and two seconds later.
+# The pattern is one that this text does not match.
 WATCHDOG = """exec 3<&0
 (cat
-for file in $(grep -lsa "$0" /proc/[0-9]*/environ); do
-  grep -qsa viz_instance_id "${file%environ}cmdline" && file=${file#/proc/} && kill -9 "${file%/environ}"
+for process in $(grep -lsa "$0" /proc/[0-9]*/environ); do
+  process=${process%/environ}
+  grep -qsa 'viz_[i]nstance_id' "$process/cmdline" && kill -9 "${process#/proc/}"
 done
 files=$(ls /dev/shm/ViZDoom*)
 sleep 2
+for process in /proc/[0-9]*; do
+  [ "$process/cwd" -ef . ] && grep -qsa 'viz_[i]nstance_id' "$process/cmdline" && is_used=1
+done
+[ "$is_used" ] || rmdir _vizdoom
 for file in $files; do
   id=$(printf %s "$file" | tail -c 10)
   echo "$id" | grep -qsaFf - /proc/[0-9]*/cmdline || rm -f "$file"
@@ -171,7 +174,9 @@ class Game:
     def _init(self) -> None:
         with _lock:  # or each thread would start a watchdog
             _watchdog()
-            time.sleep(START_PAUSE)
+        # It makes this folder for the user's files. Of two games that find none at once, one ends with an error, and
+        # VizDoom crashes this process.
+        os.makedirs("_vizdoom", exist_ok=True)
         for left in reversed(range(STARTS)):
             try:
                 with self._answering(60.0), _without_stderr():
@@ -182,8 +187,6 @@ class Game:
                     raise
         self._id = self._game.get_instance_id()
         self._pid = process_of(self._id)
-        with contextlib.suppress(OSError):
-            os.rmdir("_vizdoom")  # which it makes for files of the user's, and leaves
 
     def _wait_for_start(self) -> None:
         if self._start is None:
