@@ -115,6 +115,7 @@ class Game:
         if rewards:
             game.set_living_reward(rewards[0])
             game.set_death_penalty(rewards[1])
+        self._arguments = arguments
         if arguments:
             game.add_game_args(arguments)
         self._pid, self._due = 0, 0.0
@@ -179,7 +180,7 @@ class Game:
         os.makedirs("_vizdoom", exist_ok=True)
         for left in reversed(range(STARTS)):
             try:
-                with self._answering(60.0), _without_stderr():
+                with self._answering(60.0), _without_stderr() if self._arguments else contextlib.nullcontext():
                     self._game.init()
                 break
             except GameCrashed:
