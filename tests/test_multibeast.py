@@ -471,7 +471,8 @@ def test_a_fork_whose_loss_ignores_counts_is_refused_with_the_missing_line(tmp_p
     fork.write_text(text.replace(', batch.get("counts"))\n', ")\n", 1))
     monkeypatch.syspath_prepend(Path(monobeast.__file__).parent)
     agent = multibeast.agent_module(str(fork))
-    flags = multibeast.flags_of(agent)(**{**SMALL, "agent": str(fork), "root": str(tmp_path), "name": "run"})
+    own = {"agent": str(fork), "root": str(tmp_path), "name": "run", "total_steps": 100}
+    flags = multibeast.flags_of(agent)(**{**SMALL, **own})
     with pytest.raises(InputError, match=r"fork.py: its compute_loss trains on what other policies did.*transition_m"):
         multibeast.train(flags)
     assert not (tmp_path / "run").exists()
