@@ -159,7 +159,14 @@ from beast.learn.distributions import action_layout, distribution, mask_logits, 
 from beast.learn.layers import MixedPrecision, ResidualBlock, orthogonal
 from beast.learn.learner import Learner, Outcome, step_unless
 from beast.learn.nests import map_tensors, minibatches
-from beast.learn.normalization import Observations, ReturnMoments, ValueHead, value_head, without_statistics
+from beast.learn.normalization import (
+    Observations,
+    ReturnMoments,
+    ValueHead,
+    own_values,
+    value_head,
+    without_statistics,
+)  # fmt: skip
 from beast.learn.published import PublishedWeights, start_weights
 from beast.learn.recurrent import Core
 from beast.run import evaluation, tuning
@@ -225,7 +232,7 @@ class Net(nn.Module):
 
     `forward(inputs, core_state)` takes R rows: 1 to act, T+1 to learn. It changes no statistics: `observe` does.
     - inputs: `obs[name]` [R, B, *shape]; `done` [R, B], the row begins an episode; the last `action` [R, B, …] and its
-      `reward` [R, B], unclipped; core_state: before row 0, a tuple of [1, B, core_size], () without a core
+      `reward` [R, B], unclipped; the `task` [R, B]; core_state: before row 0, a tuple of [1, B, core_size], or ()
     - returns the policy's parameters [R, B, policy_width], the values [R, B], both float32, and the core's next state
     `flags` are those that `validate` returns.
     """
@@ -249,7 +256,8 @@ class Net(nn.Module):
             self.core = Core(flags.core, size, flags.core_size, amp)
             size = flags.core_size
         self.policy = orthogonal(nn.Linear(size, policy_width(action_space)), 0.01)
-        self.baseline = orthogonal(ValueHead(size) if flags.normalize_returns == "on" else nn.Linear(size, 1), 1.0)
+        has_popart, tasks = flags.normalize_returns == "on", len(envs.tasks_of(flags.env, flags.tasks))
+        self.baseline = orthogonal(ValueHead(size, tasks) if has_popart else nn.Linear(size, 1), 1.0)
         if isinstance(action_space, spaces.Box):
             _, log_std = self.policy.bias.chunk(2)  # views of the means and of the log deviations
             nn.init.constant_(log_std, math.log(flags.initial_std))
@@ -284,7 +292,7 @@ class Net(nn.Module):
         is_separate = self.flags.value_net == "separate"
         value_features = encode(self.value_encoders, self.value_join) if is_separate else x
         policy_logits = mask_logits(self.action_layout, self.policy(x), inputs["obs"].get(MASK), otherwise=0)
-        return policy_logits, self.baseline(value_features).squeeze(-1), core_state
+        return policy_logits, own_values(self.baseline(value_features), inputs), core_state
 
 
 def scale_rewards(flags: AgentFlags, rewards: Tensor) -> Tensor:
@@ -344,17 +352,17 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
         policy_gains = ratio.detach().clamp(max=flags.clip_pg_rho) * advantages * log_probs
     policy_loss = -(policy_gains * weight).sum()
     popart = value_head(net)  # a ValueHead, or None
-    unit = popart.deviation if popart else 1.0  # values have the rewards' unit; errors count in units of the deviation
+    unit = popart.unit(batch) if popart else 1.0  # values have the rewards' unit; errors count in that of returns
     value_loss = 0.5 * (((vs - values[:-1]) / unit).square() * weight).sum()
     entropy = (policy.entropy() * weight).sum()
     loss = policy_loss + flags.baseline_cost * value_loss - flags.entropy_cost * entropy
     if flags.reduction == "mean":
         loss = loss / count
     with torch.no_grad():
-        returns = ReturnMoments(mean(vs), variance(vs).sqrt())
+        found = ReturnMoments(mean(vs), variance(vs).sqrt())
         metrics = {
-            "losses/return_mean": returns.mean,
-            "losses/return_deviation": returns.deviation,
+            "losses/return_mean": found.mean,
+            "losses/return_deviation": found.deviation,
             "losses/policy_loss": policy_loss / count,
             "losses/value_loss": value_loss / count,
             "losses/entropy": entropy / count,
@@ -363,7 +371,8 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
             "losses/explained_variance": 1 - variance(vs - values[:-1]) / variance(vs).clamp(min=1e-8),
             "losses/total_loss": loss.detach(),
         }
-    return loss, ReturnMoments(*(x.where(mask.any(), math.nan) for x in returns)), metrics  # NaN: there are no returns
+        returns = popart.moments(vs, mask, batch) if popart else found
+    return loss, returns, metrics
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@
     python plot.py benchmarks/results/pong-two-actors-seed*.csv --x frames --average iqm --labels "two actors"
     python plot.py runs/duel --payoff --out duel.png                       # who beats whom, of multibeast.py
     python plot.py runs/six --lineage --out six.png                        # who copied whom, of multibeast.py --pbt
+    python plot.py runs/five runs/breakout --tasks --out tasks.png         # a panel for each task, over its own steps
 
 Runs of one code that differ only in seed and name make one curve: the mean or the interquartile mean (IQM) over the
 seeds, in a band of 95 % bootstrap confidence or from the lowest to the highest. The legend shows the last value of each
@@ -71,6 +72,9 @@ class Flags:
     """Around it: the 95 % confidence interval by bootstrap over the seeds, or from the lowest seed to the highest."""
     labels: tuple[str, ...] = ()
     """A label for each curve, in the order of the first run of each; none takes what the runs differ in."""
+    tasks: bool = False
+    """Draw a panel for each task of runs with several, over the steps of that task; runs of one environment are in its
+    panel. --labels are of the curves of a panel."""
     lineage: bool = False
     """Draw who copied whom in one run with --pbt, and what the best policy at its end was trained with, by steps."""
     payoff: bool = False
@@ -320,11 +324,50 @@ def draw_lineage(run: str, title: str = ""):
     return figure
 
 
-def draw(groups: list[list[Curve]], flags: Flags):
-    """A matplotlib Figure with one curve for each group."""
+def read_tasks(path: str, smooth: int) -> dict[str, Curve]:
+    """The curve of each task of the run at `path`, over its own steps; of a run of one environment that of its id."""
+    is_run = Path(path).is_dir()
+    lines = (Path(path) / "metrics.csv" if is_run else Path(path)).read_text(encoding="utf-8").splitlines()
+    columns = next(line for line in lines if not line.startswith("#")).split(",")
+    names = [found[1] for name in columns if (found := re.fullmatch("task/(.*)/episodic_return", name))]
+    if names:
+        return {name: read_curve(path, f"task/{name}/steps", f"task/{name}/episodic_return", smooth) for name in names}
+    curve = read_curve(path, "step", "charts/episodic_return", smooth)
+    told = re.search(r"^# which ran: .* --env (\S+)", "\n".join(lines), re.MULTILINE)  # of a committed file
+    env = curve.config.get("env") or (told[1] if told else "")
+    return {env: curve}
+
+
+def draw_tasks(flags: Flags):
+    """A matplotlib Figure with a panel for each task of the runs."""
+    tasks: dict[str, list[Curve]] = {}
+    for path in flags.paths:
+        try:
+            found = read_tasks(path, flags.smooth)
+        except OSError as error:
+            raise InputError(f"{path}: neither a run directory with a metrics.csv nor a CSV file ({error})") from None
+        for name, curve in found.items():
+            tasks.setdefault(name, []).append(curve)
+    width = min(len(tasks), 3)
+    height = -(-len(tasks) // width)
+    figure, _ = new_figure(0.4 + 2.9 * width, 0.5 + 2.3 * height)
+    figure.clear()
+    of_all = []
+    for number, (name, curves) in enumerate(tasks.items()):
+        axes = figure.add_subplot(height, width, number + 1)
+        groups = group_seeds(curves)
+        of_all += groups
+        draw_curves(axes, groups, flags)
+        axes.set_title(name.removesuffix("-v0"), loc="left", fontsize=9, fontweight="bold", color="#222222")
+    figure.supxlabel(f"steps of the task; {describe_averages(of_all, flags)}", color="#777777", fontsize=7.5)
+    figure.supylabel(AXIS_LABEL["charts/episodic_return"], color="#444444", fontsize=8)
+    return figure
+
+
+def draw_curves(axes, groups: list[list[Curve]], flags: Flags) -> None:
+    """Draw one curve for each group into these axes."""
     from matplotlib.ticker import EngFormatter
 
-    figure, axes = new_figure(7.2, 4.2)
     for index, (group, label) in enumerate(zip(groups, label_groups(groups, flags.labels))):
         x, mean, lowest, highest = average_and_band(group, flags.average, flags.band)
         color = COLORS[index % len(COLORS)]
@@ -340,6 +383,13 @@ def draw(groups: list[list[Curve]], flags: Flags):
     axes.set_xlim(left=0)
     if flags.x != "hours":
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 500k, 2M
+    axes.legend(frameon=False, fontsize=7 if flags.tasks else 9, labelcolor="#222222", loc="best")
+
+
+def draw(groups: list[list[Curve]], flags: Flags):
+    """A matplotlib Figure with one curve for each group."""
+    figure, axes = new_figure(7.2, 4.2)
+    draw_curves(axes, groups, flags)
     axes.set_xlabel(AXIS_LABEL[flags.x], color="#444444", fontsize=10)
     figure.supxlabel(describe_averages(groups, flags), color="#777777", fontsize=7.5, x=0.99, ha="right")
     axes.set_ylabel(AXIS_LABEL.get(flags.y, flags.y), color="#444444", fontsize=10)
@@ -347,7 +397,6 @@ def draw(groups: list[list[Curve]], flags: Flags):
     title = flags.title or (envs.pop() if len(envs) == 1 else "")
     if title:
         axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color="#222222", pad=10)
-    axes.legend(frameon=False, fontsize=9, labelcolor="#222222", loc="best")
     return figure
 
 
@@ -363,6 +412,8 @@ def main() -> None:
             if len(flags.paths) > 1 or flags.payoff and flags.lineage:
                 raise InputError(f"--payoff and --lineage each draw one run, and there are {len(flags.paths)}")
             figure = (draw_payoff if flags.payoff else draw_lineage)(flags.paths[0], flags.title)
+        elif flags.tasks:
+            figure = draw_tasks(flags)
         else:
             curves = [read_curve(path, COLUMN[flags.x], flags.y, flags.smooth) for path in flags.paths]
             figure = draw(group_seeds(curves), flags)

@@ -133,8 +133,7 @@ def parse_flags(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     with exit_with_message():
-        flags = parse_flags()
-        check_env_flags(flags)
+        flags = check_env_flags(parse_flags())
         limits = {"group_width": (1, 2**15), "max_streams": (1, 256), "niceness": (0, 19), "stuck_timeout": (1, 86400)}
         check_limits(flags, {**limits, "gil_timeout": (1, 10**6)})
         protection = security.of_env_server(flags, log)

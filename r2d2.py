@@ -520,6 +520,7 @@ def store(flags: Flags, learner: QLearner, replay: SequenceReplay, limiter: Rati
     `replay.width` columns train, K - eval_columns."""
     is_step = ~is_final(rollout["done"], rollout["terminated"], rollout["truncated"])[:-1]  # [U, K]: an action counts
     learner.steps += int(is_step.sum())
+    learner.tasks.count_steps(learner.tasks.steps_in(rollout, is_step))
     limiter.add(int(is_step[:, : replay.width].sum()))
     learner.wait_for_batch()
     ids = replay.add(columns(rollout, 0, replay.width), tuple(x[:, : replay.width] for x in core_state))

@@ -81,8 +81,21 @@ DOOM = {
     )
 }
 LEARNER = "127.0.0.1:4441"  # where env servers dial it
+# Five games in one net, and each in a net of its own for as many steps. docs/tasks.md shows both.
+MINATAR_GAMES = ("Breakout", "Asterix", "Freeway", "Seaquest", "SpaceInvaders")
+OF_TASKS = "--num_actors 1 --group_width 320 --batch_width 160 --hidden_size 256 --learning_rate 5e-3 --ppo_clip 0"
+OF_TASKS += " --vtrace_lambda 0.95 --entropy_cost 0.02 --log_steps 100000"
+FIVE_GAMES = ",".join(f"MinAtar/{game}-v0" for game in MINATAR_GAMES)
+SEVERAL_TASKS = {
+    "tasks-minatar": f"--env {FIVE_GAMES} {OF_TASKS} --total_steps 5000000",
+    **{
+        f"tasks-minatar-own-{game.lower()}": f"--env MinAtar/{game}-v0 {OF_TASKS} --total_steps 1000000"
+        for game in MINATAR_GAMES
+    },
+}
 TASKS = {
     **RECIPES,
+    **SEVERAL_TASKS,
     **ATARI,
     **DOOM,
     "pong": "--env PongNoFrameskip-v4",

@@ -12,7 +12,7 @@ from lock_step import metrics_of, small_flags
 import monobeast
 import r2d2
 from beast import envs
-from beast.envs.agents import AgentColumns, AgentsDoNotFit
+from beast.envs.agents import AgentColumns, WidthDoesNotFit
 from beast.envs.groups import EnvGroup, finished_episodes
 from beast.envs.probe import probe_env
 from beast.envs.rows import nest_observations
@@ -180,7 +180,7 @@ def test_agents_that_share_no_spaces_and_widths_that_do_not_fit_are_refused():
         InputError, match=r"scripted_v0: c has Box\(.*\) and Discrete\(3\), a has .*multibeast.*supersuit"
     ):
         probe_env(lambda flags, num_envs, **overrides: AgentColumns(lambda: Unequal(["abc"]), num_envs), three_wide)
-    with pytest.raises(AgentsDoNotFit, match="4 columns for its 3 agents"):
+    with pytest.raises(WidthDoesNotFit, match="4 columns for its 3 agents"):
         AgentColumns(lambda: Scripted(["abc"]), 4)
 
     def create_env(flags, num_envs, **overrides):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_failures import Training
 from waiting import wait_until
 
 from beast import envs
@@ -229,6 +230,24 @@ time.sleep(60)
         wait_until(lambda: len(games_of(owner)) == 3)
         popen.kill()
     wait_until(lambda: not games_of(owner) and not ownerless_files() and not [*tmp_path.iterdir()], seconds=10)
+
+
+def test_a_run_goes_on_without_an_actor_and_leaves_nothing_without_itself(tmp_path):
+    training = Training(tmp_path, "--env", "Doom/DuelSmall-v0", "--num_actors", "1", "--log_steps", "20")
+    training.wait_until_training()
+
+    def games() -> set[int]:
+        lines, family = command_lines(), {process.pid for process in training.family()}
+        return {pid for pid in family if "viz_instance_id" in lines.get(pid, "")}
+
+    first, rows = games(), len(training.rows())
+    assert len(first) == 8, "two groups of two duels"
+    training.actors()[0].kill()
+    training.wait_for(lambda: "Restarting it" in training.text() and len(training.rows()) > rows + 2, "more rows")
+    wait_until(lambda: not first & games())
+    training.process.kill()
+    assert training.end() == -signal.SIGKILL
+    wait_until(lambda: not ownerless_files())
 
 
 def test_flags_of_images_are_honoured_or_refused(make):

@@ -158,9 +158,10 @@ def test_what_an_env_server_sends_is_bounded_and_safe_to_show():
 
 
 def test_messages_of_an_actor_are_read_however_they_are_cut():
-    sent = [(7, 1.0, 2.0, b""), (65535, 0.5, 0.25, b'{"a": [1, 1]}'), (1, 0.0, 0.0, 70_000 * b"x"), (2, 0.0, 3.0, b"")]
+    sent = [(7, 1.0, 2.0, 0.5, b""), (65535, 0.5, 0.25, 0.0, b'{"a": [1, 1]}')]
+    sent += [(1, 0.0, 0.0, 0.0, 70_000 * b"x"), (2, 0.0, 3.0, 1.0, b"")]
     data = b"".join(READY.pack(*numbers, len(told)) + told for *numbers, told in sent)
-    for size in (1, 13, 14, 15, 100, 2**16, len(data)):
+    for size in (1, 17, 18, 19, 100, 2**16, len(data)):
         process = ActorProcess(0, 2, 0)
         assert [
             message for at in range(0, len(data), size) for message in process.messages(data[at : at + size])

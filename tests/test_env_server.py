@@ -263,6 +263,7 @@ def test_the_hello_tells_all_that_a_learner_needs(tmp_path):
         ("truncated", "bool", []),
         ("episode_return", "float32", []),
         ("episode_step", "int32", []),
+        ("task", "int32", []),
     ]
     assert {name: part.field for name, part in hello.observation.dict.parts.items()} == {"image": 0, "number": 1}
     assert (hello.action.dtype, list(hello.action.shape)) == ("int64", [])

@@ -40,6 +40,7 @@ SCALARS = {
     "truncated": bool,
     "episode_return": np.float32,
     "episode_step": np.int32,
+    "task": np.int32,
 }
 
 
@@ -128,7 +129,7 @@ def test_rows_of_random_episodes_are_those_of_environments_played_one_by_one(mod
                 total, length = 0.0, 0
         for t in range(num_steps + 1):
             np.testing.assert_array_equal(rows["obs"]["obs"][t, k], expected[t][0])
-            assert tuple(rows[name][t, k] for name in SCALARS) == expected[t][1:], (t, k)
+            assert tuple(rows[name][t, k] for name in SCALARS) == (*expected[t][1:], 0), (t, k)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -212,7 +212,7 @@ DIFFERENT = hello([("x", "float32", ()), ("y", "uint8", (2,))])
         (hello(num_envs=3), "FAILED_PRECONDITION", "has 3 environments instead of 1"),
         (hello(env="others"), "FAILED_PRECONDITION", 'has environment "others" instead of "lies"'),
         (hello(action_space="[7]"), "FAILED_PRECONDITION", "has the action space [7] instead of "),
-        (DIFFERENT, "FAILED_PRECONDITION", "has 8 fields instead of 7"),
+        (DIFFERENT, "FAILED_PRECONDITION", "has 9 fields instead of 8"),
         (hello(protocol=99), "INVALID_ARGUMENT", f"speaks protocol 99, the learner protocol {wire.PROTOCOL}"),
         (b"\x0a", "INVALID_ARGUMENT", "not one of rpcenv.proto"),
         (row_of(0, 0), "INVALID_ARGUMENT", "first message is not its hello"),

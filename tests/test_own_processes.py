@@ -355,7 +355,7 @@ def test_a_sign_of_life_of_a_thread_or_a_forked_process_cuts_no_message(monkeypa
     """A socket may take a message in pieces. 400 KB of it do not fit into one."""
     ours, theirs = socket.socketpair()
     process, messages = actors.ActorProcess(0, 2, 0), []
-    message = actor.READY.pack(1, 0.5, 0.5, 400_000) + b"x" * 400_000
+    message = actor.READY.pack(1, 0.5, 0.5, 0.25, 400_000) + b"x" * 400_000
     send, stopping = actor._sender(theirs), threading.Event()
     monkeypatch.setattr(SyncVectorEnv, "__init__", SyncVectorEnv.__init__)  # is put back
     actor._tell_of_each_environment(send, pause=0.0)
@@ -387,8 +387,8 @@ def test_a_sign_of_life_of_a_thread_or_a_forked_process_cuts_no_message(monkeypa
     threads[1].join()
     alive = [each for each in messages if each[0] == actor.ALIVE]
     rest = [each for each in messages if each[0] != actor.ALIVE]
-    assert rest == [(1, 0.5, 0.5, message[actor.READY.size :])] * 50 and not process.received
-    assert alive and set(alive) == {(actor.ALIVE, 0.0, 0.0, b"")} and status == 0
+    assert rest == [(1, 0.5, 0.5, 0.25, message[actor.READY.size :])] * 50 and not process.received
+    assert alive and set(alive) == {(actor.ALIVE, 0.0, 0.0, 0.0, b"")} and status == 0
 
 
 # ------------------------------------------------------------------------------------- directories and generators

@@ -249,3 +249,28 @@ def test_a_lineage_shows_whose_weights_each_policy_has_and_what_the_best_one_was
     output = tmp_path / "six.png"
     run_main(plot, run, "--lineage", "--out", str(output))
     assert output.stat().st_size > 1000
+
+
+def test_each_task_has_a_panel_over_its_own_steps_with_the_runs_of_it_alone(tmp_path, run_main, monkeypatch):
+    joint = tmp_path / "joint"
+    make_run(joint, [1, 2], env="A,B", seed=1)
+    names = ["step", "frames", "hours", "charts/episodic_return"]
+    names += [f"task/{task}/{what}" for task in "AB" for what in ("steps", "episodic_return")] + ["task/C/steps"]
+    rows = [[1000, 4000, 0.001, 1, 600, 10, 400, -1, 0], [2000, 8000, 0.002, 2, 1100, 20, 900, -2, 0]]
+    (joint / "metrics.csv").write_text("\n".join(",".join(map(str, row)) for row in [names, *rows]) + "\n")
+    alone = make_run(tmp_path / "alone", [5, 6], env="A", seed=1)
+    copy = tmp_path / "own-b-seed1.csv"
+    copy.write_text("# which ran: python monobeast.py --env B --seed 1\n" + Path(alone, "metrics.csv").read_text())
+    drawn, draw_curves = {}, plot.draw_curves
+
+    def note(axes, groups, flags):
+        draw_curves(axes, groups, flags)
+        drawn[axes] = [(group[0].x.tolist(), group[0].y.tolist()) for group in groups]
+
+    monkeypatch.setattr(plot, "draw_curves", note)
+    figure = plot.draw_tasks(plot.Flags((str(joint), alone, str(copy)), tasks=True))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["A", "B"], "C has ended no game yet"
+    assert drawn[figure.axes[0]] == [([600, 1100], [10, 20]), ([1000, 2000], [5, 6])]
+    assert drawn[figure.axes[1]] == [([400, 900], [-1, -2]), ([1000, 2000], [5, 6])]
+    run_main(plot, str(joint), alone, "--tasks", "--out", str(tmp_path / "tasks.png"))
+    assert (tmp_path / "tasks.png").stat().st_size > 1000

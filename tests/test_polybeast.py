@@ -397,7 +397,8 @@ def test_the_choices_of_the_environment_reach_its_servers_and_what_is_played(tmp
     flags = polybeast.Flags(
         env="ALE/Pong-v5", env_kwargs='{"maxpool": false}', env_metrics="score,distance", frame_stack=2, frame_skip=3,
         resize=40, grayscale="off", sticky_actions=0.5, noops=0, episodic_life="on",
-        full_action_space="on", atari_backend="beast",
+        full_action_space="on", atari_backend="beast", tasks='{"a b": {"env": "ALE/Pong-v5"}}', task="a b",
+        reset_ahead=True,
     )  # fmt: skip
     parsed = polybeast_env.parse_flags(servers.command_line(flags))
     changed = {field.name: getattr(flags, field.name) for field in dataclasses.fields(EnvFlags)}

@@ -100,7 +100,7 @@ def test_the_stages_of_every_thread_and_process_of_a_run_sum_to_its_wall_time(tm
     assert set(stages["learner"]) == learner
     assert set(stages["inference"]) == {"wait", "gather", "forward", "answer"}
     if variant == "monobeast":
-        assert set(stages["actor 0"]) == set(stages["actor 1"]) == {"start", "wait", "step"}
+        assert set(stages["actor 0"]) == set(stages["actor 1"]) == {"start", "wait", "step", "reset"}
     else:
         assert set(stages["streams"]) == {"environment", "inference", "enqueue"}
     for name, shares in stages.items():

@@ -18,13 +18,14 @@ from beast.envs.spaces import category_sizes
 class Counting(gymnasium.Env):
     """Observes [seed, episode, step of the episode]; pays the number of the step.
 
-    Episodes last 1 to `max_length` steps, drawn from the seed; half of them terminate, the others are truncated.
+    Episodes last 1 to `max_length` steps, drawn from the seed; half of them terminate, the others are truncated. With
+    `lasts` all last so many steps, and end as `terminates` says.
     """
 
-    def __init__(self, max_length: int = 7):
+    def __init__(self, max_length: int = 7, lasts: int = 0, terminates: bool = True):
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
         self.action_space = spaces.Discrete(2)
-        self.max_length = max_length
+        self.max_length, self.fixed = max_length, lasts and (lasts, terminates)
         self.name, self.episode = 0, -1
 
     def reset(self, *, seed=None, options=None):
@@ -34,6 +35,8 @@ class Counting(gymnasium.Env):
         self.episode, self.count = self.episode + 1, 0
         self.length = int(self.np_random.integers(1, self.max_length + 1))
         self.terminates = bool(self.np_random.integers(2))
+        if self.fixed:
+            self.length, self.terminates = self.fixed
         return self._observation(), {}
 
     def step(self, action):

@@ -5,21 +5,27 @@ import difflib
 import importlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from beast.envs import agents, doom
 from beast.envs.atari import ATARI_ID, atari_games, make_atari
+from beast.envs.dmlab import Dmlab
 from beast.envs.doom_match import DoomMatch
+from beast.envs.football import FOOTBALL, Football, FootballMatch, num_players
 from beast.envs.handover import handed_over
 from beast.envs.images import process_images
 from beast.envs.minatar import MINATAR_GAMES, register_minatar
 from beast.envs.numbers import reserve_numbers as reserve_numbers
 from beast.envs.progress import training_progress as training_progress
+from beast.envs.reference_scores import DMLAB
+from beast.envs.resets import ResetAhead as ResetAhead
+from beast.envs.tasks import TaskColumns as TaskColumns
+from beast.envs.tasks import tasks_of
 from beast.envs.texts import leave_out_texts
 from beast.errors import InputError, MissingPackage, raised
 
@@ -34,6 +40,7 @@ def options(flags) -> dict[str, Any]:
         **{name: switch[getattr(flags, name)] for name in ("grayscale", "episodic_life", "full_action_space")},
         **{name: None if (x := getattr(flags, name)) == "auto" else x for name in given_or_auto},
         "env_kwargs": parse_env_kwargs(flags.env_kwargs),
+        **{name: getattr(flags, name) for name in ("reset_ahead", "tasks", "task")},
     }
 
 
@@ -54,7 +61,8 @@ def make(
     frame_stack: int | None = None, frame_skip: int | None = None, resize: int | None = None,
     grayscale: bool | None = None, sticky_actions: float | None = None, noops: int | None = None,
     episodic_life: bool | None = None, full_action_space: bool | None = None, atari_backend: str | None = None,
-    env_kwargs: Mapping[str, Any] | None = None, **kwargs,
+    env_kwargs: Mapping[str, Any] | None = None, reset_ahead: bool = False, tasks: str = "",
+    task: str = "", **kwargs,
 ) -> VectorEnv:  # fmt: skip
     """Make `num_envs` environments that are stepped together.
 
@@ -73,18 +81,34 @@ def make(
     knows the game. `env_kwargs` and `kwargs` go to the environment; of Atari, to the backend's `AtariVectorEnv`. With
     `render_mode="rgb_array"` Atari renders in color.
 
+    Several ids with commas between them, or `tasks` (docs/tasks.md), are tasks: equally many environments of each
+    (`TaskColumns`), or all of the one called `task`. Atari games then have all 18 actions. `reset_ahead` makes each
+    environment twice (`ResetAhead`), where gymnasium makes them one by one.
+
     `metadata["env_id"]` and `metadata["frames_per_step"]` of the vector env say what it is. Raises InputError for an
     unknown id (the nearest are listed), `num_envs` below 1, or a choice that the id does not have; MissingPackage if
     the package that the id needs is not installed; MissingFile if the game's ROM cannot be read.
     """
     if num_envs < 1:
         raise InputError(f"num_envs is {num_envs}; at least 1 environment is needed")
-    kwargs = {**(env_kwargs or {}), **kwargs}
     of_images = {"frame_stack": frame_stack, "frame_skip": frame_skip, "resize": resize, "grayscale": grayscale}
     of_atari = {
         "sticky_actions": sticky_actions, "noops": noops, "full_action_space": full_action_space,
         "atari_backend": atari_backend,
     }  # fmt: skip
+    listed = tasks_of(env_id, tasks)
+    if tasks or len(listed) > 1:
+        if full_action_space is None and all(ATARI_ID.fullmatch(each.env) for each in listed):
+            of_atari["full_action_space"] = True
+        of_all = {**of_images, **of_atari, "episodic_life": episodic_life, "reset_ahead": reset_ahead, **kwargs}
+        makers = {
+            each.name: partial(make, each.env, env_kwargs={**(env_kwargs or {}), **each.env_kwargs}, **of_all)
+            for each in listed
+        }
+        return TaskColumns(makers, num_envs, task)
+    kwargs = {**(env_kwargs or {}), **kwargs}
+    if reset_ahead and (ATARI_ID.fullmatch(env_id) or env_id.startswith(doom.PREFIX)):
+        raise InputError(f"{env_id} begins episodes in a way of its own: leave --reset_ahead out")
     if match := ATARI_ID.fullmatch(env_id):
         if (match["deepmind"] or match["machado"]) not in atari_games():
             raise _unknown_id(env_id)
@@ -97,18 +121,16 @@ def make(
                     f"{name} is for Atari ids, and {env_id} is none: leave --{name} out, or see whether the "
                     "environment has an argument for it (--env_kwargs)"
                 )
-        if env_id.startswith(doom.PREFIX):  # which skips frames itself
+        if env_id.startswith((doom.PREFIX, DMLAB)):  # which skip frames themselves
             kwargs["frame_skip"] = of_images.pop("frame_skip")
         asked = {name: value for name, value in of_images.items() if value is True or (value or 1) > 1}
-        is_match = env_id.startswith(doom.PREFIX) and doom.scenario_of(env_id).seats > 1
-        if not is_match and not env_id.startswith(agents.PREFIX):
-            env = _make_registered(env_id, num_envs, asked, kwargs)
-        elif asked:
-            raise InputError(f"{env_id}: --{next(iter(asked))} is for one agent an environment; wrap it yourself")
-        elif is_match:
-            env = agents.AgentColumns(partial(DoomMatch, env_id, **kwargs), num_envs)
+        if (columns := _of_several_agents(env_id, kwargs)) is None:
+            env = _make_registered(env_id, num_envs, asked, reset_ahead, kwargs)
+        elif asked or reset_ahead:
+            given = next(iter(asked), "reset_ahead")
+            raise InputError(f"{env_id}: --{given} is for one agent an environment; wrap it yourself")
         else:
-            env = agents.by_id(env_id, num_envs, kwargs)
+            env = columns(num_envs)
         known = (env.metadata or {}).get("frames_per_step")
         env.metadata = {**env.metadata, "frames_per_step": known or frame_skip or 1}
         if frame_skip and not known and (fps := env.metadata.get("render_fps")):
@@ -117,7 +139,41 @@ def make(
     return env
 
 
-def _make_registered(env_id: str, num_envs: int, of_images: dict[str, Any], kwargs: dict[str, Any]) -> VectorEnv:
+def _of_several_agents(env_id: str, kwargs: dict[str, Any]) -> Callable[[int], VectorEnv] | None:
+    """What makes so many columns of agents, where an environment of this id has several of them."""
+    if env_id.startswith(agents.PREFIX):
+        return partial(agents.by_id, env_id, kwargs=kwargs)
+    if env_id.startswith(doom.PREFIX) and doom.scenario_of(env_id).seats > 1:
+        return partial(agents.AgentColumns, partial(DoomMatch, env_id, **kwargs))
+    if env_id.startswith(FOOTBALL) and sum(players := num_players(kwargs)) > 1:
+        left, right = players
+        own = {**kwargs, "left_players": left, "right_players": right}
+        return partial(agents.AgentColumns, partial(FootballMatch, env_id.removeprefix(FOOTBALL), **own))
+    return None
+
+
+def _one_by_one(
+    make: Callable[[], gymnasium.Env], num_envs: int, wrappers: Sequence[Callable], reset_ahead: bool
+) -> VectorEnv:  # fmt: skip
+    def wrapped() -> gymnasium.Env:
+        env = make()
+        for wrap in wrappers:
+            env = wrap(env)
+        return env
+
+    make_one = (lambda: ResetAhead(wrapped)) if reset_ahead else wrapped
+    # Without copy=False every observation is copied once more a step.
+    return SyncVectorEnv([make_one] * num_envs, copy=False)
+
+
+def _make_registered(
+    env_id: str, num_envs: int, of_images: dict[str, Any], reset_ahead: bool, kwargs: dict[str, Any]
+) -> VectorEnv:  # fmt: skip
+    of_these = [partial(process_images, env_id=env_id, **of_images)] if of_images else []
+    for prefix, env_class in {DMLAB: Dmlab, FOOTBALL: Football}.items():
+        if env_id.startswith(prefix):
+            make = partial(env_class, env_id.removeprefix(prefix), **kwargs)
+            return _one_by_one(make, num_envs, of_these, reset_ahead)
     module, _, name = env_id.rpartition(":")
     if module:
         try:
@@ -139,8 +195,12 @@ def _make_registered(env_id: str, num_envs: int, of_images: dict[str, Any], kwar
     if spec is None or (not module and str(spec.entry_point).startswith("ale_py")):
         raise _unknown_id(env_id)
     if spec.vector_entry_point is not None and not of_images:
+        if reset_ahead:
+            raise InputError(f"{env_id} is a vector env, which resets itself: leave --reset_ahead out")
         return gymnasium.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **kwargs)
-    wrappers = [leave_out_texts, *([partial(process_images, env_id=env_id, **of_images)] if of_images else [])]
+    wrappers: list[Callable] = [leave_out_texts, *of_these]
+    if reset_ahead:
+        return _one_by_one(partial(gymnasium.make, spec, disable_env_checker=True, **kwargs), num_envs, wrappers, True)
     # Without copy=False every observation is copied once more a step; the checker wraps each env in one more layer.
     return gymnasium.make_vec(
         spec, num_envs, vectorization_mode="sync", vector_kwargs={"copy": False}, disable_env_checker=True,
@@ -160,8 +220,8 @@ ATARI = Family(reward_clip=1.0, has_emulators=True, stacks_images=True)
 
 
 def family_of(env_id: str) -> Family:
-    """That of `<Game>NoFrameskip-v4` and `ALE/<Game>-v5` is Atari."""
-    return ATARI if ATARI_ID.fullmatch(env_id) else Family()
+    """That of `<Game>NoFrameskip-v4` and `ALE/<Game>-v5`, and of several such tasks, is Atari."""
+    return ATARI if all(map(ATARI_ID.fullmatch, env_id.split(","))) else Family()
 
 
 def _unknown_id(env_id: str) -> InputError:

@@ -29,12 +29,12 @@ PREFIX = "pettingzoo:"
 ABSENT = "absent_agents"  # in infos, bool [K]: columns whose agent is not in the game now
 
 
-class AgentsDoNotFit(InputError):
-    """So many columns are no whole number of environments with `agents` agents each."""
+class WidthDoesNotFit(InputError):
+    """So many columns do not divide into those that belong together: `multiple` is of how many they must be one."""
 
-    def __init__(self, message: str, agents: int):
+    def __init__(self, message: str, multiple: int):
         super().__init__(message)
-        self.agents = agents
+        self.multiple = multiple
 
 
 class AgentColumns(VectorEnv):
@@ -50,7 +50,7 @@ class AgentColumns(VectorEnv):
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
     def __init__(self, make: Callable[[], Any], num_columns: int):
-        """`make()` makes an environment with PettingZoo's parallel interface. Raises AgentsDoNotFit unless its agents
+        """`make()` makes an environment with PettingZoo's parallel interface. Raises WidthDoesNotFit unless its agents
         divide `num_columns`."""
         first = make()
         self.envs, self.names = [first], list(first.possible_agents)
@@ -60,7 +60,7 @@ class AgentColumns(VectorEnv):
         self.render_mode = getattr(first, "render_mode", None)
         if not count or num_columns % count:
             first.close()
-            raise AgentsDoNotFit(f"{name}: {num_columns} columns for its {count} agents: give a multiple", count)
+            raise WidthDoesNotFit(f"{name}: {num_columns} columns for its {count} agents: give a multiple", count)
         self._kinds, self.single_observation_space, self.single_action_space = _joint_spaces(first, self.names)
         self.num_envs = num_columns
         self.observation_space = batch_space(self.single_observation_space, num_columns)
@@ -215,11 +215,11 @@ def refuse_kinds(observation: Space, action: Space, name: str) -> None:
 
 
 def at_least(make: Callable[[int], VectorEnv], num_envs: int) -> VectorEnv:
-    """`make(num_envs)`, or where the agents of an environment belong together, of the next width that fits."""
+    """`make(num_envs)`, or where agents or tasks belong together, of the next width that fits."""
     try:
         return make(num_envs)
-    except AgentsDoNotFit as error:
-        return make(-(-num_envs // error.agents) * error.agents)
+    except WidthDoesNotFit as error:
+        return make(-(-num_envs // error.multiple) * error.multiple)
 
 
 def by_id(env_id: str, num_columns: int, kwargs: dict[str, Any]) -> AgentColumns:

@@ -57,6 +57,7 @@ class EnvGroup:
                 'set metadata["autoreset_mode"] of the vector env to what it does, and let it reset itself'
             )
         self.env, self.num_envs = env, env.num_envs
+        self._task = getattr(env, "task_numbers", 0)
         observations = spaces_with_mask(env.single_observation_space, env.single_action_space, has_mask)
         # Wrappers of others may keep an observation for longer than its row lasts.
         inner = env.env if isinstance(env, LifeEpisodes) else env
@@ -86,7 +87,7 @@ class EnvGroup:
         self.ended = []
         self._return, self._step = np.zeros(self.num_envs), np.zeros(self.num_envs, np.int32)
         nothing_yet = dict.fromkeys(("reward", "terminated", "truncated", "episode_return", "episode_step"), 0)
-        self._write_numbers({**nothing_yet, "done": ~absent, "terminated": absent}, info, row)
+        self._write_numbers({**nothing_yet, "done": ~absent, "terminated": absent, "task": self._task}, info, row)
 
     def step(self, actions: np.ndarray, row: dict) -> None:
         """Step all with `actions` [K, *action_shape] as a rollout stores them and write the row that came of it."""
@@ -126,7 +127,7 @@ class EnvGroup:
             terminated = terminated | lost
         computed = {
             "reward": reward, "done": done, "terminated": terminated, "truncated": truncated,
-            "episode_return": self._return, "episode_step": self._step,
+            "episode_return": self._return, "episode_step": self._step, "task": self._task,
         }  # fmt: skip
         self._write_numbers(computed, info, row)
 
@@ -243,7 +244,8 @@ def _tolerate(env: VectorEnv) -> None:
     """Have a vector env of gymnasium's, and those that it holds, take any infos, and rewards of shape (1,)."""
     own: Any = vars(env)
     if "_add_info" not in own:  # else this is done
-        inner = [each for each in own.values() if isinstance(each, VectorEnv)]
+        own_envs = own.get("envs", []) if isinstance(own.get("envs"), list) else []
+        inner = [each for each in (*own.values(), *own_envs) if isinstance(each, VectorEnv)]
         if getattr(type(env), "_add_info", None) is VectorEnv._add_info:
             own["_add_info"] = _Infos(env)._add_info
         if isinstance(own.get("_rewards"), np.ndarray):

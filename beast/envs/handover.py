@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import json
 import os
 import pkgutil
 import sys
@@ -12,7 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from beast.errors import InputError, first_line
 
-SPEC = "BEAST_ENV_SPEC"  # environment variable: the specification of a registered environment, as JSON
+SPEC = "BEAST_ENV_SPEC"  # environment variable: the specifications of registered environments, as a list in JSON
 _handed = os.environ.get(SPEC, "")  # by the parent of this process
 
 
@@ -27,23 +28,29 @@ def importable(thing: Callable) -> str:
     return name if is_found else ""
 
 
-def hand_over(env_id: str, script: str) -> None:
-    """Have processes that are started from now on, and run `script`, know the id if this one has registered it. Raises
-    InputError where only this one can make such an environment."""
+def hand_over(env: str, script: str) -> None:
+    """Have processes that are started from now on, and run `script`, know the ids with commas between them that this
+    one has registered. Raises InputError where only this one can make such an environment."""
     os.environ.pop(SPEC, None)
+    if specs := [spec for env_id in env.split(",") if (spec := _spec_of(env_id, script))]:
+        os.environ[SPEC] = json.dumps(specs)
+
+
+def _spec_of(env_id: str, script: str) -> str:
+    """The specification of this id as JSON, empty where other processes know it themselves."""
     module, _, name = env_id.rpartition(":")
     spec = gymnasium.registry.get(name)
     if module or spec is None or str(spec.entry_point).startswith(("gymnasium.", "ale_py")):
-        return
+        return ""
     entry = spec.entry_point
     module = getattr(entry, "__module__", "") if callable(entry) else str(entry).partition(":")[0]
     try:
         if module == "__main__":
             if os.path.abspath(getattr(sys.modules["__main__"], "__file__", "")) == script:
-                return  # it is registered there, too
+                return ""  # it is registered there, too
             raise ValueError(f"{entry} is in __main__")
         entry = importable(entry) if callable(entry) else entry
-        os.environ[SPEC] = dataclasses.replace(spec, entry_point=entry or spec.entry_point).to_json()
+        return dataclasses.replace(spec, entry_point=entry or spec.entry_point).to_json()
     except (TypeError, ValueError) as error:
         raise InputError(
             f"--env {env_id}: environments are made in processes of their own, which cannot make what this script has "
@@ -54,5 +61,5 @@ def hand_over(env_id: str, script: str) -> None:
 
 def handed_over(name: str) -> EnvSpec | None:
     """The specification that the parent of this process has handed over, if it is of this name."""
-    spec = EnvSpec.from_json(_handed) if _handed else None
-    return spec if spec and spec.id == name else None
+    specs = map(EnvSpec.from_json, json.loads(_handed or "[]"))
+    return next((spec for spec in specs if spec.id == name), None)

@@ -79,13 +79,20 @@ def probe_env(create_env: Callable, flags, several_kinds: bool = False, **overri
         raise _not_made(error, flags.env if "env" in read else "create_env()", overrides) from error
     _check_kind(env, num_envs)
     num_envs, agents = env.num_envs, (env.metadata or {}).get("agents", 1)
+    has_all_tasks = getattr(flags, "balance", "samples") == "samples"
+    tasks = len((env.metadata or {}).get("tasks", "1")) if has_all_tasks else 1
     with contextlib.ExitStack() as to_close:
         to_close.callback(close, env)
         name = flags.env if "env" in read else name_of(env)
-        if flags.group_width % agents:
-            fits = math.lcm(agents, getattr(flags, "batch_width", 1))
-            what = f"{name} has {agents} agents, and each is an environment of the group"
-            raise InputError(f"--group_width {flags.group_width}: {what}: give a multiple of {agents}, such as {fits}")
+        for count, what in (
+            (agents, f"{name} has {agents} agents, and each is an environment of the group"),
+            (tasks, f"a group has equally many environments of each of the {tasks} tasks"),
+        ):
+            if flags.group_width % count:
+                fits = math.lcm(count, getattr(flags, "batch_width", 1))
+                raise InputError(
+                    f"--group_width {flags.group_width}: {what}: give a multiple of {count}, such as {fits}"
+                )
         try:
             group = EnvGroup(env)
         except InputError as error:
@@ -114,7 +121,8 @@ def probe_env(create_env: Callable, flags, several_kinds: bool = False, **overri
             _warn(f"{name}: the agent will not see {what}, which the observation space lacks: add it there or drop it")
         known = {key: x for key, x in (env.metadata or {}).items() if key in ("frames_per_step", "atari_backend")}
         terms = _reward_terms(env, name)
-        return group.spaces._replace(env_id=name, agents=agents, flags=frozenset(read), reward_terms=terms, **known)
+        own = {"env_id": name, "agents": agents, "tasks": tasks, "reward_terms": terms, **known}
+        return group.spaces._replace(flags=frozenset(read), **own)
 
 
 def _reward_terms(env: VectorEnv, name: str) -> dict[str, float]:
@@ -212,7 +220,7 @@ def _check_kind(env, num_envs: int) -> None:
     for method in ("reset", "step"):
         if getattr(type(env), method, None) is getattr(VectorEnv, method):
             raise InputError(f"create_env() returned {type(env).__name__}, which has no {method}() of its own: {HOW}")
-    if env.num_envs != num_envs and "agents" not in (env.metadata or {}):
+    if env.num_envs != num_envs and not {"agents", "tasks"} & (env.metadata or {}).keys():
         raise InputError(f"create_env(flags, num_envs={num_envs}) returned {env.num_envs} environments: {HOW}")
 
 

@@ -22,6 +22,7 @@ ROW_FIELDS = {
     "truncated": RowField("bool", "env", is_replayed=True),
     "episode_return": RowField("float32", "env"),
     "episode_step": RowField("int32", "env", is_replayed=True),
+    "task": RowField("int32", "env"),  # of the environment, one of `--env A,B,C` from 0 on
     "group": RowField("int32", "feed"),  # which group of environments,
     "life": RowField("int32", "feed"),  # how often it has been restarted,
     "env_number": RowField("int32", "feed"),  # and which environment of it; libbeast has these in this order

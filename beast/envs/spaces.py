@@ -41,6 +41,7 @@ class EnvSpaces(NamedTuple):
     atari_backend: Literal["auto", "beast", "ale"] = "auto"  # for Atari what `probe_env` found
     whole: Space | None = None  # that of observations as environments give them, where it is known
     agents: int = 1  # columns that belong together (agents.py)
+    tasks: int = 1  # of which a group has equally many environments (tasks.py)
     reward_terms: dict[str, float] = {}  # parts of the reward, and the coefficient of each in it
     flags: frozenset[str] = frozenset()  # at which `create_env` has looked, where `probe_env` found it
 

@@ -27,6 +27,7 @@ from beast.envs.groups import EnvGroup
 from beast.envs.masks import MASK
 from beast.envs.rows import ROW_FIELDS
 from beast.envs.spaces import categories_by_part
+from beast.envs.tasks import of_actor
 from beast.errors import SHOW_TRACEBACKS, InputError, UserError
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.processes import end_with_parent
@@ -34,9 +35,10 @@ from beast.machine import CLOSING_SECONDS, kill_family
 
 GO = struct.Struct("<HHH")  # to an actor: group, slot, row to write, each below 2¹⁶; row 0 means reset
 # From an actor: group whose row is written (the first time: whose environments are made), and seconds that the actor
-# has waited and stepped since its last message; and bytes that follow, of numbers of games that this row ends.
-READY = struct.Struct("<HffI")
+# has waited, stepped and reset since its last message; and bytes that follow, of numbers of games that this row ends.
+READY = struct.Struct("<HfffI")
 ALIVE = 2**16 - 1  # instead of a group: one more environment is being made or reset
+GROUPS_PER_ACTOR = 2  # double buffering: one group steps while the other's actions are chosen
 ACTOR_ARGUMENT = "--beast-actor"
 SCRIPT = "BEAST_ACTOR_SCRIPT"  # environment variable: the agent's file, for processes that an actor starts
 
@@ -62,7 +64,7 @@ class Actor:
         expected: dict = {**memory.fields, **memory.categories}
         answered = {name: field for name, field in memory.fields.items() if "/" not in name and name not in ROW_FIELDS}
         for number in groups:
-            env = create_env(flags, memory.group_width)
+            env = create_env(of_actor(flags, number // GROUPS_PER_ACTOR), memory.group_width)
             group = EnvGroup(env, f"obs/{MASK}" in expected, getattr(flags, "env_metrics", ""))
             self.groups[number] = group
             found = {**answered, **group.fields, **(memory.categories and categories_by_part(group.spaces))}
@@ -130,19 +132,20 @@ def _act(connection: socket.socket, flags_class, create_env) -> None:
     if task["cpu"] is not None:
         os.sched_setaffinity(0, {task["cpu"]})
     send = _sender(connection)
-    _tell_of_each_environment(send, min(1.0, flags.env_timeout / 4))
+    reset_seconds = _tell_of_each_environment(send, min(1.0, flags.env_timeout / 4))
     progress.follow(progress.Page(task["progress"]))
     memory, groups = RolloutMemory(**task["memory"]), dict(task["groups"])
-    actor = Actor(create_env, flags, memory, groups, lambda group: send(READY.pack(group, 0.0, 0.0, 0)))
+    actor = Actor(create_env, flags, memory, groups, lambda group: send(READY.pack(group, 0.0, 0.0, 0.0, 0)))
     with contextlib.closing(actor):
         written = 0.0
         while len(message := messages.read(GO.size)) == GO.size:
             group, slot, row = GO.unpack(message)
             received = time.monotonic()
             waited = received - (written or received)  # the wait for the first one is the parent's start of this actor
+            reset_before = reset_seconds()
             told = actor.write_row(group, slot, row)
-            written = time.monotonic()
-            send(READY.pack(group, waited, written - received, len(told)) + told)
+            written, reset = time.monotonic(), reset_seconds() - reset_before
+            send(READY.pack(group, waited, written - received - reset, reset, len(told)) + told)
 
 
 def _sender(connection: socket.socket) -> Callable[[bytes], None]:
@@ -157,9 +160,10 @@ def _sender(connection: socket.socket) -> Callable[[bytes], None]:
     return send
 
 
-def _tell_of_each_environment(send: Callable[[bytes], None], pause: float) -> None:
-    """Send a sign of life before each environment that a SyncVectorEnv makes or resets, or `pause` seconds later."""
-    told_at = 0.0
+def _tell_of_each_environment(send: Callable[[bytes], None], pause: float) -> Callable[[], float]:
+    """Send a sign of life before each environment that a SyncVectorEnv makes or resets, or `pause` seconds later.
+    Returns what tells how many seconds the resets took so far."""
+    told_at = seconds = 0.0
 
     def telling(call: Callable) -> Callable:
         @functools.wraps(call)
@@ -168,7 +172,7 @@ def _tell_of_each_environment(send: Callable[[bytes], None], pause: float) -> No
             if time.monotonic() - told_at > pause:
                 told_at = time.monotonic()
                 with contextlib.suppress(OSError):  # the parent has gone
-                    send(READY.pack(ALIVE, 0.0, 0.0, 0))
+                    send(READY.pack(ALIVE, 0.0, 0.0, 0.0, 0))
             return call(*args, **kwargs)
 
         return told
@@ -176,9 +180,22 @@ def _tell_of_each_environment(send: Callable[[bytes], None], pause: float) -> No
     def initialize(self, env_fns, *args, initialize=SyncVectorEnv.__init__, **kwargs) -> None:
         initialize(self, [telling(make) for make in env_fns], *args, **kwargs)
         for env in self.envs:
-            env.reset = telling(env.reset)
+            env.reset = telling(timed(env.reset))
+
+    def timed(reset: Callable) -> Callable:
+        @functools.wraps(reset)
+        def timed_reset(*args, **kwargs):
+            nonlocal seconds
+            began = time.monotonic()
+            try:
+                return reset(*args, **kwargs)
+            finally:
+                seconds += time.monotonic() - began
+
+        return timed_reset
 
     SyncVectorEnv.__init__ = initialize
+    return lambda: seconds
 
 
 if __name__ == "__mp_main__":  # multiprocessing has started this process in an actor: it needs the file's definitions

@@ -16,12 +16,12 @@ from beast.envs.handover import importable
 from beast.envs.progress import Page
 from beast.errors import InputError, WorkerFailure
 from beast.feeds.actor import ACTOR_ARGUMENT, ALIVE, GO, READY, Actor, agents
+from beast.feeds.actor import GROUPS_PER_ACTOR as GROUPS_PER_ACTOR
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.processes import Child, cpu_seconds_of, end_all
 from beast.machine import family_of
 
 IMPORT_SECONDS = 60.0  # more than the timeout, for an actor's imports
-GROUPS_PER_ACTOR = 2  # double buffering: one group steps while the other's actions are chosen
 PROGRESS_SECONDS = 5.0  # between two log lines while environments are made
 # While an actor makes and first resets environments, CPU time counts as a sign of life: on a busy machine it takes
 # long, and neither ale-py's constructor nor its reset reports how far it is. But so many timeouts are the limit.
@@ -46,7 +46,8 @@ class ActorProcess(Child):
         self.groups = list(range(index * num_groups, (index + 1) * num_groups))
         self.answers: collections.Counter = collections.Counter()  # of each group, in this life
         self.waiting_since: dict[int, float] = {}  # group -> its unanswered message
-        self.reported = dict.fromkeys(("start", "wait", "step"), 0.0)  # seconds by stage, of all its lives together
+        # Seconds by stage, of all its lives together.
+        self.reported = dict.fromkeys(("start", "wait", "step", "reset"), 0.0)
         self.enter("start", self.reported)
 
     def enter(self, stage: str, seconds: dict[str, float]) -> None:
@@ -58,8 +59,8 @@ class ActorProcess(Child):
         seconds, stage, since = self._times
         return {**seconds, stage: seconds[stage] + time.monotonic() - since}
 
-    def messages(self, data: bytes) -> Iterator[tuple[int, float, float, bytes]]:
-        """Group, seconds waited and stepped, and numbers of games, of each message that `data` completes."""
+    def messages(self, data: bytes) -> Iterator[tuple[int, float, float, float, bytes]]:
+        """Group, seconds waited, stepped and reset, and numbers of games, of each message that `data` completes."""
         data, at = self.received + data, 0
         while len(data) - at >= READY.size:
             *message, length = READY.unpack_from(data, at)
@@ -164,7 +165,7 @@ class ActorProcesses:
                 continue
             process.heard_at = process.alive_at = time.monotonic()
             spent = dict(process.reported)
-            for group, waited, stepped, told in process.messages(data):
+            for group, waited, stepped, reset, told in process.messages(data):
                 if group == ALIVE:
                     continue
                 self.told += [told] if told else []
@@ -172,6 +173,7 @@ class ActorProcesses:
                 process.answers[group] += 1
                 spent["wait"] += waited
                 spent["step"] += stepped
+                spent["reset"] += reset
                 if process.answers[group] > 1:
                     ready.append(group)
                 elif len(process.answers) == self.groups_per_actor:  # the last of its groups is made

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from beast.clock import Laps
 from beast.envs.groups import finished_episodes
 from beast.envs.rows import is_final
+from beast.envs.tasks import Task
 from beast.learn.graphs import Graphs
+from beast.learn.records import TaskRecords
 
 
 class Measured(NamedTuple):
@@ -25,6 +27,7 @@ class Measured(NamedTuple):
     steps: Tensor  # how many it trains on, a scalar on the device
     lag_mean: Tensor  # policy lag in updates
     lag_max: Tensor
+    task_steps: dict[str, Tensor] = {}  # of several tasks, by the number of each
 
 
 class Outcome(NamedTuple):
@@ -63,11 +66,16 @@ class Learner:
         self.episodes = 0
         self.best = self.best_eval = -math.inf  # mean return of the last 100 games, and of an evaluation
         self.bad_inputs = ""  # NaN and Inf that the environments gave to the latest bad updates
+        self.tasks = TaskRecords([])
         self.laps = Laps()
         self.graphs: Graphs | None = None  # --cuda_graphs
         self.updating = threading.Lock()  # whoever holds it sees a learner between two updates
         # On a GPU: the update whose numbers are on their way, its batch, and the event of their arrival.
         self._on_their_way: tuple[list[str], Tensor, torch.cuda.Event, dict] | None = None
+
+    def keep_tasks(self, tasks: list[Task]) -> None:
+        """Keep records of each of these tasks, where they are several."""
+        self.tasks = TaskRecords(tasks)
 
     def call(self, function: Callable, *tensors):
         """`function(*tensors)`, with --cuda_graphs a recording of it (see `Graphs`)."""
@@ -78,10 +86,11 @@ class Learner:
         steps = ~is_final(batch["done"], batch["terminated"], batch["truncated"])[:-1]
         lag = (self.updates - batch["policy_version"][1:]).float()
         if "counts" not in batch:
-            return Measured(batch, steps.sum(), lag.mean(), lag.max())
+            return Measured(batch, steps.sum(), lag.mean(), lag.max(), self.tasks.steps_in(batch, steps))
         counts = batch["counts"][1:]  # the other rows have another policy's versions
-        lag = lag.where(counts, 0)
-        return Measured(batch, (steps & counts).sum(), lag.sum() / counts.sum().clamp(min=1), lag.max())
+        lag, steps = lag.where(counts, 0), steps & counts
+        lag_mean = lag.sum() / counts.sum().clamp(min=1)
+        return Measured(batch, steps.sum(), lag_mean, lag.max(), self.tasks.steps_in(batch, steps))
 
     def count(self, measured: Measured, outcome: Outcome) -> Counted | None:
         """Count an update, and return its numbers.
@@ -93,7 +102,7 @@ class Learner:
         batch, device = measured.batch, measured.steps.device
         named = {"steps": measured.steps, "is_bad": outcome.is_bad}
         named |= {"stats/policy_lag_mean": measured.lag_mean, "stats/policy_lag_max": measured.lag_max}
-        named |= {**outcome.metrics, "losses/grad_norm": outcome.grad_norm}
+        named |= {**outcome.metrics, "losses/grad_norm": outcome.grad_norm, **measured.task_steps}
         values = torch.stack([torch.as_tensor(x, dtype=torch.float32, device=device) for x in named.values()])
         self.laps.lap("optimizer")
         if device.type == "cuda":
@@ -125,6 +134,7 @@ class Learner:
 
     def _count(self, numbers: dict[str, float], batches: list[dict]) -> Counted:
         self.steps += int(numbers.pop("steps"))
+        self.tasks.count_steps(numbers)
         is_bad = bool(numbers.pop("is_bad"))
         self.bad_updates += is_bad
         self.bad_updates_in_a_row = self.bad_updates_in_a_row + 1 if is_bad else 0
@@ -140,9 +150,13 @@ class Learner:
             self.episodes += len(finished)
             self.returns.extend(episode_return for episode_return, _ in finished)
             self.lengths.extend(length for _, length in finished)
+            self.tasks.record_games(rows)
 
     def best_policy(self) -> tuple[float, int]:
-        """The mean return of the last 100 games, -inf before there are so many, and 0: the number of the policy."""
+        """The mean return of the last 100 games, -inf before there are so many, and 0: the number of the policy. Of
+        several tasks it is their mean score."""
+        if self.tasks.names:
+            return self.tasks.score(), 0
         return (float(np.mean(self.returns)) if len(self.returns) == self.returns.maxlen else -math.inf), 0
 
     def numbers(self) -> dict[str, float]:
@@ -156,7 +170,7 @@ class Learner:
                 "charts/episodic_return": float(np.mean(self.returns)),
                 "charts/episodic_length": float(np.mean(self.lengths)),
             }
-        return found
+        return {**found, **self.tasks.numbers()}
 
     def state_dict(self) -> dict:
         """All that a later start needs to go on as if there had been no stop; on a GPU call `settle` first."""
@@ -165,6 +179,7 @@ class Learner:
             "net": self.net.state_dict(), "optimizer": self.optimizer.state_dict(),
             "counts": {name: getattr(self, name) for name in counts},
             "returns": list(self.returns), "lengths": list(self.lengths), "rng": torch.get_rng_state(),
+            "tasks": self.tasks.state_dict(),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict) -> None:
@@ -183,6 +198,7 @@ class Learner:
             self.best = -math.inf
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
+        self.tasks.load_state_dict(state.get("tasks", {}))
         torch.set_rng_state(state["rng"])
 
 

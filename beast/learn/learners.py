@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from beast.envs.tasks import Task
 from beast.learn.learner import Counted, Learner, Measured, Outcome
 
 
@@ -40,9 +41,15 @@ class Learners(Learner):
         self._sum()
         return settled[-1] if settled else None
 
+    def keep_tasks(self, tasks: list[Task]) -> None:
+        super().keep_tasks(tasks)
+        for learner in self.each:
+            learner.keep_tasks(tasks)
+
     def _sum(self) -> None:
         for name in ("steps", "updates", "bad_updates"):
             setattr(self, name, sum(getattr(learner, name) for learner in self.each))
+        self.tasks.steps = [sum(steps) for steps in zip(*(learner.tasks.steps for learner in self.each))]
 
     def record_games(self, rows: dict) -> None:
         super().record_games({**rows, "counts": rows["policy"] < len(self.each)})  # others are past policies'
@@ -74,6 +81,7 @@ class Learners(Learner):
         vars(self).update(state["counts"])
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
+        self.tasks.load_state_dict(state.get("tasks", {}))
         self.random.bit_generator.state = state["draws"]
         for name, part in self.more.items():
             part.load_state_dict(state[name])

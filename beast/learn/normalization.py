@@ -154,14 +154,16 @@ def describe_encoders(net: nn.Module) -> list[str]:
 
 
 class ReturnMoments(NamedTuple):
-    """Mean and standard deviation of a batch's returns, scalar tensors; NaN if all its transitions are void."""
+    """Mean and standard deviation of a batch's returns; NaN if all its transitions are void. Scalar tensors, or of
+    several tasks one number for each."""
 
     mean: Tensor
     deviation: Tensor
 
 
 class ValueHead(nn.Linear):
-    """Values [T, B, 1] of features [T, B, size], learned in units of the returns' deviation: PopArt (arXiv 1602.07714).
+    """Values [T, B, num_tasks] of features [T, B, size], learned in units of the returns' deviation: PopArt (arXiv
+    1602.07714), which has its own statistics for each task (arXiv 1809.04474).
 
     `observe` follows mean and deviation of the returns. It changes weight and bias with them, so that no value changes.
     """
@@ -169,10 +171,10 @@ class ValueHead(nn.Linear):
     RATE = 1e-3  # share of a minibatch in the running statistics; no flag: nothing was tuned here
     LEAST_DEVIATION = 1e-2
 
-    def __init__(self, size: int):
-        super().__init__(size, 1)
+    def __init__(self, size: int, num_tasks: int = 1):
+        super().__init__(size, num_tasks)
         for name, start in (("mean", 0.0), ("variance", 1.0), ("deviation", 1.0)):
-            self.register_buffer(name, torch.tensor(start))
+            self.register_buffer(name, torch.full((num_tasks,) if num_tasks > 1 else (), start))
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *arguments):
         for name, buffer in self.named_buffers():  # older checkpoints have no statistics
@@ -181,6 +183,20 @@ class ValueHead(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * self.deviation + self.mean
+
+    def unit(self, batch: dict) -> Tensor:
+        """The deviation by which errors of the values of rows 0 to T-1 are measured: a scalar, or of tasks [T, B]."""
+        return self.deviation if self.out_features == 1 else self.deviation[task_of(batch, self.out_features)[:-1]]
+
+    def moments(self, returns: Tensor, mask: Tensor, batch: dict) -> ReturnMoments:
+        """Those of the returns [T, B] that count by `mask`, and of several tasks those of each."""
+        if self.out_features > 1:
+            tasks = torch.arange(self.out_features, device=mask.device).view(-1, 1, 1)
+            mask = mask & (task_of(batch, self.out_features)[:-1] == tasks)
+        count = mask.sum((-2, -1))
+        mean = returns.where(mask, 0).sum((-2, -1)) / count  # NaN of none
+        variance = (returns - mean.view(-1, 1, 1)).square().where(mask, 0).sum((-2, -1)) / count
+        return ReturnMoments(mean, variance.sqrt().view(mean.shape))
 
     @torch.no_grad()
     def observe(self, returns: ReturnMoments, is_bad: Tensor) -> None:
@@ -194,8 +210,20 @@ class ValueHead(nn.Linear):
         variance = deviation.square() + difference.square() * (1 - rate)
         self.variance += rate * (variance - self.variance)
         self.deviation.copy_(self.variance.sqrt().clamp(min=self.LEAST_DEVIATION))
-        self.weight *= old_deviation / self.deviation
+        self.weight *= (old_deviation / self.deviation).view(-1, 1)
         self.bias.copy_((self.bias * old_deviation + old_mean - self.mean) / self.deviation)
+
+
+def task_of(inputs: dict, num_tasks: int) -> Tensor:
+    """The task of each row [R, B], int64. Rows may come from other hosts, and no number of theirs is no task's."""
+    return inputs["task"].long().clamp(0, num_tasks - 1)
+
+
+def own_values(values: Tensor, inputs: dict) -> Tensor:
+    """Of the values [R, B, num_tasks] of a net's head, those of each row's own task, [R, B]."""
+    if values.shape[-1] == 1:
+        return values.squeeze(-1)
+    return values.gather(-1, task_of(inputs, values.shape[-1]).unsqueeze(-1)).squeeze(-1)
 
 
 def value_head(net: nn.Module) -> ValueHead | None:

@@ -173,13 +173,16 @@ def print_help_if_asked(flags_class: type, description: str | None, *presets_of_
 
 
 def add_arguments(parser: argparse.ArgumentParser, flags_class: type) -> None:
-    """The flags of a dataclass, for programs that run without tyro: texts, numbers, choices, and numbers or `auto`."""
+    """The flags of a dataclass, for programs that run without tyro: texts, numbers, choices, switches that are off, and
+    numbers or `auto`."""
     declared, hints = read_source(flags_class), get_type_hints(flags_class)
     for each in fields(flags_class):
         kind, text = hints[each.name], declared.get(each.name, Flag("", "")).help
         options: dict[str, Any] = {"default": each.default, "help": " ".join(text.split()).replace("%", "%%")}
         if get_origin(kind) is Literal:
             options["choices"] = get_args(kind)
+        elif kind is bool:
+            options["action"] = "store_true"
         else:
             number = get_args(kind)[0] if get_args(kind) else kind
             number = _whole(each.name) if number is int else number

@@ -13,6 +13,8 @@ from rich.console import Console as Terminal
 from rich.live import Live
 from rich.text import Text
 
+MOST_TASKS = 8  # of whose returns the line tells; the log ends with a table of all
+
 
 def tell(message: str) -> None:
     """Print on stderr. Training goes on if the terminal is gone."""
@@ -58,7 +60,7 @@ class Console:
         if not self._live:
             tell(" | ".join(fields.values()))
             return
-        for least_important in ("waiting", "games", "lag", "frames"):
+        for least_important in ("waiting", "games", "lag", "frames", "tasks"):
             if len(" │ ".join(fields.values())) > self._live.console.width:
                 fields.pop(least_important, None)
         with contextlib.suppress(OSError):  # the terminal is gone
@@ -86,6 +88,12 @@ class Console:
         if "stats/learner_wait" in values:
             learner, actors = values["stats/learner_wait"], values.get("stats/actor_wait", math.nan)
             fields["waiting"] = f"waiting: learner {100 * learner:2.0f} % actors {100 * actors:2.0f} %"
+        of_tasks = [name for name in values if name.startswith("task/") and name.endswith("/episodic_return")]
+        if of_tasks:
+            score = f"score {values['charts/score']:.3f} " if "charts/score" in values else ""
+            shown = [f"{name.split('/')[-2][:20]} {values[name]:.4g}" for name in of_tasks[:MOST_TASKS]]
+            more = [f"and {len(of_tasks) - MOST_TASKS} more"] if len(of_tasks) > MOST_TASKS else []
+            fields["tasks"] = score + " ".join(shown + more)
         told = [f"{name[4:][:20]} {value:.3g}" for name, value in values.items() if name.startswith("env/")][:3]
         if told:
             fields["games"] = " ".join(told)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from beast.envs import parse_env_kwargs, progress
+from beast.envs import parse_env_kwargs, progress, tasks_of
 from beast.envs.agents import at_least
 from beast.envs.env_metrics import Numbers
 from beast.envs.films import Film
@@ -27,6 +27,7 @@ from beast.envs.masks import MASK
 from beast.envs.probe import probe_env
 from beast.envs.rows import layout
 from beast.envs.spaces import ActionsByKind, EnvSpaces
+from beast.envs.tasks import Task, with_tasks
 from beast.errors import InputError, UserError
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.processes import Child
@@ -150,6 +151,8 @@ def play_checkpoint(
     default = type(flags)()
     chosen = {name for name in names if name in given or getattr(flags, name) != getattr(default, name)}
     changed = {name: getattr(flags, name) for name in chosen - FREE_ON_RESUME - own_flags.keys()}
+    if "env" in changed:  # instead of what the run had a file of
+        changed.setdefault("tasks", "")
     steps, results = state["counts"]["steps"], {}
     learned = checkpoint.saved_spaces(state) or probe_env(create_env, trained, several_kinds)
     net = net_class(learned.observations, learned.action, trained).eval()
@@ -158,7 +161,7 @@ def play_checkpoint(
     page.write(progress.encode(progress.Progress(steps, trained.total_steps, state.get("told", {}))))
     progress.follow(page)
     for label, kwargs in parse_eval_env_kwargs(flags.eval_env_kwargs).items():
-        flags_here = replace(trained, **changed)
+        flags_here = with_tasks(replace(trained, **changed))
         kwargs = {**parse_env_kwargs(flags_here.env_kwargs), **kwargs}
         flags_here = replace(flags_here, env_kwargs=json.dumps(kwargs, sort_keys=True) if kwargs else "")
         video = "" if label else flags.video
@@ -176,10 +179,19 @@ def play_checkpoint(
                     f"{what or spaces.env_id}: its spaces are not those that the agent has learned with. They are "
                     f"{_shown(spaces)}, those of the agent {_shown(learned)}"
                 )
-            make_envs = partial(create_env, flags_here, **overrides)
-            played = play(make_envs, net, flags_here, video, MASK in spaces.observations, state.get("kind", ""))
             differing = {name: {"played": x, "trained": getattr(trained, name)} for name, x in other.items()}
-            results[label] = report(played, flags_here, path, steps, differing, label)
+            of_each: dict[Task, dict] = {}
+            tasks = tasks_of(flags_here.env, flags_here.tasks)
+            for task in tasks:
+                if flags_here.task and flags_here.task != task.name:
+                    continue
+                one = replace(flags_here, task=task.name) if len(tasks) > 1 else flags_here
+                film = "" if of_each else video  # of the first task
+                make_envs = partial(create_env, one, **({} if not film else overrides))
+                played = play(make_envs, net, one, film, MASK in spaces.observations, state.get("kind", ""))
+                which = "/".join(filter(None, [label, one.task and task.name]))
+                of_each[task] = report(played, replace(one, env=task.env), path, steps, differing, which)
+            results[label] = of_all_tasks(of_each)
         except UserError as error:
             if not label:
                 raise
@@ -189,6 +201,27 @@ def play_checkpoint(
     output = Path(path).with_name("test.json")
     write_json(output, result)
     print(f"written to {output}" + (f" and {flags.video}" if flags.video else ""))
+    return result
+
+
+def of_all_tasks(of_each: dict[Task, dict]) -> dict:
+    """What test.json says of several tasks together; `mean` is that of their means, `score` that of their scores."""
+    first, *others = of_each.values()
+    if not others:
+        return first
+    scores = [task.reference.score(found["mean"]) for task, found in of_each.items() if task.reference]
+    errors = [found["standard_error"] for found in of_each.values() if found["standard_error"] is not None]
+    result = {
+        **first, "env": ",".join(task.env for task in of_each),
+        "mean": float(np.mean([found["mean"] for found in of_each.values()])),
+        "score": float(np.mean(scores)) if len(scores) == len(of_each) else None,
+        "standard_error": math.hypot(*errors) / len(of_each) if len(errors) == len(of_each) else None,
+        "games_cut": sum(found["games_cut"] for found in of_each.values()), "env_metrics": {},
+        "env_metrics_of_games": {}, "tasks": {task.name: found for task, found in of_each.items()},
+        **{name: [x for found in of_each.values() for x in found[name]] for name in ("returns", "lengths_in_steps")},
+    }  # fmt: skip
+    score = "" if result["score"] is None else f", score {result['score']:.3f} (0: random play, 1: a human)"
+    print(f"{len(of_each)} tasks: mean of their mean returns {result['mean']:.2f}{score}")
     return result
 
 
@@ -216,7 +249,8 @@ def report(played: list[Game], flags, path: str, steps: int, differing: dict[str
     spread = f" ± {standard_error:.2f} (standard error)" if len(returns) > 1 else ""
     how = f"{'greedy' if flags.greedy else 'sampled'}, seed {flags.seed}, after {steps:,} steps"
     games = f"{len(returns)} whole games" if len(returns) > 1 else "one whole game"
-    print(f"{label and f'{label}, '}{flags.env}: mean return {returns.mean():.2f}{spread} over {games}, {how}")
+    what = f"{label}, {flags.env}" if label not in ("", flags.env) else flags.env
+    print(f"{what}: mean return {returns.mean():.2f}{spread} over {games}, {how}")
     for name, change in differing.items():
         print(f"played with {as_argument(name, change['played'])}, trained with {change['trained'] or 'none'}")
     if num_cut:
@@ -285,7 +319,8 @@ class Evaluations:
         if popen.returncode or found is None:
             self._log(how)
             return {}
-        self.mean, of_policy = found["mean"], f"policy{self.policy}/" if self.policy >= 0 else ""
+        self.mean = found["mean"] if found.get("score") is None else found["score"]
+        of_policy = f"policy{self.policy}/" if self.policy >= 0 else ""
         metrics = {f"{of_policy}eval/step": found["steps"], **_metrics_of(found, f"{of_policy}eval")}
         for label, other in found.get("others", {}).items():
             if "error" in other:
@@ -308,4 +343,8 @@ def _metrics_of(found: dict, prefix: str) -> dict[str, float]:
         "episodes": len(found["returns"]), "games_cut": found.get("games_cut", 0),
         **{f"env/{name}": x for name, x in found.get("env_metrics", {}).items()},
     }  # fmt: skip
+    if found.get("score") is not None:
+        numbers["score"] = found["score"]
+    for task, own in found.get("tasks", {}).items():
+        numbers |= _metrics_of(own, f"task/{task}")
     return {f"{prefix}/{name}": x for name, x in numbers.items()}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from beast.envs import parse_env_kwargs
+from beast.envs.tasks import changed, check_balance, tasks_of, with_tasks
 from beast.errors import InputError
 
 F = TypeVar("F", bound=Any)
@@ -25,13 +26,21 @@ class EnvFlags:
     # The environment.
     env: str = "PongNoFrameskip-v4"
     """Environment id: `<Game>NoFrameskip-v4` or `ALE/<Game>-v5` (Atari), `MinAtar/<Game>-v0`, any id of gymnasium, or
-    `module:id`."""
+    `module:id`. Several with commas between them are tasks of one agent (docs/tasks.md)."""
+    tasks: str = ""
+    """File with names of tasks, and the environment of each, its arguments and reference scores, instead of --env
+    (docs/tasks.md)."""
+    task: str = ""
+    """Of several tasks only this one. --mode test without it plays all, one after the other."""
     env_kwargs: str = ""
     """Arguments of the environment as a JSON object, such as `{"map_name": "8x8"}`; of Atari, those of ale-py's
     AtariVectorEnv."""
     env_metrics: str = ""
     """Names of numbers in the infos that end games, such as `score,distance`, to be logged as `env/score` …; the infos'
     `metrics` and `is_success` are so in any case."""
+    reset_ahead: bool = False
+    """Make each environment twice, and reset one while the other plays: hides resets that take long
+    (docs/environments.md). It takes twice the environments' memory."""
     frame_stack: int = 0
     """Images that the agent sees together, the newest last; 0: 4 for Atari, 1 for all others."""
     frame_skip: int = 0
@@ -65,6 +74,9 @@ class ActorFlags:
     num_slots: int = 0
     """Rollouts in shared memory: more keep the learner busy, and add policy lag. 0: as many as there are groups, and
     those of one more batch."""
+    balance: Literal["samples", "compute"] = "samples"
+    """Of several tasks: equal samples, where each group has environments of all tasks, or equal compute, where each
+    task has equally many actors, so that fast tasks give more samples."""
     actor_niceness: int = 5
     """Unix niceness added to actors (0 to 19), so that they yield to the learner where cores are short. Linux with
     autogroups (kernel.sched_autogroup_enabled) ignores it between the actors and the learner."""
@@ -247,15 +259,18 @@ ENV_LIMITS_UNLESS_AUTO = {"sticky_actions": (0, 1), "noops": (0, 10**6)}
 def env_arguments(flags: EnvFlags) -> list[str]:
     """The command line that stands for the flags of `EnvFlags` among these."""
     values = {field.name: getattr(flags, field.name) for field in fields(EnvFlags)}
-    return [f"--{name}={value}" for name, value in values.items() if value != getattr(EnvFlags, name)]
+    given = {name: value for name, value in values.items() if value != getattr(EnvFlags, name)}
+    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
 
 
-def check_env_flags(flags) -> str:
-    """`env_kwargs` as JSON writes it. Raises InputError for the first flag of `EnvFlags` that cannot be."""
+def check_env_flags(flags: F) -> F:
+    """The flags with the content of --tasks, and with `env_kwargs` as JSON writes it. Raises InputError for the first
+    flag of `EnvFlags` that cannot be."""
+    flags = with_tasks(flags)
     kwargs = parse_env_kwargs(flags.env_kwargs)
     chosen = {name: limits for name, limits in ENV_LIMITS_UNLESS_AUTO.items() if getattr(flags, name) != "auto"}
     check_limits(flags, {**ENV_LIMITS, **chosen})
-    return json.dumps(kwargs, sort_keys=True) if kwargs else ""
+    return changed(flags, env_kwargs=json.dumps(kwargs, sort_keys=True) if kwargs else "")
 
 
 def check_server_flags(flags: F, batch_width: int, widths_known: bool = True) -> F:
@@ -307,7 +322,8 @@ def parse_eval_env_kwargs(words: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def check_flags(flags: F, limits: Mapping[str, tuple]) -> F:
     """An agent's flags, with `env_kwargs` as JSON writes it. Raises InputError for one outside its limits."""
-    flags = replace(flags, env_kwargs=check_env_flags(flags))
+    flags = check_env_flags(flags)
+    check_balance(flags)
     parse_eval_env_kwargs(flags.eval_env_kwargs)
     of_all = {name: each for name, each in {**RUN_LIMITS, **ACTOR_LIMITS}.items() if hasattr(flags, name)}
     check_limits(flags, {**of_all, **limits})
@@ -361,5 +377,6 @@ def run_name(variant: str, flags: RunFlags) -> str:
         names = [path.parent.name for path in sorted(Path(flags.root).glob("*/checkpoint.pt"), key=os.path.getmtime)]
         there = f"{flags.root} has {', '.join(names[:-11:-1])}" if names else f"{flags.root} has none yet"
         raise InputError(f"--mode test plays a run's checkpoint: give its --name, or --checkpoint; {there}")
-    env, now = flags.env.replace("/", "-").replace(":", "-"), time.strftime("%Y%m%d-%H%M%S")
+    num_tasks, now = len(tasks_of(flags.env, flags.tasks)), time.strftime("%Y%m%d-%H%M%S")
+    env = flags.env.replace("/", "-").replace(":", "-") if num_tasks == 1 else f"{num_tasks}-tasks"
     return flags.name or f"{variant}-{env}-{now}-seed{flags.seed}"  # those of several seeds begin in one second

@@ -71,6 +71,7 @@ class Policy:
             action = torch.from_numpy(np.zeros((1, num_envs, *shape), dtype))
             state, done = State(self.net.initial_state(num_envs), action), True
         rows = {"reward": np.full((1, num_envs), reward, np.float32), "done": np.full((1, num_envs), done, bool)}
+        rows["task"] = np.zeros((1, num_envs), np.int32)  # of which only the value depends
         rows = {name: torch.from_numpy(x) for name, x in rows.items()}
         return {"obs": obs, **rows, "action": state.action}, state.core
 

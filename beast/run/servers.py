@@ -216,7 +216,8 @@ def use_hello(flags, validate: Validate, server: str, hello: dict) -> tuple[Any,
     server `server`, if it cannot be used."""
     # By identity: the default's own id means that environment where a user gives it.
     is_given = (flags.addresses or flags.listen) and flags.env is not type(flags).env
-    if is_given and flags.env.split(":")[-1] != hello["env"].split(":")[-1]:
+    given, served = ([each.rpartition(":")[2] for each in env.split(",")] for env in (flags.env, hello["env"]))
+    if is_given and given != served:
         raise InputError(
             f"--env {flags.env}: {server} has {hello['env']}; start it with --env {flags.env}, or leave --env out of "
             "the learner's command"
@@ -230,8 +231,8 @@ def use_hello(flags, validate: Validate, server: str, hello: dict) -> tuple[Any,
         spaces = spaces._replace(whole=observation_space)
     numbers = {name: (dtype, ()) for name, dtype in written_by("env").items()}
     expected = {f"obs/{name}": observation_field(space)[::-1] for name, space in spaces.observations.items()} | numbers
-    served = {n: field for n, field in hello["fields"].items() if n.startswith("obs/") or n in numbers}
-    if expected != served or hello["action"] != action_shape_dtype(action_space)[::-1]:
-        text = f"{server} has spaces for which rows have {expected}, its rows have {served}"
+    sent = {n: field for n, field in hello["fields"].items() if n.startswith("obs/") or n in numbers}
+    if expected != sent or hello["action"] != action_shape_dtype(action_space)[::-1]:
+        text = f"{server} has spaces for which rows have {expected}, its rows have {sent}"
         raise InputError(wire.readable(f"{text}: it is no env server of Beast, or one of another version"))
     return flags, spaces

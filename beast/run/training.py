@@ -23,11 +23,12 @@ import torch
 
 from beast.clock import Laps, Profile
 from beast.device import keep_freed_memory, num_learner_threads, pin_memory, stream, use_threads, wait_for
-from beast.envs import family_of, progress
+from beast.envs import family_of, progress, tasks_of
 from beast.envs.handover import hand_over
 from beast.envs.probe import probe_env
 from beast.envs.rows import rollout_fields
 from beast.envs.spaces import EnvSpaces, categories_by_part
+from beast.envs.tasks import with_tasks
 from beast.errors import InputError, UserError, WorkerFailure
 from beast.feeds.actors import ActorProcesses, Actors, LocalActors, name_of_maker
 from beast.feeds.feed import Consumer, Feed
@@ -62,6 +63,7 @@ class Training:
 
     def __init__(self, variant: str, flags, learner: Learner, resume_free: set[str], frames_per_step: int):
         self.flags, self.learner = flags, learner
+        learner.keep_tasks(tasks_of(flags.env, flags.tasks))
         self.total_steps = flags.total_steps * len(learner.nets)
         self.device = next(learner.net.parameters()).device
         self.cleanup = contextlib.ExitStack()
@@ -267,6 +269,8 @@ class Training:
         path = os.path.join(flags.root, flags.name, run.checkpoint_path.name)
         run.log(f"stopped at step {learner.steps:,}: {mean}, {learner.seconds / 60:.1f} minutes, {path}")
         run.log(times)
+        if learner.tasks.names:
+            run.log(learner.tasks.table())
         if failure:
             sys.exit(1)
         if learner.steps >= self.total_steps:
@@ -370,6 +374,7 @@ def prepare(flags, create_env: Callable, validate: Callable, several_kinds: bool
     """
     keep_freed_memory()
     validate(flags)
+    flags = with_tasks(flags)
     spaces = probe_env(create_env, flags, several_kinds)
     return validate(replace(flags, env=spaces.env_id, atari_backend=spaces.atari_backend)), spaces
 

@@ -156,7 +156,8 @@ def choose(flags, create_env, spaces, make_learner: Callable, update: Callable, 
     cores, is_gpu, B = usable_cores(), device.type == "cuda", flags.batch_width
     precisions = ["auto", "off"] if flags.amp == "auto" and has_bf16 else [flags.amp]
     threads = [1] if is_gpu else [1 << n for n in range(max(cores // 2, 1).bit_length())]
-    widths = [K for K in sorted({*WIDTHS, flags.group_width}) if (K % B == 0 or B % K == 0) and K % spaces.agents == 0]
+    together = spaces.agents * spaces.tasks
+    widths = [K for K in sorted({*WIDTHS, flags.group_width}) if (K % B == 0 or B % K == 0) and K % together == 0]
     # A wider group gives updates that --max_policy_lag would never let it train on.
     widths = [K for K in widths if not flags.max_policy_lag or K // B - 1 <= flags.max_policy_lag]
     plain = replace(flags, compile=False, num_slots=0)

@@ -1,0 +1,108 @@
+"""What each of several tasks has come to: steps, and the last games."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from beast.envs.groups import finished_episodes
+from beast.envs.tasks import Task
+from beast.learn.normalization import task_of
+
+LATEST = 100  # games of a task that its means are of
+OF_GAMES = ("done", "terminated", "truncated", "episode_step", "episode_return", "reward", "counts")  # fields
+
+
+class TaskRecords:
+    """Steps and the latest games of each task; of one task alone nothing is kept."""
+
+    def __init__(self, tasks: list[Task]):
+        tasks = tasks if len(tasks) > 1 else []
+        self.names = [task.name for task in tasks]
+        self._references = [task.reference for task in tasks]
+        self.steps, self.episodes = [0] * len(tasks), [0] * len(tasks)
+        self._games: list[deque[tuple[float, int]]] = [deque(maxlen=LATEST) for _ in tasks]  # return and length
+
+    def steps_in(self, batch: dict, steps: Tensor) -> dict[str, Tensor]:
+        """How many of the `steps`, bool [T, B], of a batch are of each task, scalar tensors; nothing of what a replay
+        holds, whose steps were counted when they came."""
+        if not self.names or "task" not in batch:
+            return {}
+        task = task_of(batch, len(self.names))[:-1]
+        sums = torch.zeros(len(self.names), device=task.device).index_add_(0, task.flatten(), steps.flatten().float())
+        return {f"task/{number}": x for number, x in enumerate(sums.unbind())}
+
+    def count_steps(self, numbers: dict) -> None:
+        """Take what `steps_in` has named out of the numbers of an update."""
+        for number in range(len(self.names)):
+            self.steps[number] += int(numbers.pop(f"task/{number}", 0))
+
+    def record_games(self, rows: dict) -> None:
+        """Note the games that ended in a rollout's `rows`, numpy arrays [T+1, B]."""
+        if not self.names:
+            return
+        of_column = rows["task"][0].clip(0, len(self.names) - 1)
+        for number in np.unique(of_column).tolist():
+            own = {name: rows[name][:, of_column == number] for name in OF_GAMES if name in rows}
+            games = finished_episodes(own)
+            self.episodes[number] += len(games)
+            self._games[number].extend(games)
+
+    def score(self) -> float:
+        """The mean of the tasks' mean returns, normalized where all have reference scores; -inf until 100 games, spread
+        over all of them, have ended."""
+        least = math.ceil(LATEST / max(len(self.names), 1))
+        if any(len(games) < least for games in self._games):
+            return -math.inf
+        return float(np.mean(self._scores() or [float(np.mean([x for x, _ in games])) for games in self._games]))
+
+    def numbers(self) -> dict[str, float]:
+        """What a row of metrics says of each task, and `charts/score`, the mean of their normalized scores."""
+        found: dict[str, float] = {}
+        for number, name in enumerate(self.names):
+            found |= {f"task/{name}/steps": self.steps[number], f"task/{name}/episodes": self.episodes[number]}
+            if games := self._games[number]:
+                returns, lengths = (float(np.mean(x)) for x in zip(*games))
+                found |= {f"task/{name}/episodic_return": returns, f"task/{name}/episodic_length": lengths}
+        scores = self._scores()
+        found |= {f"task/{name}/score": x for name, x in zip(self.names, scores)}
+        return found | ({"charts/score": float(np.mean(scores))} if scores else {})
+
+    def _scores(self) -> list[float]:
+        """Of each task; none where one has no reference or no game has ended yet."""
+        if not all(self._references) or not all(self._games):
+            return []
+        return [
+            reference.score(float(np.mean([x for x, _ in games])))
+            for reference, games in zip(self._references, self._games)
+            if reference
+        ]
+
+    def table(self) -> str:
+        """Return, length and steps of each task, in lines."""
+        rows = [("task", "return", "length", "steps", "games", "score")]
+        scores: list[float] = self._scores() or [math.nan] * len(self.names)
+        for number, name in enumerate(self.names):
+            returns, lengths = (np.mean(x) for x in zip(*self._games[number] or [(math.nan, math.nan)]))
+            counts = f"{self.steps[number]:,}", f"{self.episodes[number]:,}"
+            rows.append((name, f"{returns:.2f}", f"{lengths:.0f}", *counts, f"{scores[number]:.3f}"))
+        columns = list(zip(*rows))[: None if self._scores() else -1]
+        widths = [max(map(len, column)) for column in columns]
+        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in zip(*columns)]
+        return "\n".join(lines)
+
+    def state_dict(self) -> dict:
+        return {
+            name: {"steps": self.steps[number], "episodes": self.episodes[number], "games": list(self._games[number])}
+            for number, name in enumerate(self.names)
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        for number, name in enumerate(self.names):
+            if own := state.get(name):
+                self.steps[number], self.episodes[number] = own["steps"], own["episodes"]
+                self._games[number].extend(own["games"])
