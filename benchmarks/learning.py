@@ -81,20 +81,22 @@ DOOM = {
     )
 }
 LEARNER = "127.0.0.1:4441"  # where env servers dial it
-# Five games in one net, and each in a net of its own for as many steps. docs/tasks.md shows both.
+# Five games in one net, and each in a net of its own for as many steps and updates: with a fifth of the environments
+# and of the batch, and for it the learning rate divided by the root of five. docs/tasks.md shows both.
 MINATAR_GAMES = ("Breakout", "Asterix", "Freeway", "Seaquest", "SpaceInvaders")
-OF_TASKS = "--num_actors 1 --group_width 320 --batch_width 160 --hidden_size 256 --learning_rate 5e-3 --ppo_clip 0"
+OF_TASKS = "--num_actors 1 --hidden_size 256 --ppo_clip 0"
 OF_TASKS += " --vtrace_lambda 0.95 --entropy_cost 0.02 --log_steps 100000"
 FIVE_ATARI = ",".join(f"{game}NoFrameskip-v4" for game in ("Pong", "Breakout", "SpaceInvaders", "Qbert", "BeamRider"))
 FIVE_ATARI = f"--env {FIVE_ATARI} --num_actors 1 --group_width 40 --batch_width 8 --reward_clip 0 --total_steps 1500000"
 FIVE_GAMES = ",".join(f"MinAtar/{game}-v0" for game in MINATAR_GAMES)
 SEVERAL_TASKS = {
-    "tasks-minatar": f"--env {FIVE_GAMES} {OF_TASKS} --total_steps 5000000",
+    "tasks-minatar": f"--env {FIVE_GAMES} --group_width 320 --batch_width 160 --learning_rate 5e-3 {OF_TASKS} --total_steps 5000000",
     # With raw rewards, whose scales differ by hundreds: values with statistics of each game, and without.
     "tasks-atari-popart": f"{FIVE_ATARI} --normalize_returns on",
     "tasks-atari-plain": f"{FIVE_ATARI} --normalize_returns off",
     **{
-        f"tasks-minatar-own-{game.lower()}": f"--env MinAtar/{game}-v0 {OF_TASKS} --total_steps 1000000"
+        f"tasks-minatar-own-{game.lower()}": f"--env MinAtar/{game}-v0 --group_width 64 --batch_width 32"
+        f" --learning_rate 2.2e-3 {OF_TASKS} --total_steps 1000000"
         for game in MINATAR_GAMES
     },
 }
