@@ -90,7 +90,8 @@ FIVE_ATARI = ",".join(f"{game}NoFrameskip-v4" for game in ("Pong", "Breakout", "
 FIVE_ATARI = f"--env {FIVE_ATARI} --num_actors 1 --group_width 40 --batch_width 8 --reward_clip 0 --total_steps 1500000"
 FIVE_GAMES = ",".join(f"MinAtar/{game}-v0" for game in MINATAR_GAMES)
 SEVERAL_TASKS = {
-    "tasks-minatar": f"--env {FIVE_GAMES} --group_width 320 --batch_width 160 --learning_rate 5e-3 {OF_TASKS} --total_steps 5000000",
+    "tasks-minatar": f"--env {FIVE_GAMES} --group_width 320 --batch_width 160 --learning_rate 5e-3 {OF_TASKS}"
+    " --total_steps 5000000",
     # With raw rewards, whose scales differ by hundreds: values with statistics of each game, and without.
     "tasks-atari-popart": f"{FIVE_ATARI} --normalize_returns on",
     "tasks-atari-plain": f"{FIVE_ATARI} --normalize_returns off",
