@@ -55,6 +55,12 @@ def rows_of(path: Path) -> list[dict]:
         return list(csv.DictReader(file))
 
 
+class ThreeActions(toy_envs.Counting):
+    def __init__(self):
+        super().__init__()
+        self.action_space = spaces.Discrete(3)
+
+
 def counting(**kwargs):
     return lambda n: SyncVectorEnv([lambda: toy_envs.Counting(**kwargs)] * n)
 
@@ -191,6 +197,7 @@ def test_spaces_that_differ_in_the_last_axis_have_room_for_both():
     "make, message",
     [
         ({"a": counting(), "b": lambda n: SyncVectorEnv([toy_envs.Dict] * n)}, "b observes Dict.*, a Box.*tasks share"),
+        ({"a": counting(), "b": lambda n: SyncVectorEnv([ThreeActions] * n)}, r"b has the action space Discrete\(3\)"),
         (
             {"a": lambda n: SyncVectorEnv([toy_envs.Pixel] * n), "b": counting()},
             "b observes Box.*--resize, --grayscale",
