@@ -87,7 +87,7 @@ MINATAR_GAMES = ("Breakout", "Asterix", "Freeway", "Seaquest", "SpaceInvaders")
 OF_TASKS = "--num_actors 1 --hidden_size 256 --ppo_clip 0"
 OF_TASKS += " --vtrace_lambda 0.95 --entropy_cost 0.02 --log_steps 100000"
 FIVE_ATARI = ",".join(f"{game}NoFrameskip-v4" for game in ("Pong", "Breakout", "SpaceInvaders", "Qbert", "BeamRider"))
-FIVE_ATARI = f"--env {FIVE_ATARI} --num_actors 1 --group_width 40 --batch_width 8 --reward_clip 0 --total_steps 800000"
+FIVE_ATARI = f"--env {FIVE_ATARI} --num_actors 1 --group_width 40 --batch_width 8 --reward_clip 0 --total_steps 500000"
 FIVE_GAMES = ",".join(f"MinAtar/{game}-v0" for game in MINATAR_GAMES)
 SEVERAL_TASKS = {
     "tasks-minatar": f"--env {FIVE_GAMES} --group_width 320 --batch_width 160 --learning_rate 5e-3 {OF_TASKS}"
