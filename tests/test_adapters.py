@@ -205,6 +205,12 @@ def test_one_player_sees_the_minimap_and_the_clock_truncates(packages):
     assert info["metrics"]["goal_difference"][0] == 2 and (shown == seed % 100 + 12).all()
     env.step(np.array([0]))
     assert football.MADE[-1].seed != seed, "another game"
+    sides = set()
+    for _ in range(20):
+        env.reset()
+        sides.add(football.MADE[-1]._is_reversed)
+        assert football.MADE[-1]._is_reversed == bool(football.MADE[-1].seed % 2)
+    assert sides == {False, True}
     env.close()
     assert football.MADE[-1].closed
 
@@ -236,6 +242,10 @@ def test_eleven_players_are_agents(packages):
     assert truncated.all() and not terminated.any()
     assert info["true_objective"].tolist() == [12, -12, 0, 0]
     assert (shown[1] == shown[0] + 1).all(), "each has an observation of its own"
+    seeds = [game.seed for game in packages[1].MADE[-2:]]
+    _, rewards, _, truncated, _ = env.step(np.array([12, 0, 12, 0]))
+    assert not rewards.any() and not truncated.any(), "the next game begins"
+    assert len({*seeds, *(game.seed for game in packages[1].MADE[-2:])}) == 4
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ def test_seeds_decide_all_episodes(pair):
     assert found == episodes(3) and episodes(4) != found
     seeds = {begun[0] for begun in found}
     assert len(seeds) == 2 and 3 in seeds and all(0 <= seed < 2**30 for seed in seeds)
+    assert len(seeds | {begun[0] for begun in episodes(4)}) == 4, "the other's seed follows from that of the first"
 
 
 def test_a_reset_that_raises_does_so_where_it_was_asked_for(pair):

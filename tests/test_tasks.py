@@ -436,7 +436,11 @@ def test_steps_games_and_scores_are_counted_by_task():
     again = TaskRecords(tasks[:2])
     again.load_state_dict(records.state_dict())
     assert again.numbers() == found and "151.00" in again.table() and "0.510" in again.table()
+    again.record_games({**games((1.0, 2)), "task": np.array([[7]] * 2)})  # what a hostile host says
+    assert again.episodes == [50, 51]
     mixed = TaskRecords(tasks)
+    for number in range(3):
+        mixed.record_games({**games((5.0, 10)), "task": np.array([[number]] * 2)})
     assert "charts/score" not in mixed.numbers() and "score" not in mixed.table().replace("task", "")
     assert TaskRecords(tasks[:1]).numbers() == {} and TaskRecords(tasks[:1]).state_dict() == {}
 
