@@ -154,7 +154,7 @@ from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import GROUPS_PER_ACTOR
 from beast.feeds.feed import Feed
 from beast.feeds.slots import even_policy_lag
-from beast.learn import vtrace
+from beast.learn import ranks, vtrace
 from beast.learn.distributions import action_layout, distribution, mask_logits, to_features
 from beast.learn.layers import MixedPrecision, ResidualBlock, orthogonal
 from beast.learn.learner import Learner, Outcome, step_unless
@@ -335,10 +335,11 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
     # With --ppo_clip the gradient flows through `ratio`, else through log_probs.
     advantages = rewards + discounts * torch.cat([vs[1:], values[-1:].detach()]) - values[:-1].detach()
     weight = mask.float()
-    count = weight.sum().clamp(min=1)
+    # With several ranks a sum over all of them: then their gradients add up to that of one rank with all columns.
+    count = ranks.total(weight.sum()).clamp(min=1)
 
     def mean(x):
-        return (x * weight).sum() / count
+        return ranks.total((x * weight).sum()) / count
 
     def variance(x):
         return mean((x - mean(x)).square())
@@ -363,13 +364,13 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
         metrics = {
             "losses/return_mean": found.mean,
             "losses/return_deviation": found.deviation,
-            "losses/policy_loss": policy_loss / count,
-            "losses/value_loss": value_loss / count,
-            "losses/entropy": entropy / count,
+            "losses/policy_loss": ranks.total(policy_loss) / count,
+            "losses/value_loss": ranks.total(value_loss) / count,
+            "losses/entropy": ranks.total(entropy) / count,
             "losses/approx_kl": mean(ratio - 1 - log_ratio),
             "losses/clipfrac": mean(((ratio - 1).abs() > (flags.ppo_clip or 0.2)).float()),  # counted as in PPO
             "losses/explained_variance": 1 - variance(vs - values[:-1]) / variance(vs).clamp(min=1e-8),
-            "losses/total_loss": loss.detach(),
+            "losses/total_loss": ranks.total(loss.detach()),
         }
         returns = popart.moments(vs, mask, batch) if popart else found
     return loss, returns, metrics
@@ -419,8 +420,9 @@ def gradients(flags: AgentFlags, learner: Learner, batch: dict, core_state: tupl
     laps.lap("loss")
     learner.optimizer.zero_grad(set_to_none=True)
     loss.backward()
+    ranks.sum_gradients(net.parameters())
     grad_norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
-    return loss.detach(), grad_norm, returns, metrics
+    return metrics["losses/total_loss"], grad_norm, returns, metrics
 
 
 # FORK HERE: your update, such as a target network or a second optimizer.
@@ -461,12 +463,12 @@ def infer(feed: Feed, weights: PublishedWeights, generator: torch.Generator) -> 
 
 
 def learn(training: Training, feed: Feed, weights: PublishedWeights) -> None:
-    """Train on rollouts as they come, until the feed closes or all steps or minutes are used up.
+    """Train on rollouts as they come, until the feed closes, or all steps or minutes are used up.
 
     Raises FloatingPointError after --max_bad_updates bad updates in a row.
     """
     learner = training.learner
-    for batch, core_state in feed.rollouts():  # [T+1, B, …]
+    for batch, core_state in training.rollouts(feed):  # [T+1, B, …]
         with learner.updating:  # a lock: no checkpoint holds half an update
             measured = learner.measure(batch)  # steps and policy lag, before the update may edit the batch
             outcome = update(training.flags, learner, batch, core_state)
@@ -476,8 +478,6 @@ def learn(training: Training, feed: Feed, weights: PublishedWeights) -> None:
             weights.publish(learner.net, learner.updates)  # with the number that `count` has just raised
             learner.laps.lap("publish")
             training.record(counted)
-        if training.finished():
-            return
 
 
 def make_learner(flags: AgentFlags, env_spaces: EnvSpaces) -> Learner:

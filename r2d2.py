@@ -156,7 +156,7 @@ from beast.envs.spaces import EnvSpaces, is_image
 from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import GROUPS_PER_ACTOR
 from beast.feeds.feed import Feed
-from beast.learn import vtrace
+from beast.learn import ranks, vtrace
 from beast.learn.distributions import Categoricals, action_layout, mask_logits, to_features
 from beast.learn.layers import MixedPrecision, ResidualBlock, orthogonal
 from beast.learn.learner import Learner, Outcome, step_unless
@@ -317,7 +317,7 @@ def compute_loss(flags: Flags, net: Net, target: Net, batch: Batch) -> tuple[Ten
     chosen = q[:-1].gather(-1, rows["action"][1:].unsqueeze(-1)).squeeze(-1)  # row t+1 holds the action chosen at row t
     errors = (targets - chosen).where(mask, 0)  # [T, N]
     # The sum over time, as in R2D2: --grad_clip and --learning_rate suit it.
-    loss = (sample.weights * 0.5 * errors.square().sum(0)).mean()
+    loss = (sample.weights * 0.5 * errors.square().sum(0)).mean() / ranks.size()  # the ranks' gradients are added
     with torch.no_grad():
         count = mask.sum().clamp(min=1)
         metrics = {
@@ -325,7 +325,7 @@ def compute_loss(flags: Flags, net: Net, target: Net, batch: Batch) -> tuple[Ten
             "losses/q_mean": (chosen * mask).sum() / count,
             "losses/target_mean": (targets * mask).sum() / count,
             "stats/importance_weight": sample.weights.mean(),
-            "losses/total_loss": loss.detach(),
+            "losses/total_loss": ranks.total(loss.detach()),
         }
     return loss, sequence_priorities(errors.detach(), mask, flags.priority_eta), metrics
 
@@ -451,8 +451,9 @@ def gradients(flags: Flags, learner: QLearner, batch: Batch) -> tuple:
     laps.lap("loss")
     learner.optimizer.zero_grad(set_to_none=True)
     loss.backward()
+    ranks.sum_gradients(net.parameters())
     grad_norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
-    return loss.detach(), grad_norm, priorities, metrics
+    return metrics["losses/total_loss"], grad_norm, priorities, metrics
 
 
 # FORK HERE: your update.
@@ -491,10 +492,10 @@ def learn(training: Training, learner: QLearner, feed: Feed, weights: PublishedW
     """Store rollouts and train on sequences in the replay ratio, until the feed closes or the run is finished. While it
     trains it takes no rollout, so slots fill up and actors wait."""
     flags, laps = training.flags, learner.laps
-    for rollout, core_state in feed.rollouts():  # [U+1, K, …], one group's
+    for rollout, core_state in training.rollouts(feed):  # [U+1, K, …], one group's
         with learner.updating:  # a checkpoint never holds half an update
             store(flags, learner, replay, limiter, rollout, core_state)
-        while limiter.may_update() and replay.num_sequences() and not (feed.closed.is_set() or training.finished()):
+        while ranks.all_of(limiter.may_update() and replay.num_sequences() > 0 and not training.ends(feed)):
             with learner.updating:
                 batch = learner.next_batch(flags, replay, training.device)
                 laps.lap("sample")
@@ -510,8 +511,6 @@ def learn(training: Training, learner: QLearner, feed: Feed, weights: PublishedW
                 of_all = float(np.mean(learner.all_returns)) if learner.all_returns else math.nan
                 own = {"stats/replay_ratio": limiter.measured(), "charts/return_all": of_all}
                 training.record(counted, {**replay.stats(), **own})
-        if training.finished():
-            return
 
 
 def store(flags: Flags, learner: QLearner, replay: SequenceReplay, limiter: RatioLimiter, rollout: dict,
@@ -519,9 +518,11 @@ def store(flags: Flags, learner: QLearner, replay: SequenceReplay, limiter: Rati
     """Put a group's rollout [U+1, K, …] into the replay, with first priorities for the sequences that it completes.
     `replay.width` columns train, K - eval_columns."""
     is_step = ~is_final(rollout["done"], rollout["terminated"], rollout["truncated"])[:-1]  # [U, K]: an action counts
-    learner.steps += int(is_step.sum())
+    learner.steps += int(ranks.total(is_step.sum()))  # of all ranks: so they agree on how many updates follow
     learner.tasks.count_steps(learner.tasks.steps_in(rollout, is_step))
-    limiter.add(int(is_step[:, : replay.width].sum()))
+    limiter.add(int(ranks.total(is_step[:, : replay.width].sum())))
+    if rollout["terminated"].all():  # this rank has none, and takes part with nothing
+        return
     learner.wait_for_batch()
     ids = replay.add(columns(rollout, 0, replay.width), tuple(x[:, : replay.width] for x in core_state))
     if len(ids):

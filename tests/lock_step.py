@@ -4,6 +4,7 @@ import csv
 import threading
 import types
 import weakref
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from beast.feeds.memory import RolloutMemory
 from beast.feeds.shared_memory import SharedMemoryFeed
 from beast.learn.learner import Counted, Learner
 from beast.learn.published import PublishedWeights
-from beast.run.training import consumer_of
+from beast.run.training import Training, consumer_of
 
 SMALL = {
     "monobeast": {
@@ -78,6 +79,13 @@ def games(*ended: tuple[float, int]) -> dict:
 
 def infer(training, feed: SharedMemoryFeed, weights: PublishedWeights) -> None:
     monobeast.infer(feed, weights, training.generator)
+
+
+def stand_in(**attributes) -> types.SimpleNamespace:
+    """What `learn` needs of a Training, beside these attributes."""
+    training = types.SimpleNamespace(**attributes)
+    training.rollouts, training.ends = partial(Training.rollouts, training), partial(Training.ends, training)
+    return training
 
 
 class LockStep:

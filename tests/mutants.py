@@ -78,6 +78,7 @@ TESTS = {  # of each file, those that fail first
     "beast/envs/probe.py": ["tests/test_oddities.py", "tests/test_masks.py"],
     "beast/envs/spaces.py": ["tests/test_net.py", "tests/test_oddities.py", "tests/test_kinds.py"],
     "beast/envs/numbers.py": ["tests/test_own_processes.py"],
+    "beast/learn/ranks.py": ["tests/test_ranks.py"],
     "beast/envs/tasks.py": ["tests/test_tasks.py"],
     "beast/learn/records.py": ["tests/test_tasks.py"],
     "beast/envs/reference_scores.py": ["tests/test_tasks.py"],

@@ -900,7 +900,7 @@ def test_priorities_go_to_the_sequences_that_were_drawn_not_to_those_that_lie_th
         return r2d2.Batch(sample._replace(generations=sample.generations - 1), target_q)
 
     test.learner.next_batch = overtaken
-    training = types.SimpleNamespace(
+    training = lock_step.stand_in(
         flags=test.flags, device=CPU, record=lambda *_: None, finished=lambda: bool(drawn)
     )  # fmt: skip
     r2d2.learn(training, test.learner, test.feed, test.weights, test.replay, test.limiter)
@@ -924,7 +924,7 @@ def test_an_update_publishes_its_weights_and_gives_its_sequences_their_prioritie
         return Outcome(torch.tensor(False), torch.ones(()), {}), torch.full((4,), 7.0)
 
     monkeypatch.setattr(r2d2, "update", update)
-    training = types.SimpleNamespace(flags=flags, device=CPU, record=record, finished=lambda: bool(drawn))
+    training = lock_step.stand_in(flags=flags, device=CPU, record=record, finished=lambda: bool(drawn))
     r2d2.learn(training, test.learner, test.feed, test.weights, test.replay, test.limiter)
     test.close()
     measured = 4 * 8 / test.limiter.steps
@@ -938,7 +938,7 @@ def test_an_update_publishes_its_weights_and_gives_its_sequences_their_prioritie
 
 def test_learning_waits_for_the_first_whole_sequence_whatever_the_replay_ratio():
     test = LockStep(small_flags(min_fill=0, replay_ratio=100.0))
-    training = types.SimpleNamespace(
+    training = lock_step.stand_in(
         flags=test.flags, device=CPU, record=lambda *_: None, finished=lambda: test.learner.updates > 0
     )
     r2d2.learn(training, test.learner, test.feed, test.weights, test.replay, test.limiter)

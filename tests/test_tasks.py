@@ -425,9 +425,9 @@ def test_steps_games_and_scores_are_counted_by_task():
     records.count_steps(numbers)
     assert records.steps == [2, 5] and numbers == {"loss": 1.0}
     for _ in range(49):
-        records.record_games({**games((5.0, 10), (150.0, 4)), "task": np.array([[0, 1]] * 2)})
+        records.record_games(records.games_in({**games((5.0, 10), (150.0, 4)), "task": np.array([[0, 1]] * 2)}))
     assert records.score() == -math.inf, "100 games have to be over"
-    records.record_games({**games((5.0, 10), (200.0, 4)), "task": np.array([[0, 1]] * 2)})
+    records.record_games(records.games_in({**games((5.0, 10), (200.0, 4)), "task": np.array([[0, 1]] * 2)}))
     assert records.score() == pytest.approx((0.5 + 0.51) / 2)
     found = records.numbers()
     assert found["task/a/episodic_return"] == 5 and found["task/b/episodic_return"] == 151
@@ -436,11 +436,11 @@ def test_steps_games_and_scores_are_counted_by_task():
     again = TaskRecords(tasks[:2])
     again.load_state_dict(records.state_dict())
     assert again.numbers() == found and "151.00" in again.table() and "0.510" in again.table()
-    again.record_games({**games((1.0, 2)), "task": np.array([[7]] * 2)})  # what a hostile host says
+    again.record_games(again.games_in({**games((1.0, 2)), "task": np.array([[7]] * 2)}))  # what a hostile host says
     assert again.episodes == [50, 51]
     mixed = TaskRecords(tasks)
     for number in range(3):
-        mixed.record_games({**games((5.0, 10)), "task": np.array([[number]] * 2)})
+        mixed.record_games(mixed.games_in({**games((5.0, 10)), "task": np.array([[number]] * 2)}))
     assert "charts/score" not in mixed.numbers() and "score" not in mixed.table().replace("task", "")
     assert TaskRecords(tasks[:1]).numbers() == {} and TaskRecords(tasks[:1]).state_dict() == {}
 

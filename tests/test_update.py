@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from lock_step import stand_in
 
 import monobeast
 from beast.errors import InputError
@@ -151,7 +152,7 @@ def test_epochs_are_as_many_steps_on_one_batch_with_targets_of_their_own_and_cou
     assert len({step.metrics["losses/return_mean"].item() for step in outcomes}) == 3, "targets follow values"
 
     learner = Learner(net, monobeast.make_optimizer(flags, net), max_bad_updates=1)
-    training = types.SimpleNamespace(flags=flags, learner=learner, record=lambda numbers: None, finished=lambda: True)
+    training = stand_in(flags=flags, learner=learner, record=lambda numbers: None, finished=lambda: True)
     weights = types.SimpleNamespace(publish=lambda net, version: None)
     feed = types.SimpleNamespace(rollouts=lambda: iter([(rows(0), core_state)]))
     monobeast.learn(training, feed, weights)
@@ -236,9 +237,7 @@ def test_learn_updates_on_each_rollout_and_publishes_the_weights_after_it_until_
     net = new_net(flags)
     learner = Learner(net, monobeast.make_optimizer(flags, net), max_bad_updates=1)
     recorded, published = [], []
-    training = types.SimpleNamespace(
-        flags=flags, learner=learner, record=recorded.append, finished=lambda: len(recorded) == 2
-    )
+    training = stand_in(flags=flags, learner=learner, record=recorded.append, finished=lambda: len(recorded) == 2)
     weights = types.SimpleNamespace(
         publish=lambda net, version: published.append((version, copy.deepcopy(net.state_dict())))
     )

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from beast.clock import Laps
-from beast.envs.groups import finished_episodes
 from beast.envs.rows import is_final
 from beast.envs.tasks import Task
+from beast.learn import ranks
 from beast.learn.graphs import Graphs
 from beast.learn.records import TaskRecords
 
@@ -67,6 +67,7 @@ class Learner:
         self.best = self.best_eval = -math.inf  # mean return of the last 100 games, and of an evaluation
         self.bad_inputs = ""  # NaN and Inf that the environments gave to the latest bad updates
         self.tasks = TaskRecords([])
+        self._untold: list[ranks.Game] = []  # games of this rank that the others do not know of
         self.laps = Laps()
         self.graphs: Graphs | None = None  # --cuda_graphs
         self.updating = threading.Lock()  # whoever holds it sees a learner between two updates
@@ -85,12 +86,13 @@ class Learner:
         """Steps and policy lag of `batch` [T+1, B, …]. The update may edit its batch: call this before it."""
         steps = ~is_final(batch["done"], batch["terminated"], batch["truncated"])[:-1]
         lag = (self.updates - batch["policy_version"][1:]).float()
-        if "counts" not in batch:
-            return Measured(batch, steps.sum(), lag.mean(), lag.max(), self.tasks.steps_in(batch, steps))
-        counts = batch["counts"][1:]  # the other rows have another policy's versions
-        lag, steps = lag.where(counts, 0), steps & counts
-        lag_mean = lag.sum() / counts.sum().clamp(min=1)
-        return Measured(batch, steps.sum(), lag_mean, lag.max(), self.tasks.steps_in(batch, steps))
+        lag_mean = ranks.total(lag.mean()) / ranks.size()
+        if "counts" in batch:
+            counts = batch["counts"][1:]  # the other rows have another policy's versions
+            lag, steps = lag.where(counts, 0), steps & counts
+            lag_mean = lag.sum() / counts.sum().clamp(min=1)
+        of_tasks = self.tasks.steps_in(batch, steps)
+        return Measured(batch, ranks.total(steps.sum()), lag_mean, ranks.highest(lag.max()), of_tasks)
 
     def count(self, measured: Measured, outcome: Outcome) -> Counted | None:
         """Count an update, and return its numbers.
@@ -145,12 +147,22 @@ class Learner:
     def record_games(self, rows: dict) -> None:
         """Note return and length in steps of the games that ended in a rollout's `rows`, numpy arrays [T+1, B]; with
         `rows["counts"]`, of those that ended by an action which counts."""
-        finished = finished_episodes(rows)
+        games = self.tasks.games_in(rows)
         with self.updating:
-            self.episodes += len(finished)
-            self.returns.extend(episode_return for episode_return, _ in finished)
-            self.lengths.extend(length for _, length in finished)
-            self.tasks.record_games(rows)
+            self.take_games(games)
+            self._untold += games if ranks.size() > 1 else []
+
+    def take_games(self, games: list[ranks.Game]) -> None:
+        """Note games that have ended, of this rank or of others."""
+        self.episodes += len(games)
+        self.returns.extend(game.episode_return for game in games)
+        self.lengths.extend(game.length for game in games)
+        self.tasks.record_games(games)
+
+    def untold_games(self) -> list[ranks.Game]:
+        """Those of this rank since the last call."""
+        games, self._untold = self._untold, []
+        return games
 
     def best_policy(self) -> tuple[float, int]:
         """The mean return of the last 100 games, -inf before there are so many, and 0: the number of the policy. Of

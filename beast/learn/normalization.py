@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from beast.envs.spaces import category_sizes, channels_first, image_shape
 from beast.learn.distributions import action_layout, to_features
+from beast.learn.ranks import size, total
 
 STATISTICS = ("count", "mean", "variance", "scale", "offset")
 
@@ -104,13 +105,15 @@ class Observations(nn.Module):
         is_usable = x.abs() < 1e15  # not NaN or Inf, and its square is a float32
         x = (x.float() * self.unit).where(is_usable, self.mean)
         number: int | Tensor = len(x)
+        if counts is None and size() > 1:
+            counts = torch.ones(len(x), dtype=torch.bool, device=x.device)
         if counts is not None:  # no index of what counts, which would make the CPU wait for a GPU
-            weight = (counts[-1] if self.is_image else counts.flatten()).float()
-            number = weight.sum()
+            weight = (counts[-1:] if self.is_image and counts.dim() > 1 else counts).flatten().float()
+            number = total(weight.sum())
             weight = weight.view(-1, *[1] * len(self.shape))
 
         def mean_of(x: Tensor) -> Tensor:
-            return x.mean(0) if isinstance(number, int) else (x * weight).sum(0) / number.clamp(min=1)
+            return x.mean(0) if isinstance(number, int) else total((x * weight).sum(0)) / number.clamp(min=1)
 
         share = number / (self.count + number).clamp(min=1)
         mean = mean_of(x)
@@ -193,9 +196,9 @@ class ValueHead(nn.Linear):
         if self.out_features > 1:
             tasks = torch.arange(self.out_features, device=mask.device).view(-1, 1, 1)
             mask = mask & (task_of(batch, self.out_features)[:-1] == tasks)
-        count = mask.sum((-2, -1))
-        mean = returns.where(mask, 0).sum((-2, -1)) / count  # NaN of none
-        variance = (returns - mean.view(-1, 1, 1)).square().where(mask, 0).sum((-2, -1)) / count
+        count = total(mask.sum((-2, -1)))
+        mean = total(returns.where(mask, 0).sum((-2, -1))) / count  # NaN of none
+        variance = total((returns - mean.view(-1, 1, 1)).square().where(mask, 0).sum((-2, -1))) / count
         return ReturnMoments(mean, variance.sqrt().view(mean.shape))
 
     @torch.no_grad()

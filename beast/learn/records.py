@@ -12,6 +12,7 @@ from torch import Tensor
 from beast.envs.groups import finished_episodes
 from beast.envs.tasks import Task
 from beast.learn.normalization import task_of
+from beast.learn.ranks import Game, total
 
 LATEST = 100  # games of a task that its means are of
 OF_GAMES = ("done", "terminated", "truncated", "episode_step", "episode_return", "reward", "counts")  # fields
@@ -28,29 +29,34 @@ class TaskRecords:
         self._games: list[deque[tuple[float, int]]] = [deque(maxlen=LATEST) for _ in tasks]  # return and length
 
     def steps_in(self, batch: dict, steps: Tensor) -> dict[str, Tensor]:
-        """How many of the `steps`, bool [T, B], of a batch are of each task, scalar tensors; nothing of what a replay
+        """How many of the `steps`, bool [T, B], of all ranks' batches are of each task; nothing of what a replay
         holds, whose steps were counted when they came."""
         if not self.names or "task" not in batch:
             return {}
         task = task_of(batch, len(self.names))[:-1]
         sums = torch.zeros(len(self.names), device=task.device).index_add_(0, task.flatten(), steps.flatten().float())
-        return {f"task/{number}": x for number, x in enumerate(sums.unbind())}
+        return {f"task/{number}": x for number, x in enumerate(total(sums).unbind())}
 
     def count_steps(self, numbers: dict) -> None:
         """Take what `steps_in` has named out of the numbers of an update."""
         for number in range(len(self.names)):
             self.steps[number] += int(numbers.pop(f"task/{number}", 0))
 
-    def record_games(self, rows: dict) -> None:
-        """Note the games that ended in a rollout's `rows`, numpy arrays [T+1, B]."""
+    def games_in(self, rows: dict) -> list[Game]:
+        """The games that ended in a rollout's `rows`, numpy arrays [T+1, B]."""
         if not self.names:
-            return
+            return [Game(*game, 0) for game in finished_episodes(rows)]
         of_column = rows["task"][0].clip(0, len(self.names) - 1)
+        games = []
         for number in np.unique(of_column).tolist():
             own = {name: rows[name][:, of_column == number] for name in OF_GAMES if name in rows}
-            games = finished_episodes(own)
-            self.episodes[number] += len(games)
-            self._games[number].extend(games)
+            games += [Game(*game, number) for game in finished_episodes(own)]
+        return games
+
+    def record_games(self, games: list[Game]) -> None:
+        for game in games if self.names else []:
+            self.episodes[game.task] += 1
+            self._games[game.task].append((game.episode_return, game.length))
 
     def score(self) -> float:
         """The mean of the tasks' mean returns, normalized where all have reference scores; -inf until 100 games, spread

@@ -32,6 +32,7 @@ from beast.feeds.local_servers import LocalServers
 from beast.feeds.remote import RemoteFeed
 from beast.hosts import security, wire
 from beast.hosts.throttle import RefusalLog
+from beast.learn import ranks
 from beast.run import checkpoint
 from beast.run.console import tell
 from beast.run.flags import env_arguments
@@ -74,6 +75,7 @@ def connect(flags, validate: Validate, program, to_close: contextlib.ExitStack) 
         to_close: ends the servers or the listener.
     """
     keep_freed_memory()  # before any thread starts
+    flags = own_servers(ranks.join(flags))
     runs_servers = not (flags.addresses or flags.listen)
     validate(flags, runs_servers)
     for address in flags.addresses:
@@ -116,6 +118,26 @@ def connect(flags, validate: Validate, program, to_close: contextlib.ExitStack) 
     if runs_servers:
         spaces = spaces._replace(whole=probed.whole)
     return Connection(flags, spaces, hello, addresses, protection, servers, listener)
+
+
+def own_servers(flags):
+    """The flags of this rank, with its share of the env servers and a port of its own to listen at. Raises InputError
+    where there are fewer servers than ranks."""
+    if ranks.size() == 1:
+        return flags
+    if flags.addresses:
+        if len(flags.addresses) < ranks.size():
+            what = f"--addresses has {len(flags.addresses)} env servers for {ranks.size()} ranks"
+            raise InputError(f"{what}: each rank needs one of its own")
+        flags = replace(flags, addresses=flags.addresses[ranks.number() :: ranks.size()])
+    if flags.listen:
+        host, _, port = flags.listen.rpartition(":")
+        if not port.isdigit():
+            raise InputError(
+                f"--listen {flags.listen} with {ranks.size()} ranks: give host:port; each adds its local rank"
+            )
+        flags = replace(flags, listen=f"{host}:{int(port) + int(os.environ['LOCAL_RANK'])}")
+    return flags
 
 
 def make_feed(

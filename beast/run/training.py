@@ -6,12 +6,13 @@ import contextlib
 import copy
 import math
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
@@ -34,6 +35,7 @@ from beast.feeds.actors import ActorProcesses, Actors, LocalActors, name_of_make
 from beast.feeds.feed import Consumer, Feed
 from beast.feeds.memory import Fields, RolloutMemory
 from beast.feeds.shared_memory import SharedMemoryFeed
+from beast.learn import ranks
 from beast.learn.learner import Counted, Learner
 from beast.learn.normalization import describe_encoders
 from beast.run import checkpoint
@@ -68,7 +70,10 @@ class Training:
         self.device = next(learner.net.parameters()).device
         self.cleanup = contextlib.ExitStack()
         self._config = {"variant": variant, **asdict(flags)}
+        self._config["ranks"] = ranks.size()
         self.run = Run(flags.root, flags.name, self._config, resume_free)
+        if ranks.number():  # its directory is a temporary one
+            self.cleanup.callback(shutil.rmtree, flags.root, ignore_errors=True)
         self.cleanup.callback(self.run.close)
         self.told: dict[str, float] = {}  # numbers for the environments
         self.page = progress.Page()  # that they read
@@ -98,8 +103,10 @@ class Training:
     def _load_weights(self) -> None:
         """Take over the run's checkpoint, or where there is none the weights of --init_from."""
         learner = self.learner
+        own = checkpoint.load(self.run.checkpoint_path) if self.run.resumed else {"net": learner.net.state_dict()}
+        shared = ranks.share({"state": own, "num_starts": self.run.num_starts, "resumed": self.run.resumed})
+        state, self.run.num_starts, self.run.resumed = (shared[name] for name in ("state", "num_starts", "resumed"))
         if self.run.resumed:
-            state = checkpoint.load(self.run.checkpoint_path)
             checkpoint.load_weights(learner.net, state["net"], self.run.checkpoint_path)
             learner.load_state_dict(state)
             self.told = dict(state.get("told", {}))
@@ -108,7 +115,9 @@ class Training:
                 self.generator.set_state(state["action_rng"])
             else:  # a GPU's generator has another state than a CPU's
                 self.run.log(f"action noise begins anew: the run was on another kind of device than {self.device}")
-        elif self.flags.init_from:
+        elif ranks.size() > 1:
+            learner.net.load_state_dict(state["net"])
+        if not self.run.resumed and self.flags.init_from:
             for net in learner.nets:
                 self.run.log(checkpoint.load_fitting_weights(net, self.flags.init_from))
 
@@ -130,17 +139,34 @@ class Training:
                 signal.signal(number, note)
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, kind, *exception) -> None:
+        if kind is None or kind is KeyboardInterrupt:
+            ranks.leave()
         self.cleanup.close()
 
     def env_seed(self, group: int, life: int) -> int:
         """Other episodes for every group, every restart of its environments, and every start of the run."""
+        group += ranks.number() << 20
         words = np.random.SeedSequence([self.flags.seed, self.run.num_starts, group, life]).generate_state(1)
         return int(words[0] >> 2)
 
     def seconds(self) -> float:
         """Of training, all starts of the run together."""
         return self._seconds_before + time.monotonic() - self._began
+
+    def rollouts(self, feed: Feed) -> Iterator[tuple[dict, tuple]]:
+        """Rollouts of the feed (see `Feed.rollouts`) until the run is finished. Several ranks train at the same time,
+        and end after the same update."""
+        if ranks.size() > 1:
+            yield from ranks.Rounds(feed, self.learner, self.finished).rollouts()
+            return
+        for rollout in feed.rollouts():
+            yield rollout
+            if self.finished():
+                return
+
+    def ends(self, feed: Feed) -> bool:
+        return feed.closed.is_set() or self.finished()
 
     def finished(self) -> bool:
         """Whether all steps or minutes are used up."""
@@ -285,6 +311,8 @@ class Training:
     def save(self) -> None:
         """Write checkpoint.pt, and best.pt where the last 100 games are the best yet and no evaluations choose it."""
         learner, failure = self.learner, None
+        if ranks.number():
+            return
         with learner.updating:
             mean, policy = learner.best_policy()
             is_best = math.isfinite(mean) and mean > learner.best
@@ -373,6 +401,7 @@ def prepare(flags, create_env: Callable, validate: Callable, several_kinds: bool
     They are checked before any environment is made, and again when its id is known.
     """
     keep_freed_memory()
+    flags = ranks.join(flags)
     validate(flags)
     flags = with_tasks(flags)
     spaces = probe_env(create_env, flags, several_kinds)

@@ -1,0 +1,244 @@
+"""Ranks: several learners of one run, which agree on every update.
+
+torchrun starts them, or whoever sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Each
+has its own environments and inference. Gradients, moments and counts are sums over all ranks, so that all have the same
+weights, steps and end. With one rank nothing here does anything.
+"""
+
+from __future__ import annotations
+
+import datetime
+import io
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from beast.errors import InputError, WorkerFailure
+
+TIMEOUT, COMPILE_TIMEOUT = 60.0, 600.0  # seconds that a rank waits for another in a collective
+WAIT = 1.0  # seconds that a rank waits for a batch before it tells the others that it has none
+PATIENCE = 5.0  # seconds that the others wait for such a rank; then they go on without it
+MOST_GAMES = 64  # of a rank that the others learn of in a round
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def size() -> int:
+    """How many ranks there are."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def number() -> int:
+    """Of this one, from 0 on. Rank 0 has the run's directory."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def join(flags: Any) -> Any:
+    """Meet the other ranks that the environment variables name, and return this rank's flags. Raises InputError for
+    flags that ranks cannot have, and for variables that are missing."""
+    if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) <= 1:
+        return flags
+    if missing := [name for name in VARIABLES if name not in os.environ]:
+        what = f"WORLD_SIZE is {os.environ['WORLD_SIZE']}"
+        raise InputError(f"{what}, and {', '.join(missing)} are not set: use torchrun")
+    if hasattr(flags, "num_policies"):
+        raise InputError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']}: several ranks train one policy; start one process")
+    if flags.mode != "train":
+        raise InputError(f"--mode {flags.mode} with {os.environ['WORLD_SIZE']} ranks: start one process")
+    for name, remedy in (("auto", "measure with one process first"), ("cuda_graphs", "leave it out")):
+        if getattr(flags, name, False):
+            raise InputError(f"--{name} with {os.environ['WORLD_SIZE']} ranks: {remedy}")
+    is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if is_shared and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+        raise InputError(
+            "torchrun --max-restarts: restarted ranks would find the addresses of dead ones; set "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun"
+        )
+    local, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    has_gpu = flags.device.startswith("cuda") or (flags.device == "auto" and torch.cuda.is_available())
+    if has_gpu and flags.device in ("auto", "cuda"):
+        flags = replace(flags, device=f"cuda:{local % torch.cuda.device_count()}")
+        torch.cuda.set_device(local % torch.cuda.device_count())
+    seconds = COMPILE_TIMEOUT if flags.compile else TIMEOUT
+    dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo", timeout=datetime.timedelta(seconds=seconds))
+    if not flags.learner_threads and not has_gpu:
+        from beast.machine import usable_cores
+
+        flags = replace(flags, learner_threads=max(usable_cores() // 2 // local_size, 1))
+    if number():  # its files are nobody's
+        root = tempfile.mkdtemp(prefix="beast-rank")
+        flags = replace(flags, root=root, tensorboard=False, track=False, eval_minutes=0.0)
+    return flags
+
+
+def total(x: Tensor) -> Tensor:
+    """The sum over all ranks; with one `x` itself."""
+    if size() == 1:
+        return x
+    summed = x.detach().clone()
+    dist.all_reduce(summed)
+    return summed
+
+
+def highest(x: Tensor) -> Tensor:
+    """The maximum over all ranks; with one `x` itself."""
+    if size() == 1:
+        return x
+    found = x.detach().clone()
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return found
+
+
+def all_of(condition: bool) -> bool:
+    """Whether it is so on all ranks."""
+    return bool(total(torch.tensor(float(condition))) == size())
+
+
+def sum_gradients(parameters: Iterable[Tensor]) -> None:
+    """Give each parameter the sum of the ranks' gradients, in one message; a parameter without one sends zeros."""
+    if size() == 1:
+        return
+    parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    bucket = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(bucket)
+    parts = bucket.split([gradient.numel() for gradient in gradients])
+    torch._foreach_copy_(gradients, [part.view_as(gradient) for part, gradient in zip(parts, gradients)])
+
+
+def share(state: Any) -> Any:
+    """Rank 0's state, as a checkpoint may hold it, on all ranks. Others' may be None."""
+    if size() == 1:
+        return state
+    file = io.BytesIO()
+    if number() == 0:
+        torch.save(state, file)
+    length = torch.tensor([file.getbuffer().nbytes])
+    dist.broadcast(length, 0)
+    content = torch.zeros(int(length), dtype=torch.uint8)
+    if number() == 0:
+        content = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+    dist.broadcast(content, 0)
+    return torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
+
+
+class Game(NamedTuple):
+    """A game that has ended."""
+
+    episode_return: float
+    length: int  # in steps
+    task: int
+
+
+class Round(NamedTuple):
+    """What a rank tells the others before an update."""
+
+    leaving: float  # 1: it ends
+    has: float  # 1: a batch; 0: none now; -1: it never had one
+    lacking: float  # seconds since it had none
+    updates: float  # that it has made
+    games: list[Game]  # that have ended since the last round
+
+
+def exchange(own: Round) -> list[Round]:
+    """What all ranks tell, in their order."""
+    games = own.games[-MOST_GAMES:]
+    row = torch.zeros(5 + 3 * MOST_GAMES, dtype=torch.float64)
+    row[:5] = torch.tensor([*own[:4], len(games)], dtype=torch.float64)
+    row[5 : 5 + 3 * len(games)] = torch.tensor(games, dtype=torch.float64).flatten()
+    rows = [torch.zeros_like(row) for _ in range(size())]
+    dist.all_gather(rows, row)
+    found = []
+    for row in rows:
+        leaving, has, lacking, updates, count = row[:5].tolist()
+        games = [Game(x, int(length), int(task)) for x, length, task in row[5:].view(-1, 3)[: int(count)].tolist()]
+        found.append(Round(leaving, has, lacking, updates, games))
+    return found
+
+
+def decide(rounds: list[Round]) -> str:
+    """What all ranks do now: "end" if one leaves; "hold", that is wait, while one has none for a moment, or never had
+    one, or all have none; else "go", where a rank without a batch takes part with nothing."""
+    if any(each.leaving for each in rounds):
+        return "end"
+    lacks_for_a_moment = any(each.has <= 0 and (each.has < 0 or each.lacking < PATIENCE) for each in rounds)
+    return "hold" if lacks_for_a_moment or all(each.has <= 0 for each in rounds) else "go"
+
+
+def void(batch: dict) -> dict:
+    """A copy of a batch in which no transition counts: all rows are final."""
+    from beast.learn.nests import map_tensors
+
+    found = map_tensors(torch.clone, batch)
+    found["done"].zero_()
+    found["truncated"].zero_()
+    found["terminated"].fill_(True)
+    return found
+
+
+class Rounds:
+    """Brings a rank's rollouts to its learner at the same updates as those of the other ranks."""
+
+    def __init__(self, feed: Any, learner: Any, finished: Any):
+        """`finished()` says whether this rank ends by itself."""
+        self._feed, self._learner, self._finished = feed, learner, finished
+        self._source: Iterator = iter(())
+        self._void: tuple | None = None
+        self._lacking_since = time.monotonic()
+
+    def rollouts(self) -> Iterator[tuple[dict, tuple]]:
+        """As `Feed.rollouts`, until a rank leaves. Raises WorkerFailure for ranks with unequally many updates."""
+        item = None
+        while True:
+            if item is None:
+                item = self._next()
+            verdict = self._round(item is not None)
+            if verdict == "end":
+                return
+            if verdict == "go":
+                rollout = item or self._void
+                assert rollout  # nobody goes on with a rank that never had one
+                yield rollout
+                item = None
+
+    def _next(self) -> tuple | None:
+        item = next(self._source, None)
+        if item is None and not self._feed.closed.is_set():
+            is_starving = time.monotonic() - self._lacking_since >= PATIENCE and self._void is not None
+            self._source = self._feed.rollouts(0.0 if is_starving else WAIT)
+            item = next(self._source, None)
+        if item is not None:
+            self._lacking_since = time.monotonic()
+            if self._void is None:
+                self._void = void(item[0]), item[1]
+        return item
+
+    def _round(self, has: bool) -> str:
+        leaving = 1.0 if self._feed.closed.is_set() or self._finished() else 0.0
+        lacking = 0.0 if has else time.monotonic() - self._lacking_since
+        known = 1.0 if has else -1.0 if self._void is None else 0.0
+        own = Round(leaving, known, lacking, float(self._learner.updates), self._learner.untold_games())
+        rounds = exchange(own)
+        self._learner.laps.lap("round")
+        with self._learner.updating:
+            for rank, each in enumerate(rounds):
+                if rank != number():
+                    self._learner.take_games(each.games)
+        if len(updates := {int(each.updates) for each in rounds}) > 1:
+            raise WorkerFailure(f"the ranks have made unequally many updates: {sorted(updates)}")
+        return decide(rounds)
+
+
+def leave() -> None:
+    """Leave the others. Not after a failure: they see that by the end of this process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,378 @@
+"""Several learners of one run: what they learn is what one with all their columns learns, and none is left waiting."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import test_r2d2
+import torch
+from lock_step import LockStep, metrics_of, small_flags
+from waiting import PATIENCE, wait_until
+
+import monobeast
+from beast.learn import ranks
+from beast.learn.nests import map_tensors
+from beast.learn.ranks import Round, decide
+
+ROOT = Path(__file__).resolve().parent.parent
+UPDATES, B = 6, 4
+
+# What each rank runs: updates on its columns of recorded rollouts. The arguments are a directory and a mutation.
+LEARN = """
+import json, sys, torch
+from pathlib import Path
+import monobeast
+from beast.envs.probe import probe_env
+from beast.learn import ranks
+from beast.learn.nests import columns
+
+place, deal = Path(sys.argv[1]), json.loads(sys.argv[2])
+flags = ranks.join(monobeast.Flags(**json.loads((place / "flags.json").read_text())))
+spaces = torch.load(place / "spaces.pt", weights_only=False)
+torch.manual_seed(flags.seed)
+learner = monobeast.make_learner(flags, spaces)
+learner.net.load_state_dict(torch.load(place / "start.pt"))
+if deal:  # minibatches of the same columns, whoever has them
+    def minibatches(batch, state, count):
+        width = batch["done"].shape[1] // count
+        for first in range(0, count * width, width):
+            yield columns(batch, first, width), tuple(x[:, first : first + width] for x in state)
+    monobeast.minibatches = minibatches
+told = []
+for batch, state in torch.load(place / "batches.pt", weights_only=False):
+    number, width = ranks.number(), batch["done"].shape[1] // ranks.size()
+    part, own = columns(batch, number * width, width), tuple(x[:, number * width : (number + 1) * width] for x in state)
+    measured = learner.measure(part)
+    counted = learner.count(measured, monobeast.update(flags, learner, part, own))
+    told.append([learner.steps, counted.is_bad, counted.lag_max, counted.metrics["losses/total_loss"],
+                 counted.metrics["losses/entropy"], counted.metrics["stats/policy_lag_mean"]])
+torch.save({"net": learner.net.state_dict(), "told": told}, place / f"rank{ranks.number()}.pt")
+ranks.leave()
+"""
+
+LEARN_R2D2 = """
+import json, sys, numpy, torch
+from pathlib import Path
+import r2d2
+from beast.learn import ranks
+from beast.learn.nests import columns
+from beast.learn.replay import Sample
+
+place = Path(sys.argv[1])
+flags = ranks.join(r2d2.Flags(**json.loads((place / "flags.json").read_text())))
+learner = r2d2.make_learner(flags, torch.load(place / "spaces.pt", weights_only=False))
+start = torch.load(place / "start.pt")
+for net in (learner.net, learner.target):
+    net.load_state_dict(start)
+told = []
+for rows, state, weights in torch.load(place / "batches.pt", weights_only=False):
+    number, width = ranks.number(), len(weights) // ranks.size()
+    own = slice(number * width, (number + 1) * width)
+    part, ids = columns(rows, number * width, width), numpy.zeros(width, int)
+    batch = learner._with_target_q(flags, Sample(ids, ids, weights[own], part, tuple(x[:, own] for x in state)))
+    outcome, _ = r2d2.update(flags, learner, batch)
+    told.append([float(outcome.metrics["losses/total_loss"]), float(outcome.grad_norm)])
+torch.save({"net": learner.net.state_dict(), "told": told}, place / f"rank{ranks.number()}.pt")
+ranks.leave()
+"""
+
+
+def variables(rank: int, size: int, port: int) -> dict[str, str]:
+    return {
+        **os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1",
+        "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+    }  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        return own.getsockname()[1]
+
+
+@contextlib.contextmanager
+def started(words: list[str], place: Path, size: int = 2, codes: dict[int, list[str]] | None = None):
+    """So many ranks that run `python words`, whose output goes to files; killed at the end."""
+    port = free_port()
+    processes = []
+    for rank in range(size):
+        with open(place / f"output{rank}", "w") as output:
+            command = [sys.executable, *((codes or {}).get(rank) or words)]
+            environment = variables(rank, size, port) | {"BEAST_TEST_RANKS": str(place)}
+            processes.append(subprocess.Popen(command, cwd=place, env=environment, stdout=output, stderr=output))
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def text(place: Path) -> str:
+    return "\n".join((place / f"output{rank}").read_text() for rank in range(2))
+
+
+def learn(place: Path, flags, spaces, start: dict, batches: list, size: int, deal=False, script=LEARN) -> list[dict]:
+    """What each of so many ranks comes to."""
+    place.mkdir()
+    (place / "flags.json").write_text(json.dumps(dataclasses.asdict(flags)))
+    for name, x in (("spaces", spaces), ("start", start), ("batches", batches)):
+        torch.save(x, place / f"{name}.pt")
+    words = ["-c", script, str(place), json.dumps(deal)]
+    if size == 1:
+        environment = {**variables(0, 1, 1), "WORLD_SIZE": "1"}
+        subprocess.run([sys.executable, *words], check=True, env=environment, timeout=PATIENCE)
+    else:
+        with started(words, place, size) as processes:
+            assert [process.wait(PATIENCE) for process in processes] == [0] * size, text(place)
+    return [torch.load(place / f"rank{rank}.pt") for rank in range(size)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"env": "toy_envs:Dict-v0", "core": "lstm", "normalize_returns": "on", "reward_scale": 3.0},
+        {"env": "CartPole-v1", "optimizer": "rmsprop", "reduction": "sum", "ppo_clip": 0.0, "learning_rate": 1e-4},
+        {"env": "toy_envs:Counting-v0", "epochs": 2, "minibatches": 2, "normalize_returns": "on"},
+        {"env": "toy_envs:Counting-v0,toy_envs:Counting-v0", "normalize_returns": "on", "value_net": "separate"},
+    ],
+    ids=["images", "sums", "minibatches", "tasks"],
+)
+def test_two_ranks_learn_what_one_with_all_columns_learns(tmp_path, changes):
+    flags = small_flags(**changes, group_width=2 * B, batch_width=2 * B, amp="off", device="cpu")
+    test = LockStep(flags)
+    start = map_tensors(torch.clone, test.net.state_dict())
+    batches = []
+    for number in range(UPDATES):
+        batch, state = test.next_rollout()
+        batch = map_tensors(torch.clone, batch)
+        batch["terminated"][2:4, : number % 3] = True  # of the first rank alone: fewer transitions count there
+        batch["policy_version"] += torch.arange(2 * B, dtype=torch.int32) - 9
+        batches.append((batch, tuple(x.clone() for x in state)))
+    has_parts = flags.minibatches > 1
+    own = dataclasses.replace(flags, batch_width=B)
+    each = learn(tmp_path / "two", own, test.spaces, start, batches, 2, has_parts)
+    if has_parts:  # part i of one rank has the columns of both ranks' parts i
+        order = torch.arange(2 * B).view(2, flags.minibatches, -1).transpose(0, 1).flatten()
+        batches = [
+            (map_tensors(lambda x: x[:, order], batch), tuple(x[:, order] for x in state)) for batch, state in batches
+        ]
+    (one,) = learn(tmp_path / "one", flags, test.spaces, start, batches, 1, has_parts)
+    assert each[0]["told"] == each[1]["told"]
+    torch.testing.assert_close(each[0]["net"], each[1]["net"], rtol=0, atol=0)
+    moved = 0.0
+    for name, x in one["net"].items():
+        torch.testing.assert_close(each[0]["net"][name], x, rtol=1e-5, atol=1e-6, msg=name)
+        moved = max(moved, float((x.float() - start[name].float()).abs().max()))
+    assert moved > 1e-4
+    for two, alone in zip(each[0]["told"], one["told"]):
+        assert two == pytest.approx(alone, rel=1e-3, abs=1e-6)
+
+
+def test_two_ranks_of_r2d2_learn_what_one_with_all_sequences_learns(tmp_path):
+    flags = test_r2d2.small_flags(batch_width=2 * B, core="lstm")
+    test = test_r2d2.LockStep(flags)
+    test.store(40)
+    test.close()
+    start, ids = map_tensors(torch.clone, test.learner.net.state_dict()), test.sequences()
+    batches = []
+    for number in range(UPDATES):
+        rows, state = test.replay.gather(ids[number * 2 * B : (number + 1) * 2 * B], torch.device("cpu"))
+        batches.append((map_tensors(torch.clone, rows), tuple(x.clone() for x in state), torch.rand(2 * B)))
+    own = dataclasses.replace(flags, batch_width=B)
+    each = learn(tmp_path / "two", own, test.spaces, start, batches, 2, script=LEARN_R2D2)
+    (one,) = learn(tmp_path / "one", flags, test.spaces, start, batches, 1, script=LEARN_R2D2)
+    torch.testing.assert_close(each[0]["net"], each[1]["net"], rtol=0, atol=0)
+    torch.testing.assert_close(each[0]["net"], one["net"], rtol=1e-5, atol=1e-6)
+    assert torch.tensor(each[0]["told"]).allclose(torch.tensor(one["told"]), rtol=1e-4)
+    assert max(float((x - start[name]).abs().max()) for name, x in one["net"].items() if x.is_floating_point()) > 1e-4
+
+
+def test_a_nan_on_one_rank_skips_the_update_of_all(tmp_path):
+    flags = small_flags(group_width=2 * B, batch_width=2 * B, amp="off", device="cpu", max_bad_updates=10)
+    test = LockStep(flags)
+    start = map_tensors(torch.clone, test.net.state_dict())
+    batches = []
+    for number in range(3):
+        batch, state = test.next_rollout()
+        batch = map_tensors(torch.clone, batch)
+        batch["reward"][1, 2 * B - 1] = torch.nan if number == 1 else 0  # of the second rank
+        batches.append((batch, state))
+    each = learn(tmp_path / "two", dataclasses.replace(flags, batch_width=B), test.spaces, start, batches, 2)
+    assert [[bad for _, bad, *_ in one["told"]] for one in each] == [[False, True, False]] * 2
+    torch.testing.assert_close(each[0]["net"], each[1]["net"], rtol=0, atol=0)
+    assert all(x.isfinite().all() for x in each[0]["net"].values() if x.is_floating_point())
+
+
+def test_all_wait_a_moment_for_a_rank_without_a_batch_and_then_go_on_without_it():
+    has, none, long, never = (
+        Round(0, 1, 0, 0, []),
+        Round(0, 0, 1, 0, []),
+        Round(0, 0, 9, 0, []),
+        Round(0, -1, 99, 0, []),
+    )
+    leaves = Round(1, 1, 0, 0, [])
+    assert [decide(rounds) for rounds in ([has, has], [has, none], [has, long], [long, long], [has, never])] == [
+        "go", "hold", "go", "hold", "hold",
+    ]  # fmt: skip
+    assert decide([has, leaves]) == decide([never, leaves]) == "end"
+
+
+# --- whole runs ------------------------------------------------------------------------------------------------------
+
+RUN = [
+    str(ROOT / "monobeast.py"), "--env", "CartPole-v1", "--name", "run", "--root", "runs", "--num_actors", "1",
+    "--group_width", "8", "--no_tensorboard", "--log_steps", "500", "--device", "cpu",
+]  # fmt: skip
+
+
+def rows(place: Path) -> list[dict]:
+    path = place / "runs/run/metrics.csv"
+    return metrics_of(path.parent) if path.exists() else []
+
+
+def wait_until_training(place: Path, processes) -> None:
+    wait_until(
+        lambda: len(rows(place)) >= 2 or any(process.poll() is not None for process in processes), lambda: text(place)
+    )
+    assert all(process.poll() is None for process in processes), text(place)
+
+
+def left_behind(place: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_one = process.environ().get("BEAST_TEST_RANKS") == str(place)
+            found += [process] if is_one and process.status() != psutil.STATUS_ZOMBIE else []
+    return found
+
+
+def test_ranks_train_to_the_last_step_resume_and_have_one_directory(tmp_path):
+    with started([*RUN, "--total_steps", "4000"], tmp_path) as processes:
+        assert [process.wait(PATIENCE) for process in processes] == [0, 0], text(tmp_path)
+    last = rows(tmp_path)[-1]
+    assert 4000 <= int(last["step"]) < 4700 and "resumed" not in text(tmp_path)
+    told = [(tmp_path / f"output{rank}").read_text() for rank in range(2)]
+    stops = [line.partition("stopped at ")[2][:50] for out in told for line in out.splitlines() if "stopped at" in line]
+    assert len(stops) == 2 and stops[0] == stops[1], "steps, and the mean return of both ranks' games"
+    state = torch.load(tmp_path / "runs/run/checkpoint.pt", weights_only=True)
+    assert state["counts"]["steps"] == int(last["step"]) and os.listdir(tmp_path / "runs") == ["run"]
+    assert "learner_wait" in str(last.keys()) and float(last["time/learner_round"]) > 0
+    with started([*RUN, "--total_steps", "6000"], tmp_path) as processes:
+        assert [process.wait(PATIENCE) for process in processes] == [0, 0], text(tmp_path)
+    assert f"resumed at step {state['counts']['steps']:,}" in text(tmp_path)
+    alone = subprocess.run([sys.executable, *RUN], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+    assert alone.returncode == 1 and "--ranks 1 (the run has 2)" in alone.stderr
+    assert not left_behind(tmp_path)
+
+
+@pytest.mark.parametrize("which", [pytest.param([0], marks=pytest.mark.on_demand), [1], [0, 1]], ids=str)
+def test_a_signal_to_one_rank_ends_all_after_the_same_update(tmp_path, which):
+    with started(RUN, tmp_path) as processes:
+        wait_until_training(tmp_path, processes)
+        for rank in which:
+            processes[rank].terminate()
+        began = time.monotonic()
+        assert [process.wait(PATIENCE) for process in processes] == [0, 0], text(tmp_path)
+        assert time.monotonic() - began < 15
+    told = [line.partition("stopped at ")[2][:20] for line in text(tmp_path).splitlines() if "stopped at" in line]
+    assert len(told) == 2 and told[0] == told[1] and (tmp_path / "runs/run/checkpoint.pt").exists()
+    wait_until(lambda: not left_behind(tmp_path))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_others_end_when_a_rank_is_killed(tmp_path, rank):
+    with started(RUN, tmp_path) as processes:
+        wait_until_training(tmp_path, processes)
+        processes[rank].kill()
+        began = time.monotonic()
+        assert processes[1 - rank].wait(PATIENCE) == 1, text(tmp_path)
+        assert time.monotonic() - began < 20
+    assert rank == 0 or (tmp_path / "runs/run/checkpoint.pt").exists()
+    wait_until(lambda: not left_behind(tmp_path))
+
+
+@pytest.mark.long
+def test_a_rank_that_is_stopped_for_a_while_is_waited_for_and_one_without_actors_is_not(tmp_path):
+    with started(RUN, tmp_path) as processes:
+        wait_until_training(tmp_path, processes)
+        processes[1].send_signal(signal.SIGSTOP)
+        time.sleep(2)
+        before = len(rows(tmp_path))
+        time.sleep(2)
+        assert len(rows(tmp_path)) <= before + 1, "it waits"
+        processes[1].send_signal(signal.SIGCONT)
+        wait_until(lambda: len(rows(tmp_path)) > before + 2, lambda: text(tmp_path))
+        actors = [child for child in psutil.Process(processes[1].pid).children() if "--beast-actor" in child.cmdline()]
+        for actor in actors:
+            actor.suspend()
+        time.sleep(ranks.PATIENCE + 2)
+        before = len(rows(tmp_path))
+        wait_until(lambda: len(rows(tmp_path)) > before + 3, lambda: text(tmp_path))
+        for actor in actors:
+            actor.resume()
+        processes[0].terminate()
+        assert [process.wait(PATIENCE) for process in processes] == [0, 0], text(tmp_path)
+
+
+def test_an_exception_in_one_rank_ends_all(tmp_path):
+    fork = tmp_path / "fork.py"
+    fork.write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import monobeast\n"
+        "def compute_loss(*arguments, original=monobeast.compute_loss, calls=[]):\n"
+        "    calls.append(None)\n"
+        "    return original(*arguments) if len(calls) < 50 else 1 / 0\n"
+        "monobeast.compute_loss = compute_loss\nmonobeast.main()\n"
+    )
+    with started(RUN, tmp_path, codes={1: [str(fork), *RUN[1:]]}) as processes:
+        assert [process.wait(PATIENCE) for process in processes] == [1, 1], text(tmp_path)
+    assert "ZeroDivisionError" in (tmp_path / "output1").read_text()
+    wait_until(lambda: not left_behind(tmp_path))
+
+
+@pytest.mark.on_demand
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["r2d2.py", "--preset", "vector", "--total_steps", "4000"],
+        ["polybeast.py", "--num_servers", "1", "--total_steps", "4000"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_the_other_programs_have_ranks_too(tmp_path, words):
+    pytest.importorskip("libbeast") if words[0] == "polybeast.py" else None
+    words = [str(ROOT / words[0]), *words[1:], "--env", "CartPole-v1", "--name", "run", "--no_tensorboard"]
+    with started([*words, "--log_steps", "500", "--device", "cpu"], tmp_path) as processes:
+        assert [process.wait(PATIENCE) for process in processes] == [0, 0], text(tmp_path)
+    told = [line.partition("stopped at ")[2][:20] for line in text(tmp_path).splitlines() if "stopped at" in line]
+    assert len(told) == 2 and told[0] == told[1] and int(rows(tmp_path)[-1]["step"]) >= 4000
+    wait_until(lambda: not left_behind(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "environment, words, message",
+    [
+        ({"MASTER_PORT": None}, [], "MASTER_PORT are not set: use torchrun"),
+        ({}, ["--auto"], "--auto with 2 ranks: measure with one process first"),
+        (
+            {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": "3"}, [],
+            "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
+        ),
+    ],
+)  # fmt: skip
+def test_what_ranks_cannot_have_is_refused(tmp_path, monkeypatch, environment, words, message):
+    for name, value in {**variables(0, 2, 1), **environment}.items():
+        monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name, raising=False)
+    flags = monobeast.Flags(auto="--auto" in words, root=str(tmp_path))
+    with pytest.raises(Exception, match=message):
+        ranks.join(flags)
