@@ -77,7 +77,7 @@ DOOM = {
         ("basic", "Basic", 100_000),
         ("health-gathering", "HealthGathering", 300_000),
         ("defend-center", "DefendCenter", 300_000),
-        ("battle", "Battle", 1_000_000),
+        ("battle", "Battle", 300_000),
     )
 }
 LEARNER = "127.0.0.1:4441"  # where env servers dial it
