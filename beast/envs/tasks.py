@@ -89,12 +89,12 @@ def of_actor(flags, actor: int):
 def check_balance(flags) -> None:
     """Raise InputError where the tasks cannot share the actors or the environments of a group equally."""
     num_tasks = len(tasks_of(flags.env, flags.tasks))
-    if getattr(flags, "balance", "samples") == "compute" and not flags.task:
-        if flags.num_actors % num_tasks:
-            raise InputError(
-                f"--balance compute --num_actors {flags.num_actors}: each of the {num_tasks} tasks has actors of its "
-                f"own: give a multiple of {num_tasks}, or --balance samples, where each actor plays all tasks"
-            )
+    is_by_actor = getattr(flags, "balance", "samples") == "compute" and not flags.task
+    if is_by_actor and flags.num_actors % num_tasks:
+        raise InputError(
+            f"--balance compute --num_actors {flags.num_actors}: each of the {num_tasks} tasks has actors of its own: "
+            f"give a multiple of {num_tasks}, or --balance samples, where each actor plays all tasks"
+        )
 
 
 def _is_task(told: Any) -> bool:
