@@ -1,5 +1,6 @@
 """Matches of two policies: who wins, from which seat, and what is told of it."""
 
+import itertools
 import json
 import sys
 import types
@@ -117,6 +118,16 @@ def test_games_that_do_not_end_are_cut_and_the_next_ones_played(run):
     assert len(played) == 20 and all(game.is_cut and game.length == 7 for game in played)
     assert all(game.scores == (7, -7) for game in played)
     assert sum(game.first_seat for game in played) == 10
+
+
+def test_a_game_that_was_cut_counts_once_while_others_go_on(run):
+    found = rivals(run, 2, 1)
+    for rival in found:
+        rounds = itertools.cycle([3, 10**6])
+        rival.make_env = lambda n, rounds=rounds: AgentColumns(lambda: Higher(rounds=next(rounds)), n)
+    played = play_match(found, 40, seed=0, max_steps=7)
+    assert len(played) == 40 and {game.length for game in played if game.is_cut} == {7}
+    assert 0 < sum(game.is_cut for game in played) < 40
 
 
 def test_a_match_is_told_filmed_and_written_beside_the_first_rivals_checkpoint(run, tmp_path, capsys):

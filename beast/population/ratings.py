@@ -79,7 +79,6 @@ def ratings(points: np.ndarray) -> np.ndarray:
         or not np.isfinite(points).all()
     ):
         raise ValueError(f"points of shape {points.shape}: give a square of numbers of 0 or more")
-    np.fill_diagonal(points, 0)
     games, strength = points + points.T, np.zeros(len(points))
 
     def gradient(x: np.ndarray) -> np.ndarray:
