@@ -122,6 +122,7 @@ def test_donors_are_drawn_evenly_from_the_best():
         (1.0, 0.95, False),
         (1.0, 0.85, True),
         (-1.0, -1.05, False),
+        (-0.905, -1.0, False),
         (-1.0, -2.0, True),
         (0.0, -1e-7, False),
         (1e-7, 0, False),
