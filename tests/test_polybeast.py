@@ -51,7 +51,7 @@ def test_an_edit_of_the_agents_file_is_what_both_variants_train(tmp_path):
     edits = {
         "        is_separate = self.flags.value_net": "        x = x * self.gain\n",
         "        self.baseline = orthogonal(": "        self.gain = nn.Parameter(torch.full((), 0.5))\n",
-        '            "losses/entropy": ranks.total(entropy) / count,': '            "losses/edited_loss": loss.detach() * 0 + 17,\n',
+        '            "losses/total_loss": ': '            "losses/edited_loss": loss.detach() * 0 + 17,\n',
         "            step = Outcome(": '            metrics["losses/edited_update"] = grad_norm * 0 + 19\n',
     }
     for line, edit in edits.items():
