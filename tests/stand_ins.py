@@ -7,14 +7,25 @@ gfootball (gfootball/env/__init__.py, football_env.py), and no game: what is see
 import sys
 from pathlib import Path
 
+# The files of game_scripts/levels/contributed/dmlab30.
+DMLAB30 = """
+rooms_collect_good_objects_train rooms_collect_good_objects_test rooms_exploit_deferred_effects_train
+rooms_exploit_deferred_effects_test rooms_select_nonmatching_object rooms_watermaze rooms_keys_doors_puzzle
+language_select_described_object language_select_located_object language_execute_random_task
+language_answer_quantitative_question lasertag_one_opponent_small lasertag_three_opponents_small
+lasertag_one_opponent_large lasertag_three_opponents_large natlab_fixed_large_map natlab_varying_map_regrowth
+natlab_varying_map_randomized skymaze_irreversible_path_hard skymaze_irreversible_path_varied
+psychlab_arbitrary_visuomotor_mapping psychlab_continuous_recognition psychlab_sequential_comparison
+psychlab_visual_search explore_object_locations_small explore_object_locations_large explore_obstructed_goals_small
+explore_obstructed_goals_large explore_goal_locations_small explore_goal_locations_large explore_object_rewards_few
+explore_object_rewards_many
+""".split()
+
 DEEPMIND_LAB = '''
 """A stand-in for DeepMind Lab (tests/stand_ins.py)."""
 import os, tempfile, zlib
 import numpy as np
 
-LEVELS = ["contributed/dmlab30/language_select_described_object", "contributed/dmlab30/rooms_watermaze",
-          "contributed/dmlab30/rooms_collect_good_objects_train", "contributed/dmlab30/rooms_collect_good_objects_test",
-          "contributed/dmlab30/explore_goal_locations_small", "nav_maze_static_01"]
 LOW, HIGH = np.array([-512, -512, -1, -1, 0, 0, 0]), np.array([512, 512, 1, 1, 1, 1, 1])
 EPISODE = 40  # frames
 MADE = []
@@ -196,8 +207,9 @@ def create_environment(
 
 
 def write(directory: Path) -> None:
+    levels = [f"contributed/dmlab30/{name}" for name in DMLAB30]
     files = {
-        "deepmind_lab/__init__.py": DEEPMIND_LAB,
+        "deepmind_lab/__init__.py": f"{DEEPMIND_LAB}\nLEVELS = {['nav_maze_static_01', *levels]}\n",
         "gfootball/__init__.py": "",
         "gfootball/env/__init__.py": GFOOTBALL,
     }

@@ -188,6 +188,24 @@ def test_levels_train_as_tasks_are_filmed_and_reset_ahead(packages, tmp_path):
     assert env.render()[0].shape == (72, 96, 3)
 
 
+def test_dmlab30_trains_and_is_tested_on_its_held_out_levels(packages, tmp_path):
+    lab = packages[0]
+    own = {"root": str(tmp_path), "name": "run", "tensorboard": False, "device": "cpu", "hidden_size": 8}
+    flags = monobeast.Flags(
+        env="dmlab:dmlab30", group_width=30, batch_width=30, unroll_length=5, total_steps=1200, log_steps=300,
+        deterministic=True, **own,
+    )  # fmt: skip
+    monobeast.train(flags)
+    last = metrics_of(tmp_path / "run")[-1]
+    assert sum(name.startswith("task/dmlab:") and name.endswith("/score") for name in last) == 30
+    lab.MADE.clear()
+    test = monobeast.Flags(mode="test", env="dmlab:dmlab30_test", episodes=1, **own)
+    found = monobeast.test(monobeast.validate(test))
+    assert len(found["tasks"]) == 30 and found["score"] is not None
+    assert all(each.config["allowHoldOutLevels"] == "true" for each in lab.MADE)
+    assert not any(each.level.endswith("_train") for each in lab.MADE)
+
+
 # --- Football --------------------------------------------------------------------------------------------------------
 
 

@@ -19,9 +19,12 @@ from lock_step import LockStep, metrics_of, small_flags
 from waiting import PATIENCE, wait_until
 
 import monobeast
+from beast.envs.rows import is_final
+from beast.errors import InputError
 from beast.learn import ranks
 from beast.learn.nests import map_tensors
 from beast.learn.ranks import Round, decide
+from beast.run.flags import ServerFlags
 
 ROOT = Path(__file__).resolve().parent.parent
 UPDATES, B = 6, 4
@@ -228,6 +231,65 @@ def test_all_wait_a_moment_for_a_rank_without_a_batch_and_then_go_on_without_it(
     assert decide([has, leaves]) == decide([never, leaves]) == "end"
 
 
+def test_a_rank_without_a_batch_takes_part_with_final_rows_alone_none_of_them_old():
+    batch, _ = LockStep(small_flags()).next_rollout()
+    batch["truncated"][1] = batch["done"][2] = True
+    before = map_tensors(torch.clone, batch)
+    found = ranks.void(batch, 17)
+    assert not is_final(found["done"], found["terminated"], found["truncated"]).logical_not().any()
+    assert (found["policy_version"] == 17).all() and found["obs"].keys() == batch["obs"].keys()
+    torch.testing.assert_close(batch, before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "flags, rank, found",
+    [
+        ({"addresses": ("a:1", "b:1", "c:1")}, 0, {"addresses": ("a:1", "c:1")}),
+        ({"addresses": ("a:1", "b:1", "c:1")}, 1, {"addresses": ("b:1",)}),
+        ({"listen": "127.0.0.1:4441"}, 1, {"listen": "127.0.0.1:4442"}),
+        ({"addresses": ("a:1",)}, 1, "--addresses has 1 env servers for 2 ranks: each rank needs one"),
+        ({"listen": "unix:/tmp/x"}, 1, "--listen unix:/tmp/x with 2 ranks: give host:port"),
+    ],
+)
+def test_each_rank_has_env_servers_of_its_own(monkeypatch, flags, rank, found):
+    servers = pytest.importorskip("beast.run.servers")
+    monkeypatch.setattr(ranks, "size", lambda: 2)
+    monkeypatch.setattr(ranks, "number", lambda: rank)
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    given = ServerFlags(**flags)
+    if isinstance(found, str):
+        with pytest.raises(InputError, match=found):
+            servers.own_servers(given)
+    else:
+        assert servers.own_servers(given) == dataclasses.replace(given, **found)
+
+
+# What each rank runs: the start of a run, whose action noise it writes.
+NOISE = """
+import sys, torch, monobeast
+from beast.learn import ranks
+from beast.run.training import Training, prepare
+
+flags, spaces = prepare(monobeast.Flags(env="CartPole-v1", root="runs", name="run", tensorboard=False, device="cpu"),
+                        monobeast.create_env, monobeast.validate)
+with Training("mono", flags, monobeast.make_learner(flags, spaces), set(), 1) as training:
+    print("noise", training.generator.get_state().sum().item(), training.env_seed(0, 0), training.run.num_starts)
+    training.save()
+"""
+
+
+def test_ranks_draw_noise_and_seeds_of_their_own_at_every_start(tmp_path):
+    seen = []
+    for _ in range(2):
+        with started(["-c", NOISE], tmp_path) as processes:
+            assert [process.wait(PATIENCE) for process in processes] == [0, 0], text(tmp_path)
+        seen += [line.split()[1:] for line in text(tmp_path).splitlines() if line.startswith("noise")]
+    assert [starts for *_, starts in seen] == ["1", "1", "2", "2"]
+    assert len({seed for _, seed, _ in seen}) == 4
+    assert seen[2][0] == seen[0][0], "rank 0 goes on with its noise"
+    assert len({noise for noise, *_ in seen}) == 3
+
+
 # --- whole runs ------------------------------------------------------------------------------------------------------
 
 RUN = [
@@ -374,5 +436,5 @@ def test_what_ranks_cannot_have_is_refused(tmp_path, monkeypatch, environment, w
     for name, value in {**variables(0, 2, 1), **environment}.items():
         monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name, raising=False)
     flags = monobeast.Flags(auto="--auto" in words, root=str(tmp_path))
-    with pytest.raises(Exception, match=message):
+    with pytest.raises(InputError, match=message):
         ranks.join(flags)

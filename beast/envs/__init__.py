@@ -145,10 +145,8 @@ def _of_several_agents(env_id: str, kwargs: dict[str, Any]) -> Callable[[int], V
         return partial(agents.by_id, env_id, kwargs=kwargs)
     if env_id.startswith(doom.PREFIX) and doom.scenario_of(env_id).seats > 1:
         return partial(agents.AgentColumns, partial(DoomMatch, env_id, **kwargs))
-    if env_id.startswith(FOOTBALL) and sum(players := num_players(kwargs)) > 1:
-        left, right = players
-        own = {**kwargs, "left_players": left, "right_players": right}
-        return partial(agents.AgentColumns, partial(FootballMatch, env_id.removeprefix(FOOTBALL), **own))
+    if env_id.startswith(FOOTBALL) and sum(num_players(kwargs)) > 1:
+        return partial(agents.AgentColumns, partial(FootballMatch, env_id.removeprefix(FOOTBALL), **kwargs))
     return None
 
 

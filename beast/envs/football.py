@@ -1,6 +1,5 @@
 """Google Research Football's scenarios: `football:<scenario>`, for one player or for several agents."""
 
-import contextlib
 import importlib
 from typing import Any
 
@@ -18,8 +17,12 @@ MOST_PLAYERS = 11  # of a team
 class _Game:
     """A game of gfootball, in the terms that both environments below share."""
 
-    def __init__(self, scenario: str, left: int, right: int, render: bool, **options):
-        env_id = f"{FOOTBALL}{scenario}"
+    def __init__(self, scenario: str, render: bool, kwargs: dict):
+        """`kwargs` are `left_players`, `right_players` and arguments of gfootball; by default it shows four stacked
+        minimaps (SMM), and pays goals."""
+        env_id, (left, right) = f"{FOOTBALL}{scenario}", num_players(kwargs)
+        options = {"representation": "extracted", "stacked": True, "rewards": "scoring", **kwargs}
+        options = {name: value for name, value in options.items() if name not in ("left_players", "right_players")}
         if not (0 <= left <= MOST_PLAYERS and 0 <= right <= MOST_PLAYERS and left + right):
             raise InputError(
                 f"{env_id}: left_players {left} and right_players {right}: each is from 0 to {MOST_PLAYERS}, and "
@@ -55,14 +58,9 @@ class _Game:
         """Observations, rewards, whether the game has ended, whether by its clock, and the infos of its end."""
         observation, reward, done, info = self.env.step(action)
         self._goals += float(info.get("score_reward", 0.0))
-        is_cut = bool(done) and self._steps_left() == 0
+        is_cut = bool(done) and self.env.unwrapped.observation()[0]["steps_left"] == 0
         told = {"metrics": {"goal_difference": self._goals}, "true_objective": self._goals} if done else {}
         return self._stored(observation), reward, bool(done), is_cut, told
-
-    def _steps_left(self) -> int:
-        with contextlib.suppress(AttributeError, KeyError, IndexError, TypeError):
-            return int(self.env.unwrapped.observation()[0]["steps_left"])
-        return 1
 
     def _stored(self, observation) -> np.ndarray:
         return np.asarray(observation, self.observation_space.dtype)
@@ -71,21 +69,16 @@ class _Game:
         return np.asarray(self.env.render(mode="rgb_array"))
 
 
-def _options(kwargs: dict) -> dict:
-    """The arguments of gfootball: by default four stacked minimaps (SMM), and goals for rewards."""
-    return {"representation": "extracted", "stacked": True, "rewards": "scoring", **kwargs}
-
-
 class Football(gymnasium.Env):
     """A scenario for one player: uint8 [72, 96, 16] by default, and 19 actions. The end of its clock truncates."""
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
 
-    def __init__(self, scenario: str, render_mode: str | None = None, right_players: int = 0, **kwargs):
-        """`kwargs` are arguments of gfootball's create_environment. Raises InputError, or MissingPackage without it."""
+    def __init__(self, scenario: str, render_mode: str | None = None, **kwargs):
+        """`kwargs` are `left_players`, `right_players` and arguments of gfootball's create_environment. Raises
+        InputError for players that cannot be and unknown scenarios, MissingPackage without gfootball."""
         self.render_mode = render_mode
-        left = kwargs.pop("left_players", 1 - right_players)
-        self._game = _Game(scenario, left, right_players, bool(render_mode), **_options(kwargs))
+        self._game = _Game(scenario, bool(render_mode), kwargs)
         self.observation_space, self.action_space = self._game.observation_space, self._game.action_space
 
     def reset(self, *, seed=None, options=None):
@@ -106,9 +99,9 @@ class Football(gymnasium.Env):
 class FootballMatch:
     """A scenario whose players are agents, with PettingZoo's parallel interface: `left_0`, `left_1`, …, `right_0`, …"""
 
-    def __init__(self, scenario: str, left_players: int, right_players: int, render_mode: str | None = None, **kwargs):
+    def __init__(self, scenario: str, render_mode: str | None = None, **kwargs):
         """As for `Football`."""
-        self._game = _Game(scenario, left_players, right_players, bool(render_mode), **_options(kwargs))
+        self._game = _Game(scenario, bool(render_mode), kwargs)
         self.metadata = {"name": f"{FOOTBALL}{scenario}", "render_modes": ["rgb_array"], "render_fps": 10}
         self.render_mode, self.possible_agents = render_mode, self._game.names
         self.agents: list[str] = []

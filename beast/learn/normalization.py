@@ -102,13 +102,15 @@ class Observations(nn.Module):
         if self.mean is None:
             return
         x = self.numbers(x[-1:])[0] if self.is_image else self.numbers(x).flatten(0, 1)
+        if counts is not None:
+            counts = counts[-1] if self.is_image else counts.flatten()
+        elif size() > 1:
+            counts = torch.ones(len(x), dtype=torch.bool, device=x.device)
         is_usable = x.abs() < 1e15  # not NaN or Inf, and its square is a float32
         x = (x.float() * self.unit).where(is_usable, self.mean)
         number: int | Tensor = len(x)
-        if counts is None and size() > 1:
-            counts = torch.ones(len(x), dtype=torch.bool, device=x.device)
         if counts is not None:  # no index of what counts, which would make the CPU wait for a GPU
-            weight = (counts[-1:] if self.is_image and counts.dim() > 1 else counts).flatten().float()
+            weight = counts.float()
             number = total(weight.sum())
             weight = weight.view(-1, *[1] * len(self.shape))
 

@@ -12,7 +12,7 @@ import io
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,6 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from beast.errors import InputError, WorkerFailure
+from beast.learn.nests import map_tensors
+from beast.machine import usable_cores
 
 TIMEOUT, COMPILE_TIMEOUT = 60.0, 600.0  # seconds that a rank waits for another in a collective
 WAIT = 1.0  # seconds that a rank waits for a batch before it tells the others that it has none
@@ -68,8 +70,6 @@ def join(flags: Any) -> Any:
     seconds = COMPILE_TIMEOUT if flags.compile else TIMEOUT
     dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo", timeout=datetime.timedelta(seconds=seconds))
     if not flags.learner_threads and not has_gpu:
-        from beast.machine import usable_cores
-
         flags = replace(flags, learner_threads=max(usable_cores() // 2 // local_size, 1))
     if number():  # its files are nobody's
         root = tempfile.mkdtemp(prefix="beast-rank")
@@ -174,25 +174,24 @@ def decide(rounds: list[Round]) -> str:
     return "hold" if lacks_for_a_moment or all(each.has <= 0 for each in rounds) else "go"
 
 
-def void(batch: dict) -> dict:
-    """A copy of a batch in which no transition counts: all rows are final."""
-    from beast.learn.nests import map_tensors
-
+def void(batch: dict, updates: int) -> dict:
+    """A copy of a batch in which no transition counts, as all rows are final, and no action is older than `updates`."""
     found = map_tensors(torch.clone, batch)
     found["done"].zero_()
     found["truncated"].zero_()
     found["terminated"].fill_(True)
+    found["policy_version"].fill_(updates)
     return found
 
 
 class Rounds:
     """Brings a rank's rollouts to its learner at the same updates as those of the other ranks."""
 
-    def __init__(self, feed: Any, learner: Any, finished: Any):
+    def __init__(self, feed: Any, learner: Any, finished: Callable[[], bool]):
         """`finished()` says whether this rank ends by itself."""
         self._feed, self._learner, self._finished = feed, learner, finished
         self._source: Iterator = iter(())
-        self._void: tuple | None = None
+        self._first: tuple | None = None  # rollout, a copy
         self._lacking_since = time.monotonic()
 
     def rollouts(self) -> Iterator[tuple[dict, tuple]]:
@@ -205,27 +204,28 @@ class Rounds:
             if verdict == "end":
                 return
             if verdict == "go":
-                rollout = item or self._void
-                assert rollout  # nobody goes on with a rank that never had one
-                yield rollout
+                if item is None:
+                    assert self._first  # nobody goes on with a rank that never had one
+                    item = void(self._first[0], self._learner.updates), self._first[1]
+                yield item
                 item = None
 
     def _next(self) -> tuple | None:
         item = next(self._source, None)
         if item is None and not self._feed.closed.is_set():
-            is_starving = time.monotonic() - self._lacking_since >= PATIENCE and self._void is not None
+            is_starving = time.monotonic() - self._lacking_since >= PATIENCE and self._first is not None
             self._source = self._feed.rollouts(0.0 if is_starving else WAIT)
             item = next(self._source, None)
         if item is not None:
             self._lacking_since = time.monotonic()
-            if self._void is None:
-                self._void = void(item[0]), item[1]
+            if self._first is None:
+                self._first = map_tensors(torch.clone, item[0]), tuple(x.clone() for x in item[1])
         return item
 
     def _round(self, has: bool) -> str:
         leaving = 1.0 if self._feed.closed.is_set() or self._finished() else 0.0
         lacking = 0.0 if has else time.monotonic() - self._lacking_since
-        known = 1.0 if has else -1.0 if self._void is None else 0.0
+        known = 1.0 if has else -1.0 if self._first is None else 0.0
         own = Round(leaving, known, lacking, float(self._learner.updates), self._learner.untold_games())
         rounds = exchange(own)
         self._learner.laps.lap("round")

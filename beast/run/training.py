@@ -69,8 +69,7 @@ class Training:
         self.total_steps = flags.total_steps * len(learner.nets)
         self.device = next(learner.net.parameters()).device
         self.cleanup = contextlib.ExitStack()
-        self._config = {"variant": variant, **asdict(flags)}
-        self._config["ranks"] = ranks.size()
+        self._config = {"variant": variant, **asdict(flags), "ranks": ranks.size()}
         self.run = Run(flags.root, flags.name, self._config, resume_free)
         if ranks.number():  # its directory is a temporary one
             self.cleanup.callback(shutil.rmtree, flags.root, ignore_errors=True)
@@ -79,7 +78,6 @@ class Training:
         self.page = progress.Page()  # that they read
         self.spaces: dict[str, Any] = {}  # of the environments, as checkpoints have them
         self.generator = torch.Generator(self.device)  # of action noise
-        self.generator.manual_seed(self.env_seed(2**16, 0))
         try:
             self._load_weights()
             self.run.record_start()  # not where the checkpoint does not fit: it would change what the run's flags are
@@ -101,20 +99,24 @@ class Training:
         self.profile.cores |= {"process": time.process_time, "learner": lambda: learner.laps.cpu_seconds}
 
     def _load_weights(self) -> None:
-        """Take over the run's checkpoint, or where there is none the weights of --init_from."""
+        """Take over the run's checkpoint, or where there is none the weights of --init_from. Ranks share those of the
+        first."""
         learner = self.learner
         own = checkpoint.load(self.run.checkpoint_path) if self.run.resumed else {"net": learner.net.state_dict()}
         shared = ranks.share({"state": own, "num_starts": self.run.num_starts, "resumed": self.run.resumed})
         state, self.run.num_starts, self.run.resumed = (shared[name] for name in ("state", "num_starts", "resumed"))
+        self.generator.manual_seed(self.env_seed(2**16, 0))
         if self.run.resumed:
             checkpoint.load_weights(learner.net, state["net"], self.run.checkpoint_path)
             learner.load_state_dict(state)
             self.told = dict(state.get("told", {}))
             self.run.log(f"resumed at step {learner.steps:,}")
-            if state["action_rng"].shape == self.generator.get_state().shape:
-                self.generator.set_state(state["action_rng"])
-            else:  # a GPU's generator has another state than a CPU's
+            if (
+                state["action_rng"].shape != self.generator.get_state().shape
+            ):  # a GPU's generator has another than a CPU's
                 self.run.log(f"action noise begins anew: the run was on another kind of device than {self.device}")
+            elif ranks.number() == 0:  # the others would draw the same noise
+                self.generator.set_state(state["action_rng"])
         elif ranks.size() > 1:
             learner.net.load_state_dict(state["net"])
         if not self.run.resumed and self.flags.init_from:
@@ -166,6 +168,7 @@ class Training:
                 return
 
     def ends(self, feed: Feed) -> bool:
+        """Whether it is finished, or something else has closed the feed."""
         return feed.closed.is_set() or self.finished()
 
     def finished(self) -> bool:
