@@ -14,6 +14,7 @@ LINKED = (
     "AGENTS.md",
     "CHANGELOG.md",
     "CITATION.cff",
+    "beast/envs/*.csv",
     "benchmarks/LEDGER.md",
     "benchmarks/peers/*.csv",
     "benchmarks/results/*.*",
