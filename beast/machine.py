@@ -17,6 +17,7 @@ from pathlib import Path
 
 CLOSING_SECONDS = 10.0  # for environments to end what they have started, before it is killed or left
 FAMILY = "BEAST_FAMILY"  # environment variable: the mark of a process that Beast has started, and of what that starts
+_mark = ""  # of what `kill_family` ends
 
 
 def usable_cores() -> int:
@@ -65,10 +66,16 @@ def family_of(pid: int | None, mark: str = "") -> list[int]:
     return list(found - {os.getpid()})
 
 
+def begin_family(mark: str) -> None:
+    """Give what this process starts from now on a mark: also what leaves its session, as daemons do, is then found."""
+    global _mark
+    _mark = os.environ[FAMILY] = mark
+
+
 def kill_family(pid: int | None = None, mark: str = "") -> None:
     """Kill the processes of `family_of`, by default this one's, and those that they start meanwhile."""
     if not (pid or mark):
-        pid, mark = os.getpid(), os.environ.get(FAMILY, "")
+        pid, mark = os.getpid(), _mark
     for _ in range(20):  # none can be killed that another user's privileges protect
         if not (found := family_of(pid, mark)):
             return
@@ -83,7 +90,7 @@ def end_with_family() -> list[int]:
     """Have this program end at its end, whatever the environments that it has tried leave behind: processes are killed,
     and threads are waited for, CLOSING_SECONDS at most. The exit status is then the first number of what it returns."""
     status = [1]
-    os.environ[FAMILY] = f"{os.environ.get(FAMILY, '')}/{secrets.token_hex(8)}"  # of daemons, too
+    begin_family(f"{os.environ.get(FAMILY, '')}/{secrets.token_hex(8)}")
     atexit.register(kill_family)
 
     def end() -> None:

@@ -337,6 +337,16 @@ def test_a_family_is_found_by_descent_and_by_its_mark():
     assert marked.wait(60) == -signal.SIGKILL and direct.wait(60) is not None
 
 
+def test_a_process_that_has_inherited_a_mark_does_not_end_others_that_have_it():
+    env = {**os.environ, "BEAST_FAMILY": "/mine-3"}
+    sibling = subprocess.Popen(["sleep", "98765"], env=env)
+    script = "from beast.machine import begin_family, kill_family; {}; kill_family()"
+    subprocess.run([sys.executable, "-c", script.format("pass")], env=env, check=True)
+    assert sibling.poll() is None
+    subprocess.run([sys.executable, "-c", script.format("begin_family('/mine-3')")], check=True)
+    assert sibling.wait(60) == -signal.SIGKILL
+
+
 # ------------------------------------------------------------------------------------------------ signs of life
 
 

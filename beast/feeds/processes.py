@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from beast.errors import WorkerFailure
-from beast.machine import CLOSING_SECONDS, FAMILY, kill_family
+from beast.machine import CLOSING_SECONDS, FAMILY, begin_family, kill_family
 
 FORGIVEN_AFTER = 600.0  # seconds of work after which a child's earlier deaths no longer count
 MAX_PRINTED = 16_000_000  # bytes on stderr, after which it is emptied
@@ -117,6 +117,7 @@ def end_with_parent(grace: float = 0.0) -> None:
     it has started. An environment may hang meanwhile. On Linux this process ends even if the environment keeps the GIL.
     """
     parent = os.getppid()
+    begin_family(os.environ.get(FAMILY, ""))
 
     def watch() -> None:
         while os.getppid() == parent:
