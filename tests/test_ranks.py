@@ -16,6 +16,7 @@ import pytest
 import test_r2d2
 import torch
 from lock_step import LockStep, metrics_of, small_flags
+from programs import Program
 from waiting import PATIENCE, wait_until
 
 import monobeast
@@ -108,21 +109,20 @@ def started(words: list[str], place: Path, size: int = 2, codes: dict[int, list[
     """So many ranks that run `python words`, whose output goes to files; killed at the end."""
     port = free_port()
     processes = []
-    for rank in range(size):
-        with open(place / f"output{rank}", "w") as output:
-            command = [sys.executable, *((codes or {}).get(rank) or words)]
-            environment = variables(rank, size, port) | {"BEAST_TEST_RANKS": str(place)}
-            processes.append(subprocess.Popen(command, cwd=place, env=environment, stdout=output, stderr=output))
     try:
+        for rank in range(size):
+            command = (codes or {}).get(rank) or words
+            environment = variables(rank, size, port) | {"BEAST_TEST_RANKS": str(place)}
+            processes.append(Program(command, cwd=place, env=environment, output=place / f"output{rank}"))
         yield processes
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+            process.wait(PATIENCE)
 
 
 def text(place: Path) -> str:
-    return "\n".join((place / f"output{rank}").read_text() for rank in range(2))
+    return "\n".join(path.read_text() for path in sorted(place.glob("output?")))
 
 
 def learn(place: Path, flags, spaces, start: dict, batches: list, size: int, deal=False, script=LEARN) -> list[dict]:
@@ -131,13 +131,9 @@ def learn(place: Path, flags, spaces, start: dict, batches: list, size: int, dea
     (place / "flags.json").write_text(json.dumps(dataclasses.asdict(flags)))
     for name, x in (("spaces", spaces), ("start", start), ("batches", batches)):
         torch.save(x, place / f"{name}.pt")
-    words = ["-c", script, str(place), json.dumps(deal)]
-    if size == 1:
-        environment = {**variables(0, 1, 1), "WORLD_SIZE": "1"}
-        subprocess.run([sys.executable, *words], check=True, env=environment, timeout=PATIENCE)
-    else:
-        with started(words, place, size) as processes:
-            assert [process.wait(PATIENCE) for process in processes] == [0] * size, text(place)
+    (place / "learn.py").write_text(script)
+    with started([str(place / "learn.py"), str(place), json.dumps(deal)], place, size) as processes:
+        assert [process.wait(PATIENCE) for process in processes] == [0] * size, text(place)
     return [torch.load(place / f"rank{rank}.pt") for rank in range(size)]
 
 
@@ -280,8 +276,9 @@ with Training("mono", flags, monobeast.make_learner(flags, spaces), set(), 1) as
 
 def test_ranks_draw_noise_and_seeds_of_their_own_at_every_start(tmp_path):
     seen = []
+    (tmp_path / "noise.py").write_text(NOISE)
     for _ in range(2):
-        with started(["-c", NOISE], tmp_path) as processes:
+        with started([str(tmp_path / "noise.py")], tmp_path) as processes:
             assert [process.wait(PATIENCE) for process in processes] == [0, 0], text(tmp_path)
         seen += [line.split()[1:] for line in text(tmp_path).splitlines() if line.startswith("noise")]
     assert [starts for *_, starts in seen] == ["1", "1", "2", "2"]
