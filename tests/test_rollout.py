@@ -1,5 +1,6 @@
 """Rollout memory and the order in which slots pass from hand to hand."""
 
+import math
 import os
 import random
 import subprocess
@@ -10,6 +11,7 @@ from collections import deque
 import numpy as np
 import pytest
 
+import beast.feeds.slots
 from beast.errors import OutOfMemory
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.slots import Slots, even_policy_lag
@@ -94,7 +96,7 @@ def test_a_slot_that_was_given_up_is_free_again():
     slots = Slots(2)
     lost, kept = slots.acquire(0, set()), slots.acquire(0, set())
     slots.fill(kept)
-    slots.release([lost])
+    slots.give_up(lost)
     assert slots.take(1) == [kept]
     assert slots.acquire(0, set()) == lost
 
@@ -105,6 +107,7 @@ def test_no_slot_is_handed_out_twice_before_it_is_released():
     assert {a, b} == {0, 1} and slots.acquire(0, set()) is None
     slots.fill(a)
     slots.take(1)
+    slots.train(1)
     assert slots.acquire(0, set()) is None, "a taken slot is being trained"
     slots.release([a])
     assert slots.acquire(0, set()) == a
@@ -115,6 +118,7 @@ def test_a_waiting_group_is_offered_its_own_slot_first_and_never_that_of_another
     for slot in [slots.acquire(0, set()) for _ in range(3)]:
         slots.fill(slot)
     slots.release(slots.take(2))
+    slots.train(2)
     assert slots.acquire(prefer=1, avoid={0}) == 1
     assert slots.acquire(prefer=2, avoid={0}) is None
     assert slots.acquire(prefer=2, avoid=set()) == 0
@@ -162,8 +166,9 @@ def test_in_lock_step_acting_waits_until_the_learner_waits_for_more():
     slots.close()
 
 
-def test_the_policy_lag_of_equally_fast_groups_comes_near_the_printed_bound_and_stays_within_it():
-    """Groups fill slots row by row in turn; a learner of random speed."""
+def test_the_policy_lag_of_equally_fast_groups_comes_near_the_printed_bound_and_stays_within_it(monkeypatch):
+    """Groups fill slots row by row in turn; a learner of random speed. Slots are handed out as early as can be."""
+    monkeypatch.setattr(beast.feeds.slots, "LOWERED", 0)
     for num_slots, K, B in ((4, 16, 16), (5, 16, 4), (6, 8, 16), (5, 8, 16)):
         rng, slots, updates, worst = random.Random(0), Slots(num_slots), 0, 0
         filling: deque[int] = deque()
@@ -182,7 +187,92 @@ def test_the_policy_lag_of_equally_fast_groups_comes_near_the_printed_bound_and_
                 for _ in range(max(K // B, 1)):
                     worst = max(worst, *(updates - versions[slot] for slot in taken))
                     updates += per_batch == 1
+                slots.train(per_batch)
                 slots.release(taken)  # joined slots are a copy, and free before they are trained
                 is_training = per_batch > 1
         lag = even_policy_lag(num_slots, K, B)
         assert lag - 1 <= worst <= lag
+
+
+class Clock:
+    """Learner and groups that fill slots, in simulated time: the policy lags of the second half of its updates, and the
+    share of the time that the learner waits."""
+
+    def __init__(self, K: int, B: int, rollout: float, update: float, hangs: float = math.inf):
+        """Four groups need `rollout` seconds for a slot, the learner `update`. From then on a group `hangs`."""
+        self.K, self.B, self.per_batch, self.update = K, B, max(B // K, 1), update
+        self.rollout, self.hangs, self.now, self.rng = rollout, hangs, 0.0, random.Random(0)
+        self.slots = Slots(4 + self.per_batch, width=K)
+        self.filling: list[tuple[float, int]] = []
+        self.versions: dict[int, int] = {}
+        self.idle, self.updates, self.lags, self.waited = 4, 0, [], 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def pass_until(self, end: float) -> None:
+        """Groups act until then."""
+        while True:
+            while self.idle and (slot := self.slots.acquire(0, set())) is not None:
+                self.idle -= 1
+                self.versions[slot] = self.updates
+                is_stuck = self.now > self.hangs
+                self.hangs = math.inf if is_stuck else self.hangs
+                seconds = math.inf if is_stuck else self.rollout * self.rng.uniform(0.9, 1.1)
+                self.filling.append((self.now + seconds, slot))
+            then, slot = min(self.filling, default=(math.inf, 0))
+            self.now = min(then, end)
+            if then > end:
+                return
+            self.filling.remove((then, slot))
+            self.slots.fill(slot)
+            self.idle += 1
+
+    def train(self, takes: int) -> None:
+        while takes := takes - 1:
+            began = self.now
+            while not (taken := self.slots.take(self.per_batch, 0)):
+                self.slots._wanted = self.per_batch  # it waits
+                self.pass_until(min([self.now + 0.2, *(then for then, _ in self.filling)]))
+            self.waited += self.now - began
+            if self.per_batch > 1:
+                self.slots.release(taken)
+            for _ in range(max(self.K // self.B, 1)):
+                self.lags += [self.updates - min(self.versions[slot] for slot in taken)]
+                self.slots.train(self.B)
+                self.pass_until(self.now + self.update)
+                self.updates += 1
+            if self.per_batch == 1:
+                self.slots.release(taken)
+
+
+@pytest.mark.parametrize(
+    "K, B, rollout, update, lag",
+    [
+        (16, 4, 0.1, 0.05, 5),  # with all slots full it is 17.5
+        (16, 4, 0.2, 0.05, 7),
+        (16, 16, 0.1, 0.1, 2),  # 4
+        (16, 32, 0.3, 0.4, 1.1),  # 2
+    ],
+)
+def test_slots_are_handed_out_just_in_time_for_a_learner_that_hardly_waits(monkeypatch, K, B, rollout, update, lag):
+    clock = Clock(K, B, rollout, update)
+    monkeypatch.setattr(beast.feeds.slots, "time", clock)
+    clock.train(2000)
+    half = len(clock.lags) // 2
+    assert sum(clock.lags[half:]) / half < lag
+    assert clock.waited < 0.01 * clock.now
+
+
+def test_a_learner_that_is_faster_than_the_groups_has_them_all_at_work(monkeypatch):
+    clock = Clock(16, 4, rollout=1.0, update=0.01)
+    monkeypatch.setattr(beast.feeds.slots, "time", clock)
+    clock.train(500)
+    assert clock.now < 500 * 1.0 / 4 * 1.05
+
+
+def test_a_group_that_hangs_holds_nobody_up_however_few_slots_were_handed_out(monkeypatch):
+    clock = Clock(16, 16, rollout=0.01, update=0.1, hangs=100.0)
+    monkeypatch.setattr(beast.feeds.slots, "time", clock)
+    clock.train(2000)
+    assert clock.updates == 1999 and clock.waited < 5

@@ -41,7 +41,8 @@ class SharedMemoryFeed(Feed):
         GPU. `arrived(row)` may change a row [1, K, …] before anybody else reads it."""
         super().__init__(consumer, actors.processes)
         self.workers, self.memory, self.actors, self.batch_width = actors.workers, memory, actors, batch_width
-        self.slots, self.tensors = Slots(memory.num_slots, lock_step), SlotTensors(memory, self.device)
+        self.slots = Slots(memory.num_slots, lock_step, memory.group_width)
+        self.tensors = SlotTensors(memory, self.device)
         self.groups = [Group() for _ in range(actors.num_groups)]
         size = f"{memory.num_bytes / 1e6:.0f} MB of slots"
         self.description = f"{actors.num_groups} groups of {memory.group_width} environments, {size}"
@@ -96,7 +97,7 @@ class SharedMemoryFeed(Feed):
         for number in lost:  # the rollout is given up: what follows belongs to other environments
             group = self.groups[number]
             if group.slot != NO_SLOT and number not in self._starving:
-                self.slots.release([group.slot])
+                self.slots.give_up(group.slot)
             self.groups[number] = Group(life=group.life + 1)
         for group in (self.groups[number] for number in ready):
             if group.slot != NO_SLOT:
@@ -178,6 +179,9 @@ class SharedMemoryFeed(Feed):
             if is_copy:
                 self._release(taken)
             for first in range(0, len(taken) * self.memory.group_width, width):
+                self.slots.train(width)
+                if self._starving:
+                    self.actors.wake()
                 yield columns(rollout, first, width), tuple(state[:, first : first + width] for state in core_state)
             if not is_copy:
                 self.tensors.check_unwritten(rollout)
@@ -203,7 +207,7 @@ class SharedMemoryFeed(Feed):
                 if self._accept(self.memory.rollout(slot), lag):
                     self._taken.append(slot)
                 else:
-                    self.slots.release([slot])
+                    self.slots.give_up(slot)
                     self.actors.wake()
         taken, self._taken = self._taken, []
         return taken

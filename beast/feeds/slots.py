@@ -1,7 +1,10 @@
 """The slots of a rollout memory: who owns each, and their tensors on the device where the net computes."""
 
 import collections
+import itertools
+import math
 import threading
+import time
 
 import torch
 
@@ -10,6 +13,11 @@ from beast.envs.rows import OBJECTIVE, REWARD_TERMS, nest_observations, written_
 from beast.feeds.memory import RolloutMemory
 
 NO_SLOT = -1
+# Of what the learner takes at a time: by so much more may be ahead of it after a wait, and by so much less after its
+# slots were full for as long as it trained.
+RAISED, LOWERED = 1 / 4, 1 / 32
+MOST_OVERTAKEN = 4  # a slot that so many later ones have overtaken does not count: its group is slow, or hangs
+PATIENCE = 0.1  # seconds that the learner waits before more slots are handed out than may be ahead
 
 
 class Slots:
@@ -17,9 +25,14 @@ class Slots:
 
     One thread acquires and fills (inference), another takes (the learner), both release. In `lock_step` only one of the
     two works at a time: `take` waits for the other's `may_act`, and that for the next `take`.
+
+    Slots are handed out just in time, as every column ahead of the learner is policy lag. A learner that had to wait
+    raises the number of columns that may be ahead. One whose slots were full before it came lowers it, by the share of
+    its time for which they were.
     """
 
-    def __init__(self, num_slots: int, lock_step: bool = False):
+    def __init__(self, num_slots: int, lock_step: bool = False, width: int = 1):
+        """`width` is the columns of a slot."""
         self.free = collections.deque(range(num_slots))
         self._full: collections.deque[int] = collections.deque()  # in the order in which they were filled
         self._wanted = 0  # by a learner that waits
@@ -27,21 +40,39 @@ class Slots:
         self._condition = threading.Condition()
         self._closed = False
         self._found_full: list[int] = []  # slots, each time that the learner came and got some
+        self._width, self._ahead = width, 0  # columns that were begun, and that the learner does not train yet
+        self._most = self._limit = float(num_slots * width)  # of columns ahead
+        self._overtaken: dict[int, int] = {}  # of those that are filled, in their order: by how many later ones
+        self._full_since = [0.0] * num_slots
+        self._came = -math.inf  # when the learner last came for slots
 
     def acquire(self, prefer: int, avoid: set[int]) -> int | None:
-        """A free slot, if possible `prefer` and in no case one of `avoid`; None when there is none."""
+        """A free slot, if possible `prefer` and in no case one of `avoid`; None when there is none, or it is early."""
         with self._condition:
             allowed = [slot for slot in self.free if slot not in avoid]
-            if not allowed:
+            if not allowed or self._is_early():
                 return None
             slot = prefer if prefer in allowed else allowed[0]
             self.free.remove(slot)
+            self._ahead += self._width
+            self._overtaken[slot] = 0
             return slot
+
+    def _is_early(self) -> bool:
+        if self._lock_step or self._ahead + self._width <= self._limit:
+            return False
+        # Who fills the slots that the learner waits for may hang.
+        return not self._wanted or time.monotonic() - self._came < PATIENCE
 
     def fill(self, slot: int) -> None:
         """All rows of the slot are written: the learner may have it."""
         with self._condition:
+            for earlier in itertools.takewhile(lambda other: other != slot, self._overtaken):
+                self._overtaken[earlier] += 1
+                self._ahead -= self._width * (self._overtaken[earlier] == MOST_OVERTAKEN)
+            self._ahead += self._width * (self._overtaken.pop(slot) >= MOST_OVERTAKEN)
             self._full.append(slot)
+            self._full_since[slot] = time.monotonic()
             self._condition.notify_all()
 
     def take(self, count: int, timeout: float | None = None) -> list[int]:
@@ -49,21 +80,40 @@ class Slots:
         when `timeout` seconds are over."""
         with self._condition:
             num_full = len(self._full)
+            came_before, self._came = self._came, time.monotonic()
             self._wanted = count
             self._condition.notify_all()
             are_there = self._condition.wait_for(
                 lambda: self._closed or (len(self._full) >= count and self._may_take), timeout
             )
             self._wanted = 0
+            if num_full < count:
+                self._limit = min(self._limit + count * self._width * RAISED, self._most)
             if self._closed or not are_there:
                 return []
             self._found_full.append(num_full)
-            return [self._full.popleft() for _ in range(count)]
+            taken = [self._full.popleft() for _ in range(count)]
+            if num_full >= count:
+                waited = self._came - max(self._full_since[slot] for slot in taken)
+                share = min(waited / (self._came - came_before), 1.0)
+                self._limit = max(self._limit - count * self._width * LOWERED * share, count * self._width)
+            return taken
+
+    def train(self, columns: int) -> None:
+        """The learner begins to train so many columns of what it took: they are no longer ahead of it."""
+        with self._condition:
+            self._ahead -= columns
 
     def release(self, slots: list[int]) -> None:
-        """Slots that were trained, or given up before they were full, may be written again."""
+        """Slots that were trained, or copied, may be written again."""
         with self._condition:
             self.free.extend(slots)
+
+    def give_up(self, slot: int) -> None:
+        """A slot that will not be trained may be written again."""
+        with self._condition:
+            self._ahead -= self._width * (self._overtaken.pop(slot, 0) < MOST_OVERTAKEN)
+            self.free.append(slot)
 
     def may_act(self) -> bool:
         """False when closed. In lock step it returns when the learner waits for slots that are not full yet."""
