@@ -88,10 +88,15 @@ OF_TASKS = "--num_actors 1 --hidden_size 256 --ppo_clip 0"
 OF_TASKS += " --vtrace_lambda 0.95 --entropy_cost 0.02 --log_steps 100000"
 FIVE_ATARI = ",".join(f"{game}NoFrameskip-v4" for game in ("Pong", "Breakout", "SpaceInvaders", "Qbert", "BeamRider"))
 FIVE_ATARI = f"--env {FIVE_ATARI} --num_actors 1 --group_width 40 --batch_width 8 --reward_clip 0 --total_steps 500000"
+MINIGRID_LEVELS = ",".join(
+    f"examples.minigrid_one_hot:OneHot/MiniGrid-{level}-v0" for level in ("Empty-8x8", "DoorKey-5x5", "LavaGapS5")
+)
 FIVE_GAMES = ",".join(f"MinAtar/{game}-v0" for game in MINATAR_GAMES)
 SEVERAL_TASKS = {
     "tasks-minatar": f"--env {FIVE_GAMES} --group_width 320 --batch_width 160 --learning_rate 5e-3 {OF_TASKS}"
     " --total_steps 5000000",
+    "tasks-minigrid": f"--env {MINIGRID_LEVELS} --preset memory --group_width 48 --batch_width 48"
+    " --total_steps 600000 --log_steps 10000",
     # With raw rewards, whose scales differ by hundreds: values with statistics of each game, and without.
     "tasks-atari-popart": f"{FIVE_ATARI} --normalize_returns on",
     "tasks-atari-plain": f"{FIVE_ATARI} --normalize_returns off",
