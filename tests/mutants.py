@@ -105,6 +105,7 @@ TESTS = {  # of each file, those that fail first
     "beast/machine.py": [
         "tests/test_own_processes.py::test_a_program_ends_with_all_that_the_environments_which_it_tried_have_left",
         "tests/test_own_processes.py::test_environments_have_time_to_close_and_the_wait_is_told",
+        "tests/test_own_processes.py::test_a_process_that_has_inherited_a_mark_does_not_end_others_that_have_it",
     ],
     "beast/learn/demonstrations.py": ["tests/test_demonstrations.py"],
     "beast/feeds/actor.py": [
@@ -966,12 +967,28 @@ OTHER_MUTANTS = {
         ("numbers never given back", "_taken.discard(numbers)", "pass"),
     ],
     "beast/feeds/processes.py": [
+        ("the mark is not its own", '    begin_family(os.environ.get(FAMILY, ""))\n', ""),
         ("games in their own sessions left", "kill_family(None, self.mark)", "pass"),
     ],
     "beast/feeds/slots.py": [
         ("newest rollouts first", "self._full.popleft()", "self._full.pop()"),
         ("slot of a group that waits taken", "for slot in self.free if slot not in avoid", "for slot in self.free"),
         ("slot still free", "            self.free.remove(slot)\n", ""),
+        ("slots as early as can be", "if not allowed or self._is_early():", "if not allowed:"),
+        ("no more slots after a wait", "self._limit = min(self._limit + count * self._width * RAISED", "min(0"),
+        ("no fewer slots", "self._limit = max(self._limit - count", "max(0 - count"),
+        ("nobody acts where one hangs", "return not self._wanted or time", "return True or time"),
+        ("who hangs counts", "(self._overtaken[earlier] == MOST_OVERTAKEN)", "0"),
+        (
+            "who hung never counts",
+            "self._width * (self._overtaken.pop(slot) >= MOST_OVERTAKEN)",
+            "bool(self._overtaken.pop(slot)) * 0",
+        ),
+        (
+            "given up, and counts",
+            "self._ahead -= self._width * (self._overtaken.pop(slot, 0) < MOST_OVERTAKEN)",
+            "pass",
+        ),
         (
             "columns named in reverse",
             "torch.arange(memory.group_width)",
@@ -997,6 +1014,8 @@ OTHER_MUTANTS = {
         ("actions of the rollout before", "self._tensors[name][slot, 0] = 0", "pass"),
     ],
     "beast/feeds/shared_memory.py": [
+        ("a group that waits sleeps on", "if self._starving:\n", "if False:\n"),
+        ("trained, and ahead", "self.slots.train(width)", "pass"),
         (
             "actions written to the row that they follow",
             "row = self.tensors.row(group.slot, group.row)\n            answers",
@@ -1060,6 +1079,7 @@ OTHER_MUTANTS = {
         ("a lost learner told at each call", "time.monotonic() > told + RETOLD_SECONDS", "True"),
     ],
     "beast/machine.py": [
+        ("others of an inherited mark end", "os.getpid(), _mark", 'os.getpid(), os.environ.get(FAMILY, "")'),
         ("no time to close", "CLOSING_SECONDS = 10.0", "CLOSING_SECONDS = 0.3"),
         ("what environments have left lives", "kill_family()  # before", "pass  # before"),
         ("threads of environments waited for", "os._exit(status[0])", "time.sleep(1000)"),

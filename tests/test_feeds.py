@@ -411,7 +411,7 @@ def test_each_column_is_answered_by_a_version_of_its_own_and_the_oldest_decides_
 class Filled:
     """A feed whose slots a test fills, with 2 environments each; a batch joins two slots."""
 
-    def __init__(self, max_policy_lag: int = 0):
+    def __init__(self, max_policy_lag: int = 0, batch_width: int = 4):
         self.games: list[int] = []
         fields = rollout_fields(EnvSpaces({"obs": spaces.Box(-1, 1, (3,))}, spaces.Discrete(2)))
         self.memory = RolloutMemory(fields, num_slots=4, unroll_length=3, group_width=2)
@@ -420,7 +420,7 @@ class Filled:
             torch.device("cpu"), (), lambda: 5, lambda rows: self.games.append(int(rows["group"][0, 0])), Laps(),
             max_policy_lag,
         )  # fmt: skip
-        self.feed = SharedMemoryFeed(consumer, self.memory, actors, batch_width=4)
+        self.feed = SharedMemoryFeed(consumer, self.memory, actors, batch_width)
 
     def fill(self, number: int, version: int = 5) -> None:
         """A slot is full, of a rollout that its `group` numbers."""
@@ -471,3 +471,13 @@ def test_a_thread_that_waits_for_rollouts_gets_them_whenever_they_come():
     filled.fill(2)
     thread.join(PATIENCE)
     assert len(found) == 1 and found[0][0]["group"].shape == (4, 4)
+
+
+def test_a_group_that_waits_for_a_slot_is_looked_at_whenever_the_learner_has_come_nearer():
+    filled = Filled(batch_width=1)
+    filled.fill(1)
+    rollouts, wake = filled.feed.rollouts(limit=0.01), filled.feed.actors.wake
+    assert next(rollouts) and not wake.called, "no group waits"
+    filled.feed._starving = [0]
+    assert next(rollouts) and wake.called
+    assert filled.feed.slots._ahead == 0, "both columns of it are trained"

@@ -199,7 +199,7 @@ class Clock:
     share of the time that the learner waits."""
 
     def __init__(self, K: int, B: int, rollout: float, update: float, hangs: float = math.inf):
-        """Four groups need `rollout` seconds for a slot, the learner `update`. From then on a group `hangs`."""
+        """Four groups need `rollout` seconds for a slot, the learner `update`. Once, from then on, a group `hangs`."""
         self.K, self.B, self.per_batch, self.update = K, B, max(B // K, 1), update
         self.rollout, self.hangs, self.now, self.rng = rollout, hangs, 0.0, random.Random(0)
         self.slots = Slots(4 + self.per_batch, width=K)
@@ -218,7 +218,7 @@ class Clock:
                 self.versions[slot] = self.updates
                 is_stuck = self.now > self.hangs
                 self.hangs = math.inf if is_stuck else self.hangs
-                seconds = math.inf if is_stuck else self.rollout * self.rng.uniform(0.9, 1.1)
+                seconds = 100 if is_stuck else self.rollout * self.rng.uniform(0.9, 1.1)
                 self.filling.append((self.now + seconds, slot))
             then, slot = min(self.filling, default=(math.inf, 0))
             self.now = min(then, end)
@@ -232,6 +232,7 @@ class Clock:
         while takes := takes - 1:
             began = self.now
             while not (taken := self.slots.take(self.per_batch, 0)):
+                assert self.now < began + 10, "nobody acts"
                 self.slots._wanted = self.per_batch  # it waits
                 self.pass_until(min([self.now + 0.2, *(then for then, _ in self.filling)]))
             self.waited += self.now - began
@@ -276,3 +277,4 @@ def test_a_group_that_hangs_holds_nobody_up_however_few_slots_were_handed_out(mo
     monkeypatch.setattr(beast.feeds.slots, "time", clock)
     clock.train(2000)
     assert clock.updates == 1999 and clock.waited < 5
+    assert clock.slots._ahead == 16 * (len(clock.filling) + len(clock.slots._full)) and clock.now > 200
