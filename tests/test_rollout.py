@@ -231,10 +231,12 @@ class Clock:
     def train(self, takes: int) -> None:
         while takes := takes - 1:
             began = self.now
-            while not (taken := self.slots.take(self.per_batch, 0)):
-                assert self.now < began + 10, "nobody acts"
+            if not (taken := self.slots.take(self.per_batch, 0)):
                 self.slots._wanted = self.per_batch  # it waits
-                self.pass_until(min([self.now + 0.2, *(then for then, _ in self.filling)]))
+                while len(self.slots._full) < self.per_batch:
+                    assert self.now < began + 10, "nobody acts"
+                    self.pass_until(min([self.now + 0.2, *(then for then, _ in self.filling)]))
+                taken = self.slots.take(self.per_batch, 0)
             self.waited += self.now - began
             if self.per_batch > 1:
                 self.slots.release(taken)
