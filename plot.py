@@ -358,7 +358,8 @@ def draw_tasks(flags: Flags):
         groups = group_seeds(curves)
         of_all += groups
         draw_curves(axes, groups, flags)
-        axes.set_title(name.removesuffix("-v0"), loc="left", fontsize=9, fontweight="bold", color="#222222")
+        title = name.rpartition(":")[2].rpartition("/")[2].removesuffix("-v0")  # without module and namespace
+        axes.set_title(title, loc="left", fontsize=9, fontweight="bold", color="#222222")
     figure.supxlabel(f"steps of the task; {describe_averages(of_all, flags)}", color="#777777", fontsize=7.5)
     figure.supylabel(AXIS_LABEL["charts/episodic_return"], color="#444444", fontsize=8)
     return figure

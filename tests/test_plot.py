@@ -253,9 +253,11 @@ def test_a_lineage_shows_whose_weights_each_policy_has_and_what_the_best_one_was
 
 def test_each_task_has_a_panel_over_its_own_steps_with_the_runs_of_it_alone(tmp_path, run_main, monkeypatch):
     joint = tmp_path / "joint"
-    make_run(joint, [1, 2], env="A,B", seed=1)
+    make_run(joint, [1, 2], env="A,m:Own/B-v0", seed=1)
     names = ["step", "frames", "hours", "charts/episodic_return"]
-    names += [f"task/{task}/{what}" for task in "AB" for what in ("steps", "episodic_return")] + ["task/C/steps"]
+    names += [f"task/{task}/{what}" for task in ("A", "m:Own/B-v0") for what in ("steps", "episodic_return")] + [
+        "task/C/steps"
+    ]
     rows = [[1000, 4000, 0.001, 1, 600, 10, 400, -1, 0], [2000, 8000, 0.002, 2, 1100, 20, 900, -2, 0]]
     (joint / "metrics.csv").write_text("\n".join(",".join(map(str, row)) for row in [names, *rows]) + "\n")
     alone = make_run(tmp_path / "alone", [5, 6], env="A", seed=1)
