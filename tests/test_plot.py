@@ -255,14 +255,15 @@ def test_each_task_has_a_panel_over_its_own_steps_with_the_runs_of_it_alone(tmp_
     joint = tmp_path / "joint"
     make_run(joint, [1, 2], env="A,m:Own/B-v0", seed=1)
     names = ["step", "frames", "hours", "charts/episodic_return"]
-    names += [f"task/{task}/{what}" for task in ("A", "m:Own/B-v0") for what in ("steps", "episodic_return")] + [
-        "task/C/steps"
-    ]
+    tasks, columns = ("A", "m:Own/B-v0"), ("steps", "episodic_return")
+    names += [f"task/{task}/{column}" for task in tasks for column in columns] + ["task/C/steps"]
     rows = [[1000, 4000, 0.001, 1, 600, 10, 400, -1, 0], [2000, 8000, 0.002, 2, 1100, 20, 900, -2, 0]]
     (joint / "metrics.csv").write_text("\n".join(",".join(map(str, row)) for row in [names, *rows]) + "\n")
     alone = make_run(tmp_path / "alone", [5, 6], env="A", seed=1)
     copy = tmp_path / "own-b-seed1.csv"
-    copy.write_text("# which ran: python monobeast.py --env B --seed 1\n" + Path(alone, "metrics.csv").read_text())
+    copy.write_text(
+        "# which ran: python monobeast.py --env m:Own/B-v0 --seed 1\n" + Path(alone, "metrics.csv").read_text()
+    )
     drawn, draw_curves = {}, plot.draw_curves
 
     def note(axes, groups, flags):
