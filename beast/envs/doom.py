@@ -128,7 +128,7 @@ SCENARIOS = {
     # In the package, with nothing to fetch.
     "DuelSmall": Scenario(
         "multi_duel.wad", (press("MOVE_LEFT", "MOVE_RIGHT"), ATTACK), 2100, measured=True, seats=2,
-        shaping={name: DUEL[name] for name in ("FRAGCOUNT", "DEATHCOUNT")},
+        shaping={name: DUEL[name] for name in ("FRAGCOUNT", "DEATHCOUNT", "DAMAGECOUNT", "HEALTH")},
     ),
 }  # fmt: skip
 
