@@ -95,7 +95,7 @@ class Slots:
             taken = [self._full.popleft() for _ in range(count)]
             if num_full >= count:
                 waited = self._came - max(self._full_since[slot] for slot in taken)
-                share = min(waited / (self._came - came_before), 1.0)
+                share = min(waited / max(self._came - came_before, 1e-9), 1.0)
                 self._limit = max(self._limit - count * self._width * LOWERED * share, count * self._width)
             return taken
 
