@@ -124,6 +124,8 @@ def test_shaping_pays_what_was_gained_and_lost_and_nothing_where_a_game_begins_e
     }  # fmt: skip
     assert paid(HEALTH=100, FRAGCOUNT=5, DEATHCOUNT=1) == {}, "the player has returned"
     assert paid(HEALTH=0, is_over=True) == {}
+    small = doom.Terms(doom.SCENARIOS["DuelSmall"]).coefficients
+    assert [small[name] for name in ("FRAGCOUNT+", "DEATHCOUNT+", "DAMAGECOUNT+", "HEALTH-")] == [1, -1, 0.01, -0.01]
 
 
 def test_a_weapon_with_ammunition_is_worth_something_from_its_fifth_step_on():
