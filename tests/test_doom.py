@@ -123,6 +123,7 @@ def test_shaping_pays_what_was_gained_and_lost_and_nothing_where_a_game_begins_e
         "WEAPON6+": 0.2, "AMMO6+": 0.04, "DEATHCOUNT+": -0.75,
     }  # fmt: skip
     assert paid(HEALTH=100, FRAGCOUNT=5, DEATHCOUNT=1) == {}, "the player has returned"
+    assert paid(HEALTH=-999_900, FRAGCOUNT=5, DEATHCOUNT=1) == {"HEALTH-": -0.3}, "no less than dead"
     assert paid(HEALTH=0, is_over=True) == {}
     small = doom.Terms(doom.SCENARIOS["DuelSmall"]).coefficients
     assert [small[name] for name in ("FRAGCOUNT+", "DEATHCOUNT+", "DAMAGECOUNT+", "HEALTH-")] == [1, -1, 0.01, -0.01]

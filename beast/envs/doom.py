@@ -307,6 +307,7 @@ class Terms:
     def step(self, now: dict[str, float], is_over: bool) -> np.ndarray:
         """The amount of each term, float32 [terms]: none in an episode's first step and at its end, nor where a dead
         player returns."""
+        now = {**now, "HEALTH": max(now["HEALTH"], 0.0)}  # a million below zero for who stood where another one begins
         before, self._before = self._before, now
         amounts = dict.fromkeys(self.coefficients, 0.0)
         weapon = now["SELECTED_WEAPON"]
