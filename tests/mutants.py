@@ -902,6 +902,7 @@ OTHER_MUTANTS = {
         ("categories not compared", "{name: str(space) for", "{name: '' for"),
     ],
     "beast/envs/doom.py": [
+        ("telefrags drown all", 'max(now["HEALTH"], 0.0)', 'now["HEALTH"]'),
         (
             "time limits that terminate",
             "return observation, reward, is_over, is_cut, info",
