@@ -28,6 +28,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from beast.envs.masks import MASK
 from beast.envs.rows import OBJECTIVE, REWARD_TERMS, nest_observations, rollout_fields
 from beast.envs.spaces import ActionsByKind, EnvSpaces, random_actions
 from beast.errors import InputError, exit_with_message
@@ -67,7 +68,8 @@ class PopulationFlags:
     past_share: float = 0.5
     """Share of the games of several seats in which one seat is a past policy's."""
     past_size: int = 16
-    """Past policies that are kept. When there are more, every second one is dropped and --past_every doubles."""
+    """Past policies that are kept of each kind of agents, or two of each policy if these are more. When there are too
+    many, every second one of each is dropped and --past_every doubles."""
     past_at_once: int = 2
     """Past policies that are drawn from at a time: each costs a forward pass of its own."""
     objective: Literal["score", "win"] = "score"
@@ -161,11 +163,12 @@ def learn(
     dealer = Dealer(len(learners.each), flags.batch_width)
     for rollout, state in feed.rollouts():  # [T+1, K, …]
         games = finished_games(rollout, seats)
-        population.record(games)
-        tuned.record(games)
+        with learners.updating:  # a lock: no checkpoint holds half an update
+            population.record(games)
+            tuned.record(games)
         for policy, batch, core_state in dealer.deal(rollout, state):  # [T+1, B, …]
             learner, batch = learners.each[policy], kinds[population.kind_of(policy)].own(batch)
-            with learners.updating:  # a lock: no checkpoint holds half an update
+            with learners.updating:
                 measured = learner.measure(batch)
                 if 0 < flags.max_policy_lag < measured.lag_max:
                     feed.dropped_rollouts += 1
@@ -206,6 +209,9 @@ def train(flags, choose_policy: Callable = choose_policy) -> Result:
             f"--num_policies {flags.num_policies}: the run has {num_columns // env_spaces.agents} environments, and "
             "each policy needs one: raise --group_width or --num_actors"
         )
+    if env_spaces.agents == 1 and (flags.past_every or flags.objective == "win"):
+        given = f"--past_every {flags.past_every}" if flags.past_every else "--objective win"
+        raise InputError(f"{given}: {env_spaces.env_id} has one agent, whom nobody plays against; leave it out")
     torch.manual_seed(flags.seed)
     random = np.random.default_rng([flags.seed, 1])
     each: list[Learner] = []
@@ -251,6 +257,8 @@ def train(flags, choose_policy: Callable = choose_policy) -> Result:
 def policies_of(flags, kinds: list[Kind]) -> str:
     """Which policies there are, for people to read."""
     count = f"{flags.num_policies} {'policy' if flags.num_policies == 1 else 'policies'} of {flags.agent}"
+    if flags.pbt and flags.pbt_start >= flags.total_steps:
+        count += f" (none will be replaced: --pbt_start {flags.pbt_start:,} is past the end)"
     if len(kinds) == 1:
         return count
     first = [f"{number * flags.num_policies} {kind.name}" for number, kind in enumerate(kinds)]
@@ -267,22 +275,30 @@ def save_beside(training: Training, population: Population, tuned: Tuned) -> Non
 
 def check_counts(agent: ModuleType, flags, net: torch.nn.Module, env_spaces: EnvSpaces) -> None:
     """Raise InputError unless the agent's loss leaves out transitions that do not count, and those alone."""
-    random, T, B = np.random.default_rng(0), 4, 2
+    T, B = 4, 2
     rows = {name: np.zeros((T + 1, B, *shape), dtype) for name, (shape, dtype) in rollout_fields(env_spaces).items()}
     for name, space in env_spaces.observations.items():
-        rows[f"obs/{name}"][...] = space.sample()
-    rows["action"] = np.stack([random_actions(env_spaces.action, B, random) for _ in range(T + 1)])
+        rows[f"obs/{name}"][...] = 1 if name == MASK else space.sample()
     device = next(net.parameters()).device
-    batch = {name: torch.from_numpy(x).to(device) for name, x in rows.items()}
-    batch["counts"] = torch.tensor([True, False], device=device).expand(T + 1, B)
+    largest = min(float(flags.reward_clip) or 1.0, 1.0)
 
-    def loss_with(*rewards: float) -> float:
-        reward = torch.linspace(0, 1, T + 1, device=device)[:, None] * torch.tensor(rewards, device=device)
-        with torch.no_grad():
-            given = nest_observations({**batch, "reward": reward})
-            return float(agent.compute_loss(flags, net, given, net.initial_state(B))[0])
+    def loss_of(reward: float, other: int) -> float:
+        """Of one column that counts, and another one that does not and is different for each number."""
+        random = np.random.default_rng(other)
+        actions = np.stack([random_actions(env_spaces.action, B, np.random.default_rng(t)) for t in range(T + 1)])
+        actions[:, 1] = np.stack([random_actions(env_spaces.action, B, random)[1] for _ in range(T + 1)])
+        rewards = np.linspace(0, largest, T + 1)[:, None] * [reward, random.uniform()]
+        logits = rows["policy_logits"].copy()
+        logits[:, 1] = random.uniform(size=logits.shape[-1])
+        given = {**rows, "action": actions, "reward": rewards.astype("float32"), "policy_logits": logits}
+        batch = {name: torch.from_numpy(x).to(device) for name, x in given.items()}
+        batch["counts"] = torch.tensor([True, False], device=device).expand(T + 1, B)
+        with torch.no_grad(), torch.random.fork_rng():
+            torch.manual_seed(0)
+            return float(agent.compute_loss(flags, net, nest_observations(batch), net.initial_state(B))[0])
 
-    if loss_with(1, 0) != loss_with(1, 1) or loss_with(1, 0) == loss_with(0.5, 0):
+    is_one = partial(math.isclose, loss_of(1.0, other=0), rel_tol=1e-5, abs_tol=1e-7)
+    if not all(is_one(loss_of(1.0, other)) for other in range(1, 6)) or is_one(loss_of(0.5, other=0)):
         raise InputError(
             f"--agent {flags.agent}: its compute_loss trains on what other policies did: take mask and discounts of "
             'vtrace.transition_masks(…, batch.get("counts")), as monobeast.py does'
@@ -343,10 +359,12 @@ def test(flags, given=()) -> dict:
     agent = agent_module(flags.agent)
     flags = validate(agent, flags)
 
-    def make_net(observations: dict, action, flags):
+    def make_net(observations: dict, action, trained):
+        if Path(trained.agent).name != Path(flags.agent).name:
+            raise InputError(f"--agent {flags.agent}: the run was trained with --agent {trained.agent}; give that")
         if isinstance(action, ActionsByKind):
-            return Team(partial(agent.Net, flags=flags), EnvSpaces(observations, action))
-        return agent.Net(observations, action, flags)
+            return Team(partial(agent.Net, flags=trained), EnvSpaces(observations, action))
+        return agent.Net(observations, action, trained)
 
     return evaluation.play_checkpoint(
         flags, agent.create_env, make_net, variants=("multi",), given=given, own=("policy",), several_kinds=True
@@ -359,7 +377,8 @@ def match(flags) -> dict:
     if len(flags.rivals) != 2:
         raise InputError(f"--rivals {' '.join(flags.rivals)}: give two, such as runs/a:0 runs/b:3")
     check_limits(flags, {name: RUN_LIMITS[name] for name in ("seed", "episodes", "max_game_steps")})
-    paths, rivals = zip(*map(load_rival, flags.rivals))
+    agent = flags.agent if flags.agent != PopulationFlags.agent else ""  # else that of each checkpoint
+    paths, rivals = zip(*(load_rival(text, agent) for text in flags.rivals))
     limit, how = flags.max_game_steps, "greedy" if flags.greedy else "sampled"
     played = play_match(rivals, flags.episodes, flags.seed, limit, flags.greedy, flags.video)
     differences = [game.scores[0] - game.scores[1] for game in played]
@@ -386,13 +405,14 @@ def match(flags) -> dict:
     return result
 
 
-def load_rival(text: str) -> tuple[Path, Policy]:
-    """A rival's checkpoint and its policy. Raises MissingFile or InputError."""
+def load_rival(text: str, agent: str = "") -> tuple[Path, Policy]:
+    """A rival's checkpoint and its policy, of the agent's file that the checkpoint names unless one is given. Raises
+    MissingFile or InputError."""
     name, colon, number = text.rpartition(":")
     if not (colon and number.isdigit()):
         name, number = text, "0"
     path = Path(name) / "checkpoint.pt" if Path(name).is_dir() else Path(name)
-    return path, load(str(path), policy=int(number))
+    return path, load(str(path), agent, int(number))
 
 
 def main() -> None:

@@ -287,7 +287,7 @@ class StagedRun:
             # Rows come in bursts, when groups fill their rollouts together: a line through them, not first and last.
             points = [(3600 * row["hours"], row["step"]) for row in (whole[0][0], *(row for _, row in whole))]
             run[stage] = float(np.polyfit(*zip(*points), 1)[0])
-            for name in whole[0][1]:
+            for name in set.intersection(*(set(row) for _, row in whole)):  # not all rows have those of environments
                 if name.startswith(("cores/", "time/", "stats/")):
                     run[name] = float(durations @ [row[name] for _, row in whole] / durations.sum())
             run["stats/policy_lag_max"] = max(row["stats/policy_lag_max"] for _, row in whole)

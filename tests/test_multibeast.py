@@ -17,6 +17,7 @@ from waiting import PATIENCE, wait_until
 import beast
 import monobeast
 import multibeast
+from beast.envs.probe import probe_env
 from beast.envs.rows import is_final
 from beast.errors import InputError
 from beast.feeds.actors import name_of_maker
@@ -24,6 +25,7 @@ from beast.learn.learners import Learners
 from beast.learn.nests import map_tensors
 from beast.population.pool import Population
 from beast.population.routing import Dealer, Game, Seats, by_policy, put_together, take
+from beast.run.policy import import_agent
 
 AGENT = multibeast.agent_module("monobeast.py")
 Flags = multibeast.flags_of(AGENT)
@@ -337,6 +339,10 @@ def test_a_run_of_several_policies_resumes_tells_of_each_and_each_can_be_played(
     assert float(row["losses/entropy"]) == pytest.approx(mean, rel=0.1)
     assert float(row["charts/learning_rate"]) < 1e-6, "each has a schedule of its own"
     result = multibeast.test(small_flags(tmp_path, policy=2, episodes=3, num_policies=4))
+    fork = tmp_path / "other_fork.py"
+    fork.write_text(Path(monobeast.__file__).read_text())
+    with pytest.raises(InputError, match=r"other_fork.py: the run was trained with --agent monobeast.py; give that"):
+        multibeast.test(small_flags(tmp_path, policy=2, episodes=3, num_policies=4, agent=str(fork)))
     assert len(result["returns"]) == 3
     policy = beast.load(str(tmp_path / "run" / "checkpoint.pt"), policy=3)
     assert 0.7 * 3000 < policy.steps < 1.3 * 3000
@@ -478,6 +484,45 @@ def test_a_fork_whose_loss_ignores_counts_is_refused_with_the_missing_line(tmp_p
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    "changes, new",
+    [
+        ({"reward_clip": 0.1, "ppo_clip": 0.0}, ""),
+        ({"env": "pettingzoo:pettingzoo.classic.tictactoe_v3", "ppo_clip": 0.0}, ""),
+        ({}, "    policy_logits = torch.nn.functional.dropout(policy_logits, 0.1)\n"),
+    ],
+    ids=["clipped rewards", "masks", "dropout"],
+)
+def test_a_loss_that_obeys_counts_is_taken(tmp_path, changes, new):
+    agent = fork_of_the_loss(tmp_path, new)
+    flags = multibeast.validate(AGENT, Flags(name="run", **changes))
+    spaces = probe_env(monobeast.create_env, flags)
+    net = monobeast.make_learner(flags, spaces).net
+    for seed in range(5):
+        for space in spaces.observations.values():
+            space.seed(seed)
+        multibeast.check_counts(agent, flags, net, spaces)
+
+
+def test_a_loss_with_a_term_of_all_rows_is_refused(tmp_path):
+    new = "    extra = distribution(net.action_space, policy_logits[:-1]).log_prob(batch['action'][1:]).mean()\n"
+    agent = fork_of_the_loss(tmp_path, new, ("entropy_cost * entropy\n", "entropy_cost * entropy + extra\n"))
+    flags = multibeast.validate(AGENT, Flags(env="CartPole-v1", name="run"))
+    spaces = probe_env(monobeast.create_env, flags)
+    with pytest.raises(InputError, match="trains on what other policies did"):
+        multibeast.check_counts(agent, flags, monobeast.make_learner(flags, spaces).net, spaces)
+
+
+def fork_of_the_loss(tmp_path, new: str, edit: tuple[str, str] = ("", "")):
+    """The agent with a line more in compute_loss, behind the net's pass."""
+    text, line = Path(monobeast.__file__).read_text(), "    policy_logits, values, _ = net(batch, core_state)"
+    before, found, after = text.partition(line)
+    rest, newline, after = after.partition("\n")
+    fork = tmp_path / "counting_fork.py"
+    fork.write_text((before + found + rest + newline + new + after).replace(*edit))
+    return import_agent(str(fork), "a fork")
+
+
 def test_the_agent_is_the_module_that_others_import_and_its_actors_have_its_environments():
     assert AGENT is monobeast
     assert name_of_maker(monobeast.__file__, monobeast.create_env) == ""
@@ -498,6 +543,8 @@ def test_files_that_are_no_agent_for_it_are_refused_by_name(name):
         ({"num_policies": 0}, "--num_policies 0: give 1 to 64"),
         ({"num_policies": 17}, "--num_policies 17: the run has 16 environments"),
         ({"auto": True}, "--auto: it measures one policy"),
+        ({"past_every": 100}, "--past_every 100: CartPole-v1 has one agent"),
+        ({"objective": "win"}, "--objective win: CartPole-v1 has one agent"),
     ],
 )
 def test_what_several_policies_cannot_have_is_refused(tmp_path, changes, message):

@@ -39,6 +39,33 @@ def test_past_policies_cover_the_run_evenly_and_a_number_is_used_once():
     assert 8 <= len(kept) <= 16 and set(gaps.tolist()) == {1600}
 
 
+def test_past_policies_of_each_live_one_cover_the_run():
+    population, _ = new_population(num_live=3, size=9)
+    for now in range(10, 10_000, 10):
+        for policy in range(3):
+            population.grow(policy, now)
+    kept = population.state_dict()["kept"]
+    steps = [[past["steps"] for past in kept if past["parent"] == policy] for policy in range(3)]
+    assert all(2 <= len(each) <= 3 and each[0] < 5000 < each[-1] for each in steps) and len(kept) <= 9
+    population, _ = new_population(num_live=8, size=1)
+    for now in range(100, 1000, 100):
+        for policy in range(8):
+            population.grow(policy, now)
+    kept = population.state_dict()["kept"]
+    assert {past["parent"] for past in kept} == set(range(8)) and 8 <= len(kept) <= 16
+
+
+def test_a_past_policy_of_a_compiled_net_has_weights_of_its_own():
+    population, nets = new_population(num_live=1)
+    nets[0].forward = nets[0].forward  # as --compile does: a function that is bound to this net
+    population.grow(0, 100)
+    x = torch.ones(2)
+    before = population.net(1)(x)
+    with torch.no_grad():
+        nets[0].weight.add_(1)
+    assert torch.equal(population.net(1)(x), before) and not torch.equal(nets[0](x), before)
+
+
 def test_few_past_policies_are_drawn_from_at_a_time_and_all_have_their_turn():
     population, _ = new_population(every=100, size=8, at_once=2)
     assert population.past() == [] and population.live() == [0, 1]
@@ -60,19 +87,24 @@ def test_few_past_policies_are_drawn_from_at_a_time_and_all_have_their_turn():
 
 def test_a_past_policy_stays_as_it_was_and_plays_on_when_it_is_dropped():
     population, nets = new_population(every=100, size=1)
+    population.grow(1, 50)
     population.grow(1, 100)
     before = copy.deepcopy(nets[1].state_dict())
     with torch.no_grad():
         nets[1].weight.add_(1)
     assert all(torch.equal(x, before[name]) for name, x in population.net(2).state_dict().items())
-    population.grow(1, 200)
-    population.grow(1, 400)
-    assert [past["number"] for past in population.state_dict()["kept"]] == [4]
+    for steps in (200, 300, 400, 500):
+        population.grow(1, steps)
+    assert [past["number"] for past in population.state_dict()["kept"]] == [2, 4, 6]
+    population.grow(1, 700)
+    population.grow(1, 900)
+    assert [past["number"] for past in population.state_dict()["kept"]] == [2, 6, 8]
+    assert population.net(4) and not torch.equal(population.net(4).weight, before["weight"]), "it may still play"
     assert population.kind_of(2) == 0 and torch.equal(population.net(2).weight, before["weight"])
     assert (
         population.kind_of(0) == 0
         and population.kind_of(1) == 0
-        and population.kind_of(5) == population.kind_of(-1) == -1
+        and population.kind_of(99) == population.kind_of(-1) == -1
     )
 
 

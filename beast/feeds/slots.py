@@ -13,9 +13,9 @@ from beast.envs.rows import OBJECTIVE, REWARD_TERMS, nest_observations, written_
 from beast.feeds.memory import RolloutMemory
 
 NO_SLOT = -1
-# Of what the learner takes at a time: by so much more may be ahead of it after a wait, and by so much less after its
-# slots were full for as long as it trained.
-RAISED, LOWERED = 1 / 4, 1 / 32
+# What a wait of the learner adds to the columns that may be ahead of it, and what a batch that was full all the time
+# takes off them, as shares of what the learner takes at a time.
+RAISED, LOWERED = 1 / 4, 1 / 8
 MOST_OVERTAKEN = 4  # a slot that so many later ones have overtaken does not count: its group is slow, or hangs
 PATIENCE = 0.1  # seconds that the learner waits before more slots are handed out than may be ahead
 
@@ -27,8 +27,8 @@ class Slots:
     two works at a time: `take` waits for the other's `may_act`, and that for the next `take`.
 
     Slots are handed out just in time, as every column ahead of the learner is policy lag. A learner that had to wait
-    raises the number of columns that may be ahead. One whose slots were full before it came lowers it, by the share of
-    its time for which they were.
+    raises the number of columns that may be ahead. One whose slots were full before it came lowers it, by the square of
+    the share of its time for which they were: far off quickly, near by slowly.
     """
 
     def __init__(self, num_slots: int, lock_step: bool = False, width: int = 1):
@@ -96,7 +96,7 @@ class Slots:
             if num_full >= count:
                 waited = self._came - max(self._full_since[slot] for slot in taken)
                 share = min(waited / max(self._came - came_before, 1e-9), 1.0)
-                self._limit = max(self._limit - count * self._width * LOWERED * share, count * self._width)
+                self._limit = max(self._limit - count * self._width * LOWERED * share**2, count * self._width)
             return taken
 
     def train(self, columns: int) -> None:

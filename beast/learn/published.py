@@ -35,9 +35,17 @@ def compiled(forward: Callable, **options: Any) -> Callable:
     return call
 
 
+def own_copy(net: nn.Module) -> nn.Module:
+    """A copy of a net. Where the net's `forward` is compiled, it computes with that net's weights: the copy has the one
+    of its class."""
+    copied = copy.deepcopy(net)
+    vars(copied).pop("forward", None)
+    return copied
+
+
 def acting_copy(net: nn.Module, is_compiled: bool = False, is_recorded: bool = False) -> nn.Module:
     """A copy of a net to act with. Modules that have `cast_weights()` cast once what every pass would cast."""
-    acting = copy.deepcopy(net).eval().requires_grad_(False)
+    acting = own_copy(net).eval().requires_grad_(False)
     for module in acting.modules():
         if hasattr(module, "cast_weights"):
             module.cast_weights()

@@ -98,13 +98,13 @@ def play_match(
             film.add(after)
         has_ended = begins(after["done"], after["episode_step"], seats)
         for env in range(num_envs):
-            is_cut = lengths[env] >= max_steps
+            is_cut = lengths[env] >= max_steps and not has_ended[env]
             if (has_ended[env] or is_cut) and not is_over[env]:
                 of = [returns[env][players[env * seats :][:seats] == rival].mean() for rival in range(2)]
                 played[env].append(
                     Played((float(of[0]), float(of[1])), int(leads[env]), int(lengths[env]), bool(is_cut))
                 )
-                is_over[env] = is_cut and not has_ended[env]
+                is_over[env] = is_cut
             if has_ended[env]:
                 returns[env], lengths[env], is_over[env] = 0, 0, False
         going_on = np.repeat(~has_ended, seats)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from beast.learn.published import acting_copy
+from beast.learn.published import acting_copy, own_copy
 from beast.population.ratings import ratings
 from beast.population.routing import Played
 
@@ -27,9 +26,9 @@ class Population:
     """Of N nets for each kind of agents, kind i has the live policies i·N to i·N+N-1, which learn.
 
     Every `every` steps of a live policy its weights are frozen as a past one, whose number is used once. When there are
-    more than `size` of them, every second one is dropped and `every` doubles, so that the rest covers the run evenly.
-    `at_once` of those of a kind may be drawn, others every quarter of `every`. A game that has begun is played to its
-    end.
+    more than `size` of a kind, and than two of each parent, every second one of each parent is dropped and `every`
+    doubles for that kind, so that the rest covers the run evenly. `at_once` of those of a kind may be drawn, others
+    every quarter of `every`. A game that has begun is played to its end.
     """
 
     def __init__(
@@ -38,10 +37,11 @@ class Population:
     ):  # fmt: skip
         self._each, self._num_kinds = len(nets) // num_kinds, num_kinds
         self._drawn: list[int] = []
-        self._nets, self._every, self._size, self._at_once, self._random = nets, every, size, at_once, random
+        self._nets, self._size, self._at_once, self._random = nets, size, at_once, random
+        self._every = [every] * num_kinds
         self._all: dict[int, Past] = {}  # a dropped one may still play a game
         self._kept: list[int] = []
-        self._next_number, self._frozen_at, self._drawn_at = len(nets), [0] * len(nets), [0] * len(nets)
+        self._next_number, self._frozen_at, self._drawn_at = len(nets), [0] * len(nets), [0] * num_kinds
         self.results: dict[tuple[int, int], deque[float]] = {}  # of the first one, newest last: 1, 0.5 or 0
 
     def net(self, number: int) -> nn.Module:
@@ -64,28 +64,36 @@ class Population:
 
     def grow(self, policy: int, steps: int) -> None:
         """Freeze a live policy's weights after so many steps of it, if that is due, and draw who may be `past`."""
-        if not self._every:
+        kind = self.kind_of(policy)
+        if not self._every[kind]:
             return
-        if steps - self._frozen_at[policy] >= self._every:
+        if steps - self._frozen_at[policy] >= self._every[kind]:
             self._frozen_at[policy] = steps
             number, self._next_number = self._next_number, self._next_number + 1
-            self._all[number] = Past(copy.deepcopy(self._nets[policy]).requires_grad_(False), policy, steps)
+            self._all[number] = Past(own_copy(self._nets[policy]).requires_grad_(False), policy, steps)
             self.inherit(policy, number)
             self._kept.append(number)
-            if len(self._kept) > self._size:
-                self._kept = self._kept[::-2][::-1]  # the newest one stays
-                self._every *= 2
-            self._draw()
-        elif steps - self._drawn_at[policy] >= self._every / 4:
-            self._drawn_at[policy] = steps
-            self._draw()
+            if len(self._of_kind(kind)) > max(self._size, 2 * self._each):
+                self._thin_out(kind)
+        if steps - self._drawn_at[kind] >= self._every[kind] / 4 or not self.past(kind):
+            self._drawn_at[kind] = steps
+            self._draw(kind)
 
-    def _draw(self) -> None:
-        self._drawn = []
-        for kind in range(self._num_kinds):
-            kept = [number for number in self._kept if self.kind_of(number) == kind]
-            count = min(self._at_once, len(kept))
-            self._drawn += sorted(self._random.choice(kept, count, replace=False).tolist()) if kept else []
+    def _of_kind(self, kind: int) -> list[int]:
+        return [number for number in self._kept if self.kind_of(number) == kind]
+
+    def _thin_out(self, kind: int) -> None:
+        self._every[kind] *= 2
+        for parent in self.live(kind):
+            own = [number for number in self._kept if self._all[number].parent == parent]
+            dropped = own[-2::-2]  # the newest one stays
+            self._kept = [number for number in self._kept if number not in dropped]
+
+    def _draw(self, kind: int) -> None:
+        kept = self._of_kind(kind)
+        chosen = self._random.choice(kept, min(self._at_once, len(kept)), replace=False).tolist() if kept else []
+        others = [number for number in self._drawn if self.kind_of(number) != kind]
+        self._drawn = others + sorted(chosen)  # at once: games of another thread begin meanwhile
 
     def inherit(self, parent: int, child: int) -> None:
         """A policy that has another one's weights begins with its results."""
@@ -124,7 +132,7 @@ class Population:
     def state_dict(self) -> dict:
         kept = {*range(len(self._nets)), *self._kept}
         return {
-            "every": self._every, "next_number": self._next_number, "past": list(self._drawn),
+            "every": list(self._every), "next_number": self._next_number, "past": list(self._drawn),
             "frozen_at": list(self._frozen_at), "drawn_at": list(self._drawn_at),
             "draws": self._random.bit_generator.state,
             "kept": [
@@ -137,11 +145,11 @@ class Population:
 
     def load_state_dict(self, state: dict) -> None:
         """Take over what `state_dict` returned."""
-        self._every, self._next_number, self._drawn = state["every"], state["next_number"], list(state["past"])
+        self._every, self._next_number, self._drawn = list(state["every"]), state["next_number"], list(state["past"])
         self._frozen_at, self._drawn_at = list(state["frozen_at"]), list(state["drawn_at"])
         self._random.bit_generator.state = state["draws"]
         for saved in state["kept"]:
-            net = copy.deepcopy(self._nets[saved["parent"]]).requires_grad_(False)
+            net = own_copy(self._nets[saved["parent"]]).requires_grad_(False)
             net.load_state_dict(saved["net"])
             self._all[saved["number"]] = Past(net, saved["parent"], saved["steps"])
         self._kept = [saved["number"] for saved in state["kept"]]

@@ -145,7 +145,10 @@ class Dealer:
             if not own[1:].any():
                 continue
             columns = as_slice(own[1:].any(0).nonzero().flatten().cpu().numpy())
-            part = take(({**rollout, "counts": own}, core_state), columns)
+            rows, state = take(({**rollout, "counts": own}, core_state), columns)
+            if not own[1:, columns].all():  # another policy's, too, and an update may edit all but the observations
+                rows = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in rows.items()}
+            part = rows, state
             if waiting := self._waiting[number]:
                 part = tuple(map_tensors(lambda *x: torch.cat(x, dim=1), *pair) for pair in zip(waiting, part))
             num_columns, first = part[0]["done"].shape[1], 0
