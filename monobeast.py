@@ -331,9 +331,11 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
     ).vs
     log_ratio = torch.where(mask, log_rhos, 0)  # 0, not -inf: means below multiply by weight 0, and 0 * inf is NaN
     ratio = log_ratio.exp()
+    popart = value_head(net)  # a ValueHead, or None
+    unit = popart.unit(batch) if popart else 1.0  # values have the rewards' unit; errors count in that of returns
     # V-trace's own pg_advantages contain the importance weights. These do not: both losses below multiply by `ratio`.
     # With --ppo_clip the gradient flows through `ratio`, else through log_probs.
-    advantages = rewards + discounts * torch.cat([vs[1:], values[-1:].detach()]) - values[:-1].detach()
+    advantages = (rewards + discounts * torch.cat([vs[1:], values[-1:].detach()]) - values[:-1].detach()) / unit
     weight = mask.float()
     # With several ranks a sum over all of them: then their gradients add up to that of one rank with all columns.
     count = ranks.total(weight.sum()).clamp(min=1)
@@ -352,8 +354,6 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
     else:
         policy_gains = ratio.detach().clamp(max=flags.clip_pg_rho) * advantages * log_probs
     policy_loss = -(policy_gains * weight).sum()
-    popart = value_head(net)  # a ValueHead, or None
-    unit = popart.unit(batch) if popart else 1.0  # values have the rewards' unit; errors count in that of returns
     value_loss = 0.5 * (((vs - values[:-1]) / unit).square() * weight).sum()
     entropy = (policy.entropy() * weight).sum()
     loss = policy_loss + flags.baseline_cost * value_loss - flags.entropy_cost * entropy

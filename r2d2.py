@@ -521,7 +521,7 @@ def store(flags: Flags, learner: QLearner, replay: SequenceReplay, limiter: Rati
     learner.steps += int(ranks.total(is_step.sum()))  # of all ranks: so they agree on how many updates follow
     learner.tasks.count_steps(learner.tasks.steps_in(rollout, is_step))
     limiter.add(int(ranks.total(is_step[:, : replay.width].sum())))
-    if rollout["terminated"].all():  # this rank has none, and takes part with nothing
+    if "counts" in rollout:  # this rank has none, and takes part with nothing
         return
     learner.wait_for_batch()
     ids = replay.add(columns(rollout, 0, replay.width), tuple(x[:, : replay.width] for x in core_state))
@@ -556,7 +556,7 @@ def train(flags: Flags) -> Result:
         training = to_close.enter_context(Training("r2d2", flags, learner, RESUME_FREE, env_spaces.frames_per_step))
         state_sizes = [x.shape[-1] for x in learner.net.initial_state(1)]
         replay = make_replay(flags, env_spaces, state_sizes, num_groups, learner.random)
-        limiter = RatioLimiter(flags.replay_ratio, flags.batch_width * flags.trained, flags.min_fill)
+        limiter = RatioLimiter(flags.replay_ratio, flags.batch_width * flags.trained * ranks.size(), flags.min_fill)
         path, log = training.run.path / "replay.npz", training.run.log
         write_replay = resume_replay(replay, limiter, path, learner, log) if flags.save_replay else None
         training.cleanup.callback(lambda: log(limiter.describe()))

@@ -1015,7 +1015,7 @@ OTHER_MUTANTS = {
         ("actions of the rollout before", "self._tensors[name][slot, 0] = 0", "pass"),
     ],
     "beast/feeds/shared_memory.py": [
-        ("a group that waits sleeps on", "if self._starving:\n", "if False:\n"),
+        ("a group that waits sleeps on", "self.actors.wake()  # groups", "pass  # groups"),
         ("trained, and ahead", "self.slots.train(width)", "pass"),
         (
             "actions written to the row that they follow",

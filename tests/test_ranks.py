@@ -8,8 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import types
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
@@ -233,8 +236,55 @@ def test_a_rank_without_a_batch_takes_part_with_final_rows_alone_none_of_them_ol
     before = map_tensors(torch.clone, batch)
     found = ranks.void(batch, 17)
     assert not is_final(found["done"], found["terminated"], found["truncated"]).logical_not().any()
-    assert (found["policy_version"] == 17).all() and found["obs"].keys() == batch["obs"].keys()
+    assert not found["counts"].any() and (found["policy_version"] == 17).all()
+    assert found["obs"].keys() == batch["obs"].keys()
     torch.testing.assert_close(batch, before, rtol=0, atol=0)
+
+
+def test_a_rank_that_takes_part_with_nothing_tells_the_statistics_of_observations_nothing(monkeypatch):
+    test = LockStep(small_flags(env="CartPole-v1"))
+    batch, _ = test.next_rollout()
+    batch["reward"][1] = torch.nan  # of a broken environment
+    test.net.observe(batch["obs"])
+    before = map_tensors(torch.clone, test.net.state_dict())
+    found = ranks.void(batch, 3)
+    assert found["reward"].isfinite().all()
+    test.net.observe(found["obs"], found["counts"])
+    torch.testing.assert_close(test.net.state_dict(), before, rtol=0, atol=0)
+    test.net.observe(batch["obs"])
+    assert any(not torch.equal(x, before[name]) for name, x in test.net.state_dict().items())
+
+
+class Stalls:
+    """A feed without rollouts, and what it was asked for."""
+
+    def __init__(self):
+        self.closed, self.limits = threading.Event(), []
+
+    def rollouts(self, limit):
+        self.limits.append(limit)
+        return iter(())
+
+
+def test_ranks_that_all_lack_batches_rest_and_an_update_is_no_lack(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(ranks.time, "monotonic", lambda: now[0])
+    learner = types.SimpleNamespace(
+        updates=0, untold_games=list, laps=mock.Mock(), updating=threading.Lock(), take_games=lambda games: None
+    )
+    feed, verdicts = Stalls(), iter(["go", "hold", "hold", "end"])
+    rounds = ranks.Rounds(feed, learner, lambda: False)
+    rounds._source = iter([({"done": torch.zeros(1)}, ())])
+    monkeypatch.setattr(rounds, "_round", lambda has: next(verdicts))
+    for _ in rounds.rollouts():
+        now[0] += 100  # an update takes its time
+        assert feed.limits == []
+    assert feed.limits == [ranks.WAIT, ranks.WAIT, ranks.WAIT]
+    rounds, feed.limits[:] = ranks.Rounds(feed, learner, lambda: False), []
+    rounds._first, verdicts = ({"x": torch.zeros(1)}, ()), iter(["hold", "hold", "end"])
+    monkeypatch.setattr(rounds, "_round", lambda has: next(verdicts))
+    now[0] += 100
+    assert not list(rounds.rollouts()) and feed.limits == [0.0, ranks.WAIT, ranks.WAIT], "nobody trains meanwhile"
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from beast.envs import handover
 from beast.envs.groups import EnvGroup
 from beast.envs.reference_scores import Reference, reference_of
 from beast.envs.rows import nest_observations
-from beast.envs.tasks import Task, TaskColumns, tasks_of, with_tasks
+from beast.envs.tasks import Task, TaskColumns, _spread, tasks_of, with_tasks
 from beast.errors import InputError
 from beast.feeds.actor import Actor
 from beast.feeds.memory import RolloutMemory
@@ -409,6 +409,42 @@ def test_errors_of_values_count_in_the_unit_of_their_own_task(tmp_path):
     assert learner.net.baseline.mean[0] == 0 != learner.net.baseline.mean[1], "only what was there is followed"
 
 
+def test_the_policy_of_a_task_with_small_rewards_learns_from_them_beside_one_with_large_ones(tmp_path):
+    flags = monobeast.validate(flags_of(tmp_path, env=f"{COUNTING},{COUNTING}"))
+    torch.manual_seed(1)
+    net = monobeast.Net({"obs": toy_envs.Counting().observation_space}, spaces.Discrete(2), flags)
+    net.baseline.deviation.copy_(torch.tensor([1.0, 1000.0]))
+    net.baseline.mean.zero_()
+    batch = batch_of(flags, net, [0, 0, 1, 1])
+    noise = torch.randn(batch["reward"].shape)
+
+    def gradient(sign: float) -> torch.Tensor:
+        given = {**batch, "reward": noise * torch.tensor([sign, sign, 1000.0, 1000.0])}
+        net.zero_grad()
+        net.policy.bias.grad = None
+        monobeast.compute_loss(flags, net, given, ())[0].backward()
+        return torch.cat([x.grad.flatten() for x in net.policy.parameters()]).clone()
+
+    one, other = gradient(1.0), gradient(-1.0)
+    assert torch.cosine_similarity(one, other, 0) < 0.9, "in units of rewards it is 1"
+
+
+def test_infos_that_differ_in_kind_between_tasks_lose_nothing_and_end_nothing():
+    whole: dict = {}
+    first = {
+        "score": np.array([3, 4]),
+        "ok": np.array([True, False]),
+        "level": np.array([1, 2]),
+        "more": np.array([1, 2]),
+    }
+    second = {"score": np.array([0.7, 0.2]), "ok": np.array([0.25, 1]), "level": np.array(["a", "b"]), "more": {"x": 1}}
+    _spread(first, slice(0, 4, 2), 4, whole)
+    _spread(second, slice(1, 4, 2), 4, whole)
+    assert whole["score"].tolist() == [3, 0.7, 4, 0.2] and whole["ok"].tolist() == [1, 0.25, 0, 1]
+    assert whole["level"].tolist() == [1, "a", 2, "b"] and whole["more"].tolist() == [1, 0, 2, 0]
+    assert whole["_more"].tolist() == [True, False, True, False]
+
+
 def envs_spaces(space):
     from beast.envs.spaces import EnvSpaces
 
@@ -480,12 +516,16 @@ def test_a_run_of_several_tasks_tells_of_each_is_resumed_tested_and_loaded(tmp_p
     Path("tasks.json").unlink()
     found = monobeast.test(monobeast.validate(monobeast.Flags(root=str(tmp_path), name="run", mode="test", episodes=3)))
     assert found["tasks"]["short"]["returns"] == [3, 3, 3] and found["tasks"]["long"]["returns"] == [28, 28, 28]
+    assert found["tasks"]["short"]["score"] == 0.5
     assert found["score"] == 0.75 and found["mean"] == 15.5 and len(found["returns"]) == 6
     assert found["tasks"]["long"]["env"] == COUNTING
     assert "2 tasks: mean of their mean returns 15.50, score 0.750" in capsys.readouterr().out
     flags = monobeast.Flags(root=str(tmp_path), name="run", mode="test", episodes=2, env=f"{COUNTING},{COUNTING}")
     alone = replace(flags, env="PongNoFrameskip-v4", task="long")
-    assert monobeast.test(replace(alone, checkpoint=str(tmp_path / "run/checkpoint.pt")))["returns"] == [28, 28]
+    alone = monobeast.validate(replace(alone, checkpoint=str(tmp_path / "run/checkpoint.pt")))  # as main() does
+    assert monobeast.test(alone)["returns"] == [28, 28]
+    with pytest.raises(InputError, match="--task far: there is no such task; there are short, long"):
+        monobeast.test(replace(alone, task="far"))
     policy = beast.load(str(tmp_path / "run/checkpoint.pt"))
     assert policy.net.baseline.out_features == 2
     assert policy.act(np.zeros((3, 3), np.float32))[0].shape == (3,)

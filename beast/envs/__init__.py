@@ -122,7 +122,8 @@ def make(
                     "environment has an argument for it (--env_kwargs)"
                 )
         if env_id.startswith((doom.PREFIX, DMLAB)):  # which skip frames themselves
-            kwargs["frame_skip"] = of_images.pop("frame_skip")
+            if (frames := of_images.pop("frame_skip")) is not None:
+                kwargs["frame_skip"] = frames
         asked = {name: value for name, value in of_images.items() if value is True or (value or 1) > 1}
         if (columns := _of_several_agents(env_id, kwargs)) is None:
             env = _make_registered(env_id, num_envs, asked, reset_ahead, kwargs)

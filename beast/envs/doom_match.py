@@ -82,7 +82,7 @@ class DoomMatch:
             return observations, dict.fromkeys(agents, 0.0), *_ends(agents, True), infos
         self._tics += tics
         is_cut = is_over or self._tics >= self._scenario.limit
-        each = [player.step(now, 0.0, is_cut) for player, now in zip(self._players, seen)]
+        each = [player.step(now, 0.0, is_over) for player, now in zip(self._players, seen)]
         observations, rewards, infos = (dict(zip(agents, x)) for x in zip(*each))
         if is_cut:
             self.agents = []

@@ -79,7 +79,7 @@ def probe_env(create_env: Callable, flags, several_kinds: bool = False, **overri
         raise _not_made(error, flags.env if "env" in read else "create_env()", overrides) from error
     _check_kind(env, num_envs)
     num_envs, agents = env.num_envs, (env.metadata or {}).get("agents", 1)
-    has_all_tasks = getattr(flags, "balance", "samples") == "samples"
+    has_all_tasks = getattr(flags, "balance", "samples") == "samples" and not getattr(flags, "task", "")
     tasks = len((env.metadata or {}).get("tasks", "1")) if has_all_tasks else 1
     with contextlib.ExitStack() as to_close:
         to_close.callback(close, env)

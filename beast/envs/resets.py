@@ -22,6 +22,7 @@ class ResetAhead(gymnasium.Env):
     def __init__(self, make: Callable[[], gymnasium.Env]):
         self._env, self._other = make(), make()
         self._begun: Future | None = None  # the reset of the other
+        self._begin: Callable[[], Any] = self._other.reset
         self.observation_space, self.action_space = self._env.observation_space, self._env.action_space
         self.metadata, self.render_mode = self._env.metadata, self._env.render_mode
         self.spec = self._env.spec
@@ -43,12 +44,12 @@ class ResetAhead(gymnasium.Env):
                 begun.exception()  # wait for its end: what it began is not played
             first = self._env.reset(seed=seed, options=options)
             seed = None if seed is None else int(np.random.SeedSequence([seed, 1]).generate_state(1)[0] >> 2)
-            begin = functools.partial(self._other.reset, seed=seed)
+            self._begin = functools.partial(self._other.reset, seed=seed)
         else:
-            first = begun.result()
+            first = self._begin() if begun.cancel() else begun.result()  # others' resets may be in front of it
             self._env, self._other = self._other, self._env
-            begin = self._other.reset
-        self._begun = _thread().submit(begin)
+            self._begin = self._other.reset
+        self._begun = _thread().submit(self._begin)
         return first
 
     def step(self, action):

@@ -53,11 +53,11 @@ def changed(flags, **values):
     return replace(known, **values) if is_dataclass(flags) else type(flags)(**{**vars(flags), **values})
 
 
-def with_tasks(flags):
+def with_tasks(flags, *, is_env_known: bool = True):
     """The flags with the content of the file of --tasks instead of its name, and the ids of its environments as --env.
 
     Raises InputError for a file that cannot be read or says something else than tasks, and for a --task that there is
-    not."""
+    not, once --env is known."""
     if flags.tasks and not flags.tasks.startswith("{"):
         try:
             text = Path(flags.tasks).read_text(encoding="utf-8")
@@ -72,7 +72,7 @@ def with_tasks(flags):
     if any(not each.env for each in found):
         raise InputError(f"--env {flags.env}: between two commas there is no id")
     names = [each.name for each in found]
-    if flags.task and flags.task not in names:
+    if is_env_known and flags.task and flags.task not in names:
         raise InputError(f"--task {flags.task}: there is no such task; there are {', '.join(names)}")
     env = ",".join(each.env for each in found) if flags.tasks else flags.env
     return flags if env == flags.env else changed(flags, env=env)
@@ -238,14 +238,20 @@ def _spread(infos: Mapping, columns: slice, num_envs: int, whole: dict) -> None:
     count = len(range(num_envs)[columns])
     for key, value in infos.items():
         if isinstance(value, Mapping):
+            if not isinstance(whole.get(key, {}), dict):
+                continue  # another task's is no dictionary
             _spread(value, columns, num_envs, whole.setdefault(key, {}))
         elif not isinstance(value, np.ndarray) or value.shape[:1] != (count,):
             continue  # it is not of each environment
         else:
             shape = (num_envs, *value.shape[1:])
             array = whole.setdefault(key, np.zeros(shape, value.dtype))
-            if array.shape != shape:
+            if not isinstance(array, np.ndarray) or array.shape != shape:
                 continue  # another task's differ
+            if array.dtype != value.dtype:
+                kinds = {array.dtype.kind, value.dtype.kind}
+                is_like = len(kinds) == 1 or kinds <= set("biuf")  # numbers
+                array = whole[key] = array.astype(np.result_type(array, value) if is_like else object)
             array[columns] = value
         if not key.startswith("_") and f"_{key}" not in infos:
             whole.setdefault(f"_{key}", np.zeros(num_envs, bool))[columns] = True

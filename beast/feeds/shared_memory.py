@@ -180,8 +180,7 @@ class SharedMemoryFeed(Feed):
                 self._release(taken)
             for first in range(0, len(taken) * self.memory.group_width, width):
                 self.slots.train(width)
-                if self._starving:
-                    self.actors.wake()
+                self.actors.wake()  # groups that wait for a slot
                 yield columns(rollout, first, width), tuple(state[:, first : first + width] for state in core_state)
             if not is_copy:
                 self.tensors.check_unwritten(rollout)

@@ -175,8 +175,10 @@ def decide(rounds: list[Round]) -> str:
 
 
 def void(batch: dict, updates: int) -> dict:
-    """A copy of a batch in which no transition counts, as all rows are final, and no action is older than `updates`."""
-    found = map_tensors(torch.clone, batch)
+    """A copy of a batch in which no row counts, all rows are final, all numbers are finite, and no action is older than
+    `updates`."""
+    found = map_tensors(torch.nan_to_num, batch)
+    found["counts"] = torch.zeros_like(found["done"])
     found["done"].zero_()
     found["truncated"].zero_()
     found["terminated"].fill_(True)
@@ -192,7 +194,7 @@ class Rounds:
         self._feed, self._learner, self._finished = feed, learner, finished
         self._source: Iterator = iter(())
         self._first: tuple | None = None  # rollout, a copy
-        self._lacking_since = time.monotonic()
+        self._lacking_since, self._is_held = time.monotonic(), False
 
     def rollouts(self) -> Iterator[tuple[dict, tuple]]:
         """As `Feed.rollouts`, until a rank leaves. Raises WorkerFailure for ranks with unequally many updates."""
@@ -206,18 +208,20 @@ class Rounds:
             if verdict == "go":
                 if item is None:
                     assert self._first  # nobody goes on with a rank that never had one
-                    item = void(self._first[0], self._learner.updates), self._first[1]
-                yield item
-                item = None
+                    yield void(self._first[0], self._learner.updates), self._first[1]
+                else:
+                    yield item
+                    item, self._lacking_since = None, time.monotonic()
+            self._is_held = verdict == "hold"
 
     def _next(self) -> tuple | None:
         item = next(self._source, None)
         if item is None and not self._feed.closed.is_set():
             is_starving = time.monotonic() - self._lacking_since >= PATIENCE and self._first is not None
-            self._source = self._feed.rollouts(0.0 if is_starving else WAIT)
+            # Where others train meanwhile, they do not wait for this one.
+            self._source = self._feed.rollouts(0.0 if is_starving and not self._is_held else WAIT)
             item = next(self._source, None)
         if item is not None:
-            self._lacking_since = time.monotonic()
             if self._first is None:
                 self._first = map_tensors(torch.clone, item[0]), tuple(x.clone() for x in item[1])
         return item

@@ -209,7 +209,9 @@ def of_all_tasks(of_each: dict[Task, dict]) -> dict:
     first, *others = of_each.values()
     if not others:
         return first
-    scores = [task.reference.score(found["mean"]) for task, found in of_each.items() if task.reference]
+    for task, found in of_each.items():
+        found["score"] = task.reference.score(found["mean"]) if task.reference else None
+    scores = [found["score"] for found in of_each.values() if found["score"] is not None]
     errors = [found["standard_error"] for found in of_each.values() if found["standard_error"] is not None]
     result = {
         **first, "env": ",".join(task.env for task in of_each),

@@ -266,7 +266,7 @@ def env_arguments(flags: EnvFlags) -> list[str]:
 def check_env_flags(flags: F) -> F:
     """The flags with the content of --tasks, and with `env_kwargs` as JSON writes it. Raises InputError for the first
     flag of `EnvFlags` that cannot be."""
-    flags = with_tasks(flags)
+    flags = with_tasks(flags, is_env_known=getattr(flags, "mode", "train") != "test")  # else it is a checkpoint's
     kwargs = parse_env_kwargs(flags.env_kwargs)
     chosen = {name: limits for name, limits in ENV_LIMITS_UNLESS_AUTO.items() if getattr(flags, name) != "auto"}
     check_limits(flags, {**ENV_LIMITS, **chosen})
