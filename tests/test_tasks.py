@@ -416,12 +416,12 @@ def test_the_policy_of_a_task_with_small_rewards_learns_from_them_beside_one_wit
     net.baseline.deviation.copy_(torch.tensor([1.0, 1000.0]))
     net.baseline.mean.zero_()
     batch = batch_of(flags, net, [0, 0, 1, 1])
+    batch["action"] = torch.randint(0, 2, batch["action"].shape)
     noise = torch.randn(batch["reward"].shape)
 
     def gradient(sign: float) -> torch.Tensor:
         given = {**batch, "reward": noise * torch.tensor([sign, sign, 1000.0, 1000.0])}
         net.zero_grad()
-        net.policy.bias.grad = None
         monobeast.compute_loss(flags, net, given, ())[0].backward()
         return torch.cat([x.grad.flatten() for x in net.policy.parameters()]).clone()
 
