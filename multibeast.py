@@ -281,11 +281,12 @@ def check_counts(agent: ModuleType, flags, net: torch.nn.Module, env_spaces: Env
         rows[f"obs/{name}"][...] = 1 if name == MASK else space.sample()
     device = next(net.parameters()).device
     largest = min(float(flags.reward_clip) or 1.0, 1.0)
+    of_one = np.stack([random_actions(env_spaces.action, B, np.random.default_rng(t)) for t in range(T + 1)])
 
     def loss_of(reward: float, other: int) -> float:
         """Of one column that counts, and another one that does not and is different for each number."""
         random = np.random.default_rng(other)
-        actions = np.stack([random_actions(env_spaces.action, B, np.random.default_rng(t)) for t in range(T + 1)])
+        actions = of_one.copy()
         actions[:, 1] = np.stack([random_actions(env_spaces.action, B, random)[1] for _ in range(T + 1)])
         rewards = np.linspace(0, largest, T + 1)[:, None] * [reward, random.uniform()]
         logits = rows["policy_logits"].copy()

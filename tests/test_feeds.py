@@ -480,4 +480,4 @@ def test_a_group_that_waits_for_a_slot_is_looked_at_whenever_the_learner_has_com
     for _ in range(2):
         wake.reset_mock()
         assert next(rollouts) and wake.called
-    assert filled.feed.slots._ahead == 0, "both columns of it are trained"
+    assert filled.feed.slots._untrained == 0, "both columns of it are trained"

@@ -168,7 +168,7 @@ def test_in_lock_step_acting_waits_until_the_learner_waits_for_more():
 
 def test_the_policy_lag_of_equally_fast_groups_comes_near_the_printed_bound_and_stays_within_it(monkeypatch):
     """Groups fill slots row by row in turn; a learner of random speed. Slots are handed out as early as can be."""
-    monkeypatch.setattr(beast.feeds.slots, "LOWERED", 0)
+    monkeypatch.setattr(Slots, "_is_early", lambda self: False)
     for num_slots, K, B in ((4, 16, 16), (5, 16, 4), (6, 8, 16), (5, 8, 16)):
         rng, slots, updates, worst = random.Random(0), Slots(num_slots), 0, 0
         filling: deque[int] = deque()
@@ -198,14 +198,14 @@ class Clock:
     """Learner and groups that fill slots, in simulated time: the policy lags of the second half of its updates, and the
     share of the time that the learner waits."""
 
-    def __init__(self, K: int, B: int, rollout: float, update: float, hangs: float = math.inf):
-        """Four groups need `rollout` seconds for a slot, the learner `update`. Once, from then on, a group `hangs`."""
+    def __init__(self, K: int, B: int, rollout: float, update: float, groups: int = 4, hangs: float = math.inf):
+        """The groups need `rollout` seconds for a slot, the learner `update`. Once, from then on, a group `hangs`."""
         self.K, self.B, self.per_batch, self.update = K, B, max(B // K, 1), update
         self.rollout, self.hangs, self.now, self.rng = rollout, hangs, 0.0, random.Random(0)
-        self.slots = Slots(4 + self.per_batch, width=K)
+        self.slots = Slots(groups + self.per_batch, width=K)
         self.filling: list[tuple[float, int]] = []
         self.versions: dict[int, int] = {}
-        self.idle, self.updates, self.lags, self.waited = 4, 0, [], 0.0
+        self.idle, self.updates, self.lags, self.waited = groups, 0, [], 0.0
 
     def monotonic(self) -> float:
         return self.now
@@ -250,21 +250,36 @@ class Clock:
 
 
 @pytest.mark.parametrize(
-    "K, B, rollout, update, lag",
+    "groups, K, B, rollout, update, lag",
     [
-        (16, 4, 0.1, 0.05, 5),  # with all slots full it is 17.5
-        (16, 4, 0.2, 0.05, 7),
-        (16, 16, 0.1, 0.1, 2),  # 4
-        (16, 32, 0.3, 0.4, 1.1),  # 2
+        (4, 16, 4, 0.1, 0.05, 5),  # with all slots full it is 17.5
+        (4, 16, 4, 0.2, 0.05, 7),
+        (4, 16, 16, 0.1, 0.1, 2.1),  # 4
+        (4, 16, 32, 0.3, 0.4, 1.1),  # 2
+        (16, 4, 4, 0.32, 0.05, 9),  # 16
+        (32, 8, 32, 1.28, 0.4, 4.1),  # 9
     ],
 )
-def test_slots_are_handed_out_just_in_time_for_a_learner_that_hardly_waits(monkeypatch, K, B, rollout, update, lag):
-    clock = Clock(K, B, rollout, update)
+def test_slots_are_handed_out_just_in_time_for_a_learner_that_hardly_waits(
+    monkeypatch, groups, K, B, rollout, update, lag
+):  # fmt: skip
+    clock = Clock(K, B, rollout, update, groups)
     monkeypatch.setattr(beast.feeds.slots, "time", clock)
     clock.train(2000)
     half = len(clock.lags) // 2
     assert sum(clock.lags[half:]) / half < lag
-    assert clock.waited < 0.015 * clock.now
+    assert clock.waited < 0.005 * clock.now
+
+
+def test_slots_are_handed_out_earlier_when_groups_become_slower(monkeypatch):
+    clock = Clock(16, 4, rollout=0.1, update=0.05)
+    monkeypatch.setattr(beast.feeds.slots, "time", clock)
+    clock.train(500)
+    clock.rollout = 0.5
+    clock.train(100)
+    clock.waited, began = 0.0, clock.now
+    clock.train(500)
+    assert clock.waited < 0.005 * (clock.now - began)
 
 
 def test_a_learner_that_is_faster_than_the_groups_has_them_all_at_work(monkeypatch):
@@ -279,4 +294,4 @@ def test_a_group_that_hangs_holds_nobody_up_however_few_slots_were_handed_out(mo
     monkeypatch.setattr(beast.feeds.slots, "time", clock)
     clock.train(2000)
     assert clock.updates == 1999 and clock.waited < 5
-    assert clock.slots._ahead == 16 * (len(clock.filling) + len(clock.slots._full)) and clock.now > 200
+    assert clock.slots._begun_slots() == len(clock.filling) + len(clock.slots._full) and clock.now > 200

@@ -84,6 +84,7 @@ class Run:
         if monkeypatch:
             monkeypatch.setattr(shared_memory, "SlotTensors", lambda *args: SlotTensors(*args, is_twin=is_twin))
         self.feed = SharedMemoryFeed(consumer, self.memory, self.actors, batch_width, joins_groups=True)
+        self.feed.slots._is_early = lambda: False  # tests/test_rollout.py has what is just in time
 
     def act(self, turns: int = 100) -> None:
         """Answer the rows of so many turns of the actors, or until no group gets any further."""

@@ -13,11 +13,23 @@ from beast.envs.rows import OBJECTIVE, REWARD_TERMS, nest_observations, written_
 from beast.feeds.memory import RolloutMemory
 
 NO_SLOT = -1
-# What a wait of the learner adds to the columns that may be ahead of it, and what a batch that was full all the time
-# takes off them, as shares of what the learner takes at a time.
-RAISED, LOWERED = 1 / 4, 1 / 8
+RECENT = 0.1  # weight of the newest value in a running mean
+DEVIATIONS = 3  # mean deviations beyond the mean that a slot is given to be filled
 MOST_OVERTAKEN = 4  # a slot that so many later ones have overtaken does not count: its group is slow, or hangs
 PATIENCE = 0.1  # seconds that the learner waits before more slots are handed out than may be ahead
+
+
+class RunningMean:
+    """The mean of the latest values, and their mean deviation from it; NaN before there is one."""
+
+    def __init__(self) -> None:
+        self.mean = self.deviation = math.nan
+
+    def add(self, value: float) -> None:
+        if math.isnan(self.mean):
+            self.mean, self.deviation = value, 0.0
+        self.deviation += RECENT * (abs(value - self.mean) - self.deviation)
+        self.mean += RECENT * (value - self.mean)
 
 
 class Slots:
@@ -26,9 +38,8 @@ class Slots:
     One thread acquires and fills (inference), another takes (the learner), both release. In `lock_step` only one of the
     two works at a time: `take` waits for the other's `may_act`, and that for the next `take`.
 
-    Slots are handed out just in time, as every column ahead of the learner is policy lag. A learner that had to wait
-    raises the number of columns that may be ahead. One whose slots were full before it came lowers it, by the square of
-    the share of its time for which they were: far off quickly, near by slowly.
+    Every column ahead of the learner is policy lag. So slots are handed out just in time: when the learner has no more
+    to train before a slot's batch than it trains while the slot is filled.
     """
 
     def __init__(self, num_slots: int, lock_step: bool = False, width: int = 1):
@@ -40,10 +51,12 @@ class Slots:
         self._condition = threading.Condition()
         self._closed = False
         self._found_full: list[int] = []  # slots, each time that the learner came and got some
-        self._width, self._ahead = width, 0  # columns that were begun, and that the learner does not train yet
-        self._most = self._limit = float(num_slots * width)  # of columns ahead
-        self._overtaken: dict[int, int] = {}  # of those that are filled, in their order: by how many later ones
-        self._full_since = [0.0] * num_slots
+        self._width, self._at_once = width, 1  # columns of a slot, and slots that the learner takes at once
+        self._overtaken: dict[int, int] = {}  # slots that are being filled, in their order: by how many later ones
+        self._untrained = 0  # columns that were taken, and whose training has not begun
+        self._training = 0  # columns in training, which began at `_trains_since`
+        self._begun, self._trains_since = [0.0] * num_slots, 0.0
+        self._to_fill, self._per_column = RunningMean(), RunningMean()  # seconds of a slot, and of the learner
         self._came = -math.inf  # when the learner last came for slots
 
     def acquire(self, prefer: int, avoid: set[int]) -> int | None:
@@ -54,25 +67,31 @@ class Slots:
                 return None
             slot = prefer if prefer in allowed else allowed[0]
             self.free.remove(slot)
-            self._ahead += self._width
             self._overtaken[slot] = 0
+            self._begun[slot] = time.monotonic()
             return slot
 
     def _is_early(self) -> bool:
-        if self._lock_step or self._ahead + self._width <= self._limit:
+        begun = self._begun_slots()
+        before = self._untrained + (begun - begun % self._at_once) * self._width  # columns that are trained before it
+        seconds_to_fill = self._to_fill.mean + DEVIATIONS * self._to_fill.deviation
+        if self._lock_step or not before * self._per_column.mean > seconds_to_fill:  # NaN before anything was measured
             return False
         # Who fills the slots that the learner waits for may hang.
         return not self._wanted or time.monotonic() - self._came < PATIENCE
+
+    def _begun_slots(self) -> int:
+        """Slots that were handed out, and that the learner has not taken."""
+        return sum(count < MOST_OVERTAKEN for count in self._overtaken.values()) + len(self._full)
 
     def fill(self, slot: int) -> None:
         """All rows of the slot are written: the learner may have it."""
         with self._condition:
             for earlier in itertools.takewhile(lambda other: other != slot, self._overtaken):
                 self._overtaken[earlier] += 1
-                self._ahead -= self._width * (self._overtaken[earlier] == MOST_OVERTAKEN)
-            self._ahead += self._width * (self._overtaken.pop(slot) >= MOST_OVERTAKEN)
+            del self._overtaken[slot]
+            self._to_fill.add(time.monotonic() - self._begun[slot])
             self._full.append(slot)
-            self._full_since[slot] = time.monotonic()
             self._condition.notify_all()
 
     def take(self, count: int, timeout: float | None = None) -> list[int]:
@@ -80,29 +99,31 @@ class Slots:
         when `timeout` seconds are over."""
         with self._condition:
             num_full = len(self._full)
-            came_before, self._came = self._came, time.monotonic()
-            self._wanted = count
+            self._end_training()
+            self._came, self._wanted = time.monotonic(), count
             self._condition.notify_all()
             are_there = self._condition.wait_for(
                 lambda: self._closed or (len(self._full) >= count and self._may_take), timeout
             )
             self._wanted = 0
-            if num_full < count:
-                self._limit = min(self._limit + count * self._width * RAISED, self._most)
             if self._closed or not are_there:
                 return []
             self._found_full.append(num_full)
-            taken = [self._full.popleft() for _ in range(count)]
-            if num_full >= count:
-                waited = self._came - max(self._full_since[slot] for slot in taken)
-                share = min(waited / max(self._came - came_before, 1e-9), 1.0)
-                self._limit = max(self._limit - count * self._width * LOWERED * share**2, count * self._width)
-            return taken
+            self._untrained += count * self._width
+            self._at_once = max(self._at_once, count)
+            return [self._full.popleft() for _ in range(count)]
 
     def train(self, columns: int) -> None:
         """The learner begins to train so many columns of what it took: they are no longer ahead of it."""
         with self._condition:
-            self._ahead -= columns
+            self._end_training()
+            self._untrained -= columns
+            self._training, self._trains_since = columns, time.monotonic()
+
+    def _end_training(self) -> None:
+        if self._training:
+            self._per_column.add((time.monotonic() - self._trains_since) / self._training)
+            self._training = 0
 
     def release(self, slots: list[int]) -> None:
         """Slots that were trained, or copied, may be written again."""
@@ -110,9 +131,10 @@ class Slots:
             self.free.extend(slots)
 
     def give_up(self, slot: int) -> None:
-        """A slot that will not be trained may be written again."""
+        """A slot that was begun or taken, and will not be trained, may be written again."""
         with self._condition:
-            self._ahead -= self._width * (self._overtaken.pop(slot, 0) < MOST_OVERTAKEN)
+            if self._overtaken.pop(slot, None) is None:
+                self._untrained -= self._width
             self.free.append(slot)
 
     def may_act(self) -> bool:

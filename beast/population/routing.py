@@ -146,7 +146,8 @@ class Dealer:
                 continue
             columns = as_slice(own[1:].any(0).nonzero().flatten().cpu().numpy())
             rows, state = take(({**rollout, "counts": own}, core_state), columns)
-            if not own[1:, columns].all():  # another policy's, too, and an update may edit all but the observations
+            # Another policy's, too, and an update may edit all but the observations. An index has copied already.
+            if isinstance(columns, slice) and not own[1:, columns].all():
                 rows = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in rows.items()}
             part = rows, state
             if waiting := self._waiting[number]:
