@@ -983,7 +983,11 @@ OTHER_MUTANTS = {
         ("deviations of nothing", "abs(value - self.mean) - self.deviation", "0"),
         ("a column is an update", "self._trains_since) / self._training", "self._trains_since)"),
         ("nobody acts where one hangs", "return not self._wanted or time", "return True or time"),
-        ("who hangs counts", "sum(count < MOST_OVERTAKEN for count in self._overtaken.values())", "len(self._overtaken)"),
+        (
+            "who hangs counts",
+            "sum(count < MOST_OVERTAKEN for count in self._overtaken.values())",
+            "len(self._overtaken)",
+        ),
         ("nobody overtakes", "self._overtaken[earlier] += 1", "pass"),
         ("taken, and not ahead", "self._untrained += count * self._width", "pass"),
         ("given up, and counts", "self._untrained -= self._width", "pass"),

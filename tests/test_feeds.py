@@ -459,6 +459,7 @@ def test_a_rollout_that_came_with_one_that_is_too_old_waits_for_the_next_and_is_
         assert filled.take() == []
         assert filled.games == [1, 2] and filled.feed.dropped_rollouts == 1
         assert len(filled.feed.slots.free) == 3, "that of the old one"
+        assert filled.feed.slots._untrained == 2, "the columns of the new one"
     filled.fill(3)
     assert filled.take() == [[1, 1, 3, 3]] and filled.games == [1, 2, 3]
 
