@@ -31,6 +31,7 @@ import torch
 from beast.envs.masks import MASK
 from beast.envs.rows import OBJECTIVE, REWARD_TERMS, nest_observations, rollout_fields
 from beast.envs.spaces import ActionsByKind, EnvSpaces, random_actions
+from beast.envs.tasks import tasks_of
 from beast.errors import InputError, exit_with_message
 from beast.feeds.actors import GROUPS_PER_ACTOR
 from beast.feeds.feed import Feed
@@ -116,9 +117,9 @@ class PopulationFlags:
 
 # FORK HERE: who plays whom.
 def choose_policy(flags, game: Game, population: Population, random: np.random.Generator) -> list[int]:
-    """The policy of each seat of a game that begins. With one seat, neighbouring environments keep one policy, and all
-    policies have equally many. With several, each seat is drawn from the policies of its kind of agents that learn, and
-    in --past_share of the games one seat is drawn from the past ones."""
+    """The policy of each seat of a game that begins. With one seat, neighbouring environments keep one policy, and
+    numbers of environments differ by one at most. With several, each seat is drawn from the policies of its kind of
+    agents that learn, and in --past_share of the games one seat is drawn from the past ones."""
     if game.seats == 1:
         return [game.env * flags.num_policies // game.num_envs]
     chosen = [int(random.choice(population.live(kind))) for kind in game.kinds]
@@ -140,8 +141,8 @@ def infer(
         for policy, columns in by_policy(players):
             kind = kinds[population.kind_of(policy)]
             inputs, core_state = take((rows.inputs, rows.core_state), columns)
-            of_now = weights[policy].newest() if policy < len(weights) else nullcontext((population.net(policy), 0))
-            with torch.no_grad(), of_now as (net, version):
+            newest = weights[policy].newest() if policy < len(weights) else nullcontext((population.net(policy), 0))
+            with torch.no_grad(), newest as (net, version):
                 policy_logits, baseline, core_state = net(kind.own(inputs), core_state)
                 action = distribution(net.action_space, policy_logits).sample(generator)
             versions = torch.full(baseline.shape, version, dtype=torch.int32)
@@ -152,7 +153,7 @@ def infer(
 
 def learn(
     training: Training, feed: Feed, weights: list[PublishedWeights], population: Population, kinds: list[Kind],
-    seats: int, tuned: Tuned, update: Callable,
+    seats: Seats, tuned: Tuned, update: Callable,
 ) -> None:  # fmt: skip
     """Train each policy on its own transitions as rollouts come, until all steps or minutes are used up.
 
@@ -162,7 +163,7 @@ def learn(
     assert isinstance(learners, Learners)
     dealer = Dealer(len(learners.each), flags.batch_width)
     for rollout, state in feed.rollouts():  # [T+1, K, …]
-        games = finished_games(rollout, seats)
+        games = finished_games(rollout, seats.count)
         with learners.updating:  # a lock: no checkpoint holds half an update
             population.record(games)
             tuned.record(games)
@@ -176,24 +177,26 @@ def learn(
                 outcome = update(tuned.flags[policy], learner, batch, core_state)
                 counted = learners.count_update(policy, measured, outcome)
                 weights[policy].publish(learner.net, learner.updates)
-                population.grow(policy, learner.steps)
+                population.grow(policy, learner.steps, seats.playing())
                 learners.laps.lap("publish")
                 training.record(counted)
             if training.finished():
                 return
         with learners.updating:
-            for policy, donor in tuned.replaced(learners.steps):
+            for policy, donor in tuned.event(learners.steps):
                 # It counts as an update: what older weights have chosen is known by its number, and not trained on.
                 copy_learner(learners.each[policy], learners.each[donor])
                 dealer.forget(policy, learners.each[policy].updates)
                 weights[policy].publish(learners.nets[policy], learners.each[policy].updates)
                 population.inherit(donor, policy)
+            tuned.apply()
 
 
 def copy_learner(learner: Learner, donor: Learner) -> None:
-    """Give a learner the weights and the optimizer's state of another one; it keeps its counts."""
-    learner.net.load_state_dict(donor.net.state_dict())
-    learner.optimizer.load_state_dict(copy.deepcopy(donor.optimizer.state_dict()))
+    """Give a learner all that another one has learned: weights, optimizer, and what a fork's has besides. It keeps its
+    counts and games."""
+    own = {name: x for name, x in learner.state_dict().items() if name in ("counts", "rng")}
+    learner.load_state_dict({**copy.deepcopy(donor.state_dict()), **own, "returns": [], "lengths": [], "tasks": {}})
     learner.updates += 1
 
 
@@ -212,6 +215,15 @@ def train(flags, choose_policy: Callable = choose_policy) -> Result:
     if env_spaces.agents == 1 and (flags.past_every or flags.objective == "win"):
         given = f"--past_every {flags.past_every}" if flags.past_every else "--objective win"
         raise InputError(f"{given}: {env_spaces.env_id} has one agent, whom nobody plays against; leave it out")
+    num_tasks = len(tasks_of(flags.env, flags.tasks))
+    if num_tasks > 1 < flags.num_policies and (
+        flags.balance == "compute" or num_columns % (flags.num_policies * num_tasks)
+    ):
+        raise InputError(
+            f"--num_policies {flags.num_policies}: each policy plays the same number of neighbouring environments, and "
+            f"all {num_tasks} tasks with --balance samples and a multiple of {flags.num_policies * num_tasks} "
+            f"environments; there are {num_columns}, so change --group_width or --num_actors"
+        )
     torch.manual_seed(flags.seed)
     random = np.random.default_rng([flags.seed, 1])
     each: list[Learner] = []
@@ -228,6 +240,8 @@ def train(flags, choose_policy: Callable = choose_policy) -> Result:
         np.random.default_rng([flags.seed, 2]), len(kinds),
     )  # fmt: skip
     learners = Learners(each, random, {"population": population})
+    # Agents that differ have returns that do not compare, and what one of two rivals gains the other loses.
+    learners.compares_returns = len(kinds) == 1 and not flags.past_every
     terms = env_spaces.reward_terms
     random_of_pbt = np.random.default_rng([flags.seed, 3])
     tuned = Tuned(of_each, learners, terms, partial(validate, agent), random_of_pbt, len(kinds))
@@ -248,7 +262,7 @@ def train(flags, choose_policy: Callable = choose_policy) -> Result:
         return training.run_threads(
             feed,
             infer=partial(infer, feed, weights, population, kinds, seats, training.generator),
-            learn=partial(learn, training, feed, weights, population, kinds, env_spaces.agents, tuned, agent.update),
+            learn=partial(learn, training, feed, weights, population, kinds, seats, tuned, agent.update),
             save_beside=partial(save_beside, training, population, tuned),
             introduction=f"{policies_of(flags, kinds)}, updates of {batch} for each",
         )

@@ -581,13 +581,13 @@ OTHER_MUTANTS = {
     "beast/population/routing.py": [
         (
             "drawn at each row",
-            "begins(done, step, self._seats)):\n            index",
-            "begins(done | True, 0 * step, self._seats)):\n            index",
+            "begins(done, step, self.count)):\n            game",
+            "begins(done | True, 0 * step, self.count)):\n            game",
         ),
         (
             "drawn at each life",
-            "begins(done, step, self._seats)):\n            index",
-            "begins(done, 0 * step, self._seats)):\n            index",
+            "begins(done, step, self.count)):\n            game",
+            "begins(done, 0 * step, self.count)):\n            game",
         ),
         (
             "who comes later is drawn anew",

@@ -337,7 +337,7 @@ def test_a_run_of_several_policies_resumes_tells_of_each_and_each_can_be_played(
         assert all(np.isfinite(float(row[f"policy{p}/{name}"])) for p in range(4))
     mean = np.mean([float(row[f"policy{p}/losses/entropy"]) for p in range(4)])
     assert float(row["losses/entropy"]) == pytest.approx(mean, rel=0.1)
-    assert float(row["charts/learning_rate"]) < 1e-6, "each has a schedule of its own"
+    assert float(row["charts/learning_rate"]) < 1e-5, "each has a schedule of its own"
     result = multibeast.test(small_flags(tmp_path, policy=2, episodes=3, num_policies=4))
     fork = tmp_path / "other_fork.py"
     fork.write_text(Path(monobeast.__file__).read_text())
@@ -435,6 +435,37 @@ def test_the_best_policy_is_kept_as_monobeast_would_have_saved_it(tmp_path):
     path = str(result.directory / "best.pt")
     assert len(monobeast.test(monobeast.Flags(checkpoint=path, episodes=2))["returns"]) == 2
     assert beast.load(path).steps == state["policies"][number]["counts"]["steps"]
+
+
+def test_a_policy_that_copies_another_has_all_that_its_learner_has_and_its_own_counts_and_games():
+    class Averaging(multibeast.Learner):
+        """Of a fork: it keeps a mean of its weights."""
+
+        def __init__(self, number: int):
+            net = torch.nn.Linear(2, 2)
+            super().__init__(net, torch.optim.Adam(net.parameters()), 5)
+            self.average, self.steps, self.updates = torch.tensor(float(number)), 100 * number, number
+            self.returns.append(number)
+
+        def state_dict(self):
+            return {**super().state_dict(), "average": self.average}
+
+        def load_state_dict(self, state):
+            super().load_state_dict(state)
+            self.average = state["average"]
+
+    one, other = Averaging(1), Averaging(2)
+    for _ in range(2):
+        other.net(torch.ones(2)).sum().backward()
+        other.optimizer.step()
+    multibeast.copy_learner(one, other)
+    assert one.average == 2 and one.average is not other.average
+    assert (one.steps, one.updates, list(one.returns)) == (100, 2, [1])
+    moments = [learner.optimizer.state[learner.net.weight]["exp_avg"] for learner in (one, other)]
+    assert torch.equal(*moments) and torch.equal(one.net.weight, other.net.weight)
+    before = one.net.weight.detach().clone(), moments[0].clone()
+    other.optimizer.step()
+    assert torch.equal(one.net.weight, before[0]) and torch.equal(moments[0], before[1]), "copies"
 
 
 def test_policies_are_evaluated_in_turn_while_they_train(tmp_path):
@@ -537,6 +568,9 @@ def test_files_that_are_no_agent_for_it_are_refused_by_name(name):
         multibeast.agent_module("nothing.py")
 
 
+TASKS = {"env": "CartPole-v0,CartPole-v1", "num_policies": 3}
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
@@ -545,6 +579,11 @@ def test_files_that_are_no_agent_for_it_are_refused_by_name(name):
         ({"auto": True}, "--auto: it measures one policy"),
         ({"past_every": 100}, "--past_every 100: CartPole-v1 has one agent"),
         ({"objective": "win"}, "--objective win: CartPole-v1 has one agent"),
+        (
+            {**TASKS, "group_width": 16},
+            "--num_policies 3: .* 2 tasks .* multiple of 6 environments; there are 32",
+        ),
+        ({**TASKS, "balance": "compute", "num_actors": 2}, "--num_policies 3: .* with --balance samples"),
     ],
 )
 def test_what_several_policies_cannot_have_is_refused(tmp_path, changes, message):

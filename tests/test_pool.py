@@ -39,6 +39,16 @@ def test_past_policies_cover_the_run_evenly_and_a_number_is_used_once():
     assert 8 <= len(kept) <= 16 and set(gaps.tolist()) == {1600}
 
 
+def test_nets_of_dropped_policies_are_freed_when_no_game_has_them():
+    population, _ = new_population(num_live=1, every=100, size=4, at_once=1)
+    for now in range(100, 100_000, 100):
+        population.grow(0, now, playing={3})
+        assert set(population.past()) <= set(population._all)
+    kept = {past["number"] for past in population.state_dict()["kept"]}
+    assert population.net(3) and 3 not in kept, "a game goes on"
+    assert len(population._all) <= 2 * 4 + 1
+
+
 def test_past_policies_of_each_live_one_cover_the_run():
     population, _ = new_population(num_live=3, size=9)
     for now in range(10, 10_000, 10):

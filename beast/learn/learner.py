@@ -65,6 +65,7 @@ class Learner:
         self.lengths: deque[int] = deque(maxlen=100)
         self.episodes = 0
         self.best = self.best_eval = -math.inf  # mean return of the last 100 games, and of an evaluation
+        self.compares_returns = True  # whether the policy with the higher mean return is the better one
         self.bad_inputs = ""  # NaN and Inf that the environments gave to the latest bad updates
         self.tasks = TaskRecords([])
         self._untold: list[ranks.Game] = []  # games of this rank that the others do not know of

@@ -63,7 +63,9 @@ class Learners(Learner):
     def numbers(self) -> dict[str, float]:
         of_each = {f"policy{policy}/{name}": x for policy, learner in enumerate(self.each)
                    for name, x in {"stats/steps": learner.steps, **learner.numbers()}.items()}  # fmt: skip
-        return {**super().numbers(), **(of_each if len(self.each) > 1 else {})}
+        rates = [learner.optimizer.param_groups[0]["lr"] for learner in self.each]
+        found = {**super().numbers(), "charts/learning_rate": float(np.mean(rates))}
+        return {**found, **(of_each if len(self.each) > 1 else {})}
 
     def state_dict(self) -> dict:
         own = super().state_dict()

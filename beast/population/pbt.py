@@ -83,37 +83,38 @@ class PBT:
     def event(self, steps: int = 0) -> list[Change]:
         """Decide, by one snapshot of the objectives, what becomes of each policy after so many steps of all; take the
         new values over."""
-        rules, self.num_events = self.rules, self.num_events + 1
-        games = [len(window) for window in self.windows]
-        objectives = [float(np.mean(window)) if window else math.nan for window in self.windows]
-        before = [dict(values) for values in self.values]
-        changes = []
-        for policy in range(len(self.values)):
-            if policy % self._each == 0:  # the first one of its kind
-                kind = range(policy, policy + self._each)
-                old = [each for each in kind if games[each] >= rules.min_games]
-                ranked = sorted(old, key=lambda each: (-objectives[each], each))
-                count = math.ceil(rules.fraction * len(ranked))
-                best, worst = ranked[:count], set(ranked[len(ranked) - count :]) - set(ranked[:count])
-            rank = ranked.index(policy) if policy in ranked else None
-            what, donor, values = "young" if rank is None else "best", policy, before[policy]
-            if len(ranked) > 1 and policy in ranked and policy not in best:
-                if policy in worst:
-                    candidate = int(self._random.choice(best))
-                    if self._is_better(objectives[candidate], objectives[policy]):
-                        donor = candidate
-                values = dict(before[donor])
-                values = values if self._keeps(policy) else self._mutate(values)
-                what = "replaced" if donor != policy else "mutated" if values != before[policy] else "kept"
-            elif rank is not None and policy not in best:
-                what = "kept"  # it is alone
-            changes.append(Change(policy, rank, objectives[policy], games[policy], what, donor, values))
+        self.num_events += 1
+        kinds = [range(first, first + self._each) for first in range(0, len(self.values), self._each)]
+        changes = [change for kind in kinds for change in self._changes(kind)]
         for change in changes:
             self.values[change.policy] = change.values
             if change.donor != change.policy:
                 self.windows[change.policy].clear()
             told = {name: x for name, x in change._asdict().items() if name != "values"}
             self.history.append({"event": self.num_events, "steps": steps, **told, **change.values})
+        return changes
+
+    def _changes(self, kind: range) -> list[Change]:
+        """What becomes of the policies of a kind of agents."""
+        games = {policy: len(self.windows[policy]) for policy in kind}
+        objectives = {policy: float(np.mean(self.windows[policy])) if games[policy] else math.nan for policy in kind}
+        old = [policy for policy in kind if games[policy] >= self.rules.min_games]
+        ranked = sorted(old, key=lambda policy: (-objectives[policy], policy))
+        count = math.ceil(self.rules.fraction * len(ranked))
+        best, worst = ranked[:count], ranked[max(count, len(ranked) - count) :]
+        changes = []
+        for policy in kind:
+            rank = ranked.index(policy) if policy in ranked else None
+            what, donor, values = "young" if rank is None else "best", policy, dict(self.values[policy])
+            if rank is not None and policy not in best:
+                if policy in worst:
+                    candidate = int(self._random.choice(best))
+                    if self._is_better(objectives[candidate], objectives[policy]):
+                        donor = candidate
+                values = dict(self.values[donor])
+                values = values if self._keeps(policy) else self._mutate(values)
+                what = "replaced" if donor != policy else "mutated" if values != self.values[policy] else "kept"
+            changes.append(Change(policy, rank, objectives[policy], games[policy], what, donor, values))
         return changes
 
     def _keeps(self, policy: int) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Set
 from typing import Any
 
 import numpy as np
 from torch import nn
 
+from beast.device import Fence
 from beast.learn.published import acting_copy, own_copy
 from beast.population.ratings import ratings
 from beast.population.routing import Played
@@ -20,6 +22,8 @@ class Past:
 
     def __init__(self, net: nn.Module, parent: int, steps: int):
         self.net, self.acting, self.parent, self.steps = net, acting_copy(net), parent, steps
+        self.written = Fence(next(net.parameters()).device)  # by the thread that trains, for the one that acts
+        self.written.set()
 
 
 class Population:
@@ -28,7 +32,7 @@ class Population:
     Every `every` steps of a live policy its weights are frozen as a past one, whose number is used once. When there are
     more than `size` of a kind, and than two of each parent, every second one of each parent is dropped and `every`
     doubles for that kind, so that the rest covers the run evenly. `at_once` of those of a kind may be drawn, others
-    every quarter of `every`. A game that has begun is played to its end.
+    every quarter of `every`. A game that has begun is played to its end, also by a policy that was dropped meanwhile.
     """
 
     def __init__(
@@ -41,12 +45,15 @@ class Population:
         self._every = [every] * num_kinds
         self._all: dict[int, Past] = {}  # a dropped one may still play a game
         self._kept: list[int] = []
+        self._dropped: set[int] = set()  # at the last time that policies were
         self._next_number, self._frozen_at, self._drawn_at = len(nets), [0] * len(nets), [0] * num_kinds
         self.results: dict[tuple[int, int], deque[float]] = {}  # of the first one, newest last: 1, 0.5 or 0
 
     def net(self, number: int) -> nn.Module:
         """A past policy's, to act with."""
-        return self._all[number].acting
+        past = self._all[number]
+        past.written.wait()
+        return past.acting
 
     def live(self, kind: int = 0) -> list[int]:
         """The policies of a kind of agents that learn."""
@@ -62,13 +69,15 @@ class Population:
             number = self._all[number].parent
         return number // self._each if 0 <= number < len(self._nets) else -1
 
-    def grow(self, policy: int, steps: int) -> None:
-        """Freeze a live policy's weights after so many steps of it, if that is due, and draw who may be `past`."""
+    def grow(self, policy: int, steps: int, playing: Set[int] = frozenset()) -> None:
+        """Freeze a live policy's weights after so many steps of it, if that is due, and draw who may be `past`.
+        `playing` are the policies of the games that go on."""
         kind = self.kind_of(policy)
         if not self._every[kind]:
             return
         if steps - self._frozen_at[policy] >= self._every[kind]:
             self._frozen_at[policy] = steps
+            self._free(playing)
             number, self._next_number = self._next_number, self._next_number + 1
             self._all[number] = Past(own_copy(self._nets[policy]).requires_grad_(False), policy, steps)
             self.inherit(policy, number)
@@ -88,6 +97,12 @@ class Population:
             own = [number for number in self._kept if self._all[number].parent == parent]
             dropped = own[-2::-2]  # the newest one stays
             self._kept = [number for number in self._kept if number not in dropped]
+
+    def _free(self, playing: Set[int]) -> None:
+        """Forget the nets of policies that were dropped so long ago that no game can begin with them."""
+        for number in self._dropped - playing - {*self._drawn}:
+            del self._all[number]
+        self._dropped = {*self._all} - {*self._kept}
 
     def _draw(self, kind: int) -> None:
         kept = self._of_kind(kind)

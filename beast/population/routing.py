@@ -38,7 +38,8 @@ class Seats:
         """`choose(game)` names a policy for each seat, `kind_of(policy)` is its kind of agents, -1 if there is no
         such policy. `num_columns` are those of all groups together, `kinds` those of the seats of a game."""
         self._choose, self._kind_of, self._group_width, self._kinds = choose, kind_of, group_width, kinds
-        self._seats, self._count = len(kinds), num_columns // len(kinds)
+        self.count, self._num_games = len(kinds), num_columns // len(kinds)
+        self._playing = np.zeros(num_columns, np.int64)  # the policy of each column
 
     def players(self, inputs: dict) -> np.ndarray:
         """The policies [N] that have to act on the rows of `Rows.inputs`. Raises InputError where `choose` names
@@ -46,10 +47,16 @@ class Seats:
         names = "policy", "group", "env_number", "done", "episode_step"
         policy, group, number, done, step = (inputs[name][0].cpu().numpy() for name in names)
         players = policy.copy()  # of the row before
-        for first in self._seats * np.flatnonzero(begins(done, step, self._seats)):
-            index = (int(group[first]) * self._group_width + int(number[first])) // self._seats
-            players[first : first + self._seats] = self._checked(Game(index, self._count, self._kinds))
+        columns = group.astype(np.int64) * self._group_width + number
+        for first in self.count * np.flatnonzero(begins(done, step, self.count)):
+            game = Game(int(columns[first]) // self.count, self._num_games, self._kinds)
+            players[first : first + self.count] = self._checked(game)
+        self._playing[columns] = players
         return players
+
+    def playing(self) -> set[int]:
+        """The policies of the games that go on."""
+        return set(self._playing.tolist())
 
     def _checked(self, game: Game) -> list[int]:
         chosen = self._choose(game)

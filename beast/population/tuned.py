@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ class Tuned:
         self.flags, self._given, self._run = list(flags), list(flags), flags[0]
         self._learners, self._terms, self._validate = learners, terms, validate
         self._rates = [list(learner.rates) for learner in learners.each]
-        self._more = torch.zeros(len(self.flags) + 1, len(terms))  # coefficients of each policy, less those of `terms`
+        self._added = torch.zeros(len(self.flags) + 1, len(terms))  # to the coefficients in `terms`, by policy
         self.pbt: PBT | None = None
         if self._run.pbt:
             rules = {name: getattr(self._run, f"pbt_{name}") for name in Rules._fields}
@@ -65,10 +65,10 @@ class Tuned:
         return replace(flags, **{name: x for name, x in values.items() if hasattr(flags, name)})
 
     def apply(self) -> None:
-        """Give every policy its numbers. Call it when a checkpoint is loaded, too."""
+        """Give every policy its numbers. Call it when a checkpoint is loaded, and when policies were copied."""
         if not self.pbt:
             return
-        more = torch.zeros_like(self._more)
+        added = torch.zeros_like(self._added)
         for policy, values in enumerate(self.pbt.values):
             learner = self._learners.each[policy]
             self.flags[policy] = self._with(self._given[policy], values)
@@ -77,14 +77,14 @@ class Tuned:
             for group in learner.optimizer.param_groups if BETA1 in values else ():
                 group["betas"] = (values[BETA1], group["betas"][1])
             for index, (term, default) in enumerate(self._terms.items()):
-                more[policy, index] = values.get(f"{REWARD_TERMS}.{term}", default) - default
-        self._more = more
+                added[policy, index] = values.get(f"{REWARD_TERMS}.{term}", default) - default
+        self._added = added
 
     def shape(self, row: dict) -> None:
         """Make the reward of a row [1, K] of the coefficients of the policy that acted; past policies have the
         environment's own."""
-        more = self._more.to(row["reward"].device)
-        row["reward"] += (row[REWARD_TERMS] * more[row["policy"].long().clamp(max=len(self.flags))]).sum(-1)
+        added = self._added.to(row["reward"].device)
+        row["reward"] += (row[REWARD_TERMS] * added[row["policy"].long().clamp(max=len(self.flags))]).sum(-1)
 
     def record(self, games: list[list[Played]]) -> None:
         """Note the objectives of games that have ended."""
@@ -96,15 +96,11 @@ class Tuned:
                 objective = float(seat.score > best) if self._run.objective == "win" else seat.score
                 self.pbt.record(seat.policy, [objective])
 
-    def replaced(self, steps: int) -> Iterator[tuple[int, int]]:
-        """If an event is due after so many steps of all policies: each policy that is replaced, and whose weights it
-        gets. Afterwards every policy has its new numbers."""
-        if not self.pbt or not self.pbt.is_due(steps):
-            return
-        for change in self.pbt.event(steps):
-            if change.donor != change.policy:
-                yield change.policy, change.donor
-        self.apply()
+    def event(self, steps: int) -> list[tuple[int, int]]:
+        """The event that is due after so many steps of all policies, if one is: each policy that is replaced, and whose
+        weights it gets. Call `apply` when it has them."""
+        changes = self.pbt.event(steps) if self.pbt and self.pbt.is_due(steps) else []
+        return [(change.policy, change.donor) for change in changes if change.donor != change.policy]
 
     def write(self, path: Path) -> None:
         """Write pbt.csv: a row for each policy and event."""

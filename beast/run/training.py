@@ -334,8 +334,8 @@ class Training:
             raise failure
 
     def _save_best(self, state: dict, policy: int) -> None:
-        """Write best.pt; none where policies of several kinds of agents have returns that cannot be compared."""
-        if "kinds" not in self.spaces:
+        """Write best.pt, unless returns do not say which policy is better."""
+        if self.learner.compares_returns:
             checkpoint.save(self.run.best_path, checkpoint.alone(state, policy))
 
     def _state(self) -> dict:
@@ -382,7 +382,8 @@ class Training:
         good = [each.metrics for each in self._gathered if not each.is_bad] or [each.metrics for each in self._gathered]
         names = dict.fromkeys(name for metrics in good for name in metrics)
         row = {name: float(np.mean([metrics[name] for metrics in good if name in metrics])) for name in names}
-        row["stats/policy_lag_max"] = max(each.lag_max for each in self._gathered)
+        highest = [name for name in names if name.endswith("stats/policy_lag_max")]
+        row |= {name: max(each.metrics.get(name, 0.0) for each in self._gathered) for name in highest}
         row |= {
             "frames": learner.steps * self.frames_per_step, "hours": self.seconds() / 3600,
             "charts/SPS": (learner.steps - self._row_steps) / seconds,
