@@ -209,8 +209,8 @@ MUTANTS = [
     Mutant("final observation taken for the first of an episode", ', "done": torch.zeros_like(last["done"])}', "}"),
     # the loss
     Mutant("void transitions trained", "weight = mask.float()", "weight = torch.ones_like(discounts)"),
-    Mutant("count over all steps", "count = weight.sum().clamp(min=1)", "count = torch.ones_like(weight).sum()"),
-    Mutant("count of a batch of void steps is 0", "count = weight.sum().clamp(min=1)", "count = weight.sum()"),
+    Mutant("count over all steps", "ranks.total(weight.sum()).clamp(min=1)", "torch.ones_like(weight).sum()"),
+    Mutant("count of a batch of void steps is 0", "ranks.total(weight.sum()).clamp(min=1)", "weight.sum()"),
     Mutant("ratio of void steps is infinite", "ratio = log_ratio.exp()", "ratio = log_rhos.exp()"),
     Mutant(
         "advantage statistics over void steps",
@@ -219,7 +219,7 @@ MUTANTS = [
     ),
     Mutant("advantages divided by their variance", "variance(advantages).sqrt().clamp", "variance(advantages).clamp"),
     Mutant("--normalize_advantages ignored", "if flags.normalize_advantages:", "if True:"),
-    Mutant("advantage not detached", " - values[:-1].detach()\n    weight", " - values[:-1]\n    weight"),
+    Mutant("advantage not detached", " - values[:-1].detach()) / unit", " - values[:-1]) / unit"),
     Mutant(
         "bootstrap of the advantage not detached",
         "torch.cat([vs[1:], values[-1:].detach()])",
@@ -277,7 +277,6 @@ MUTANTS = [
         'last_reward = scale_rewards(self.flags, inputs["reward"])',
         'last_reward = inputs["reward"]',
     ),
-    Mutant("returns of void transitions observed", "x.where(mask.any(), math.nan)", "x"),
     Mutant(
         "one rate for all groups", "learning_rate(flags, learner.steps, initial)", "learning_rate(flags, learner.steps)"
     ),
@@ -333,7 +332,7 @@ MUTANTS = [
         "weights.publish(learner.net, learner.updates)",
         "weights.publish(learner.net, learner.updates - 1)",
     ),
-    Mutant("run never finished", "if training.finished():", "if False:"),
+    Mutant("run never finished", "in training.rollouts(feed)", "in feed.rollouts()"),
 ]
 # The other files. Name, old and new text.
 OTHER_MUTANTS = {
@@ -392,7 +391,12 @@ OTHER_MUTANTS = {
         ("images that count chosen by the first row", "counts[-1] if self.is_image", "counts[0] if self.is_image"),
         ("nothing observed divided by", "(self.count + number).clamp(min=1)", "(self.count + number)"),
         ("a mean of nothing", "number.clamp(min=1)\n", "number\n"),
-        ("values follow the returns' deviation", "self.weight *= old_deviation / self.deviation", "pass"),
+        (
+            "values follow the returns' deviation",
+            "self.weight *= (old_deviation / self.deviation)",
+            "self.weight *= torch.ones_like(old_deviation)",
+        ),
+        ("returns of no transition observed", "is_bad = is_bad | ~returns.mean.isfinite()", "pass"),
         ("values follow the returns' mean", "old_deviation + old_mean - self.mean)", "old_deviation)"),
         ("returns of a bad update observed", "torch.where(is_bad, 0, self.RATE)", "torch.tensor(self.RATE)"),
         (
@@ -409,10 +413,10 @@ OTHER_MUTANTS = {
             "torch.where(self.is_bad, self.grad_norm, later.grad_norm)",
             "later.grad_norm",
         ),
-        ("void transitions counted as steps", "(batch, steps.sum()", "(batch, torch.ones_like(steps).sum()"),
-        ("other policies' transitions counted as steps", "(steps & counts).sum()", "steps.sum()"),
-        ("void transitions counted beside other policies", "(steps & counts).sum()", "counts.sum()"),
-        ("other policies' lag", "lag = lag.where(counts, 0)", "pass"),
+        ("void transitions counted as steps", "ranks.total(steps.sum())", "ranks.total(torch.ones_like(steps).sum())"),
+        ("other policies' transitions counted as steps", "0), steps & counts\n", "0), steps\n"),
+        ("void transitions counted beside other policies", "0), steps & counts\n", "0), counts\n"),
+        ("other policies' lag", "lag.where(counts, 0), steps", "lag, steps"),
         ("lag over all rows", "lag.sum() / counts.sum().clamp(min=1)", "lag.mean()"),
         ("rows that count one row late", 'batch["counts"][1:]', 'batch["counts"][:-1]'),
         ("steps counted one row late", 'batch["truncated"])[:-1]', 'batch["truncated"])[1:]'),
@@ -462,8 +466,8 @@ OTHER_MUTANTS = {
         ("bounds without zeros", "np.minimum(low[beyond], 0)", "low[beyond]"),
         ("two of a name", 'f"{name}#{seen[name]}"', "name"),
         ("all actors play the first task", "names[actor % len(names)]", "names[0]"),
-        ("unequal compute", "if flags.num_actors % num_tasks:", "if False:"),
-        ("unknown task", "if flags.task and flags.task not in names:", "if False:"),
+        ("unequal compute", "if is_by_actor and flags.num_actors % num_tasks:", "if False:"),
+        ("unknown task", "if is_env_known and flags.task and flags.task not in names:", "if False:"),
         ("one reference", "and len(numbers) != 1", ""),
         ("equal references", "and len({*numbers}) == len(numbers)", ""),
         ("other keys", "told.keys() <= OF_A_TASK and", ""),
@@ -484,7 +488,8 @@ OTHER_MUTANTS = {
         ("test levels in training", "if training else name", "if False else name"),
     ],
     "beast/envs/resets.py": [
-        ("nothing begins ahead", "self._begun = _thread().submit(begin)", "self._begun = None"),
+        ("nothing begins ahead", "self._begun = _thread().submit(self._begin)", "self._begun = None"),
+        ("waits behind others", "self._begin() if begun.cancel() else begun.result()", "begun.result()"),
         ("what a seed gave is not played", "self._env, self._other = self._other, self._env", "pass"),
         ("equal seeds for both", "np.random.SeedSequence([seed, 1])", "np.random.SeedSequence([1])"),
         ("the other is not closed", "            self._other.close()", "            pass"),
@@ -506,7 +511,7 @@ OTHER_MUTANTS = {
         ("half a file stays", "                    os.unlink(temporary)", "                    pass"),
     ],
     "beast/envs/football.py": [
-        ("the clock terminates", "is_cut = bool(done) and self._steps_left() == 0", "is_cut = False"),
+        ("the clock terminates", "is_cut = bool(done) and self.env", "is_cut = False and self.env"),
         ("equal games", "int(self.np_random.integers(ENGINE_SEEDS))", "1"),
         ("equal matches", "int(self._random.integers(ENGINE_SEEDS))", "1"),
         ("always from left to right", "bool(seed % 2)", "False"),
@@ -525,8 +530,19 @@ OTHER_MUTANTS = {
         ("all are trained with the run's flags", "update(tuned.flags[policy], learner", "update(flags, learner"),
         ("a policy publishes to another one", "weights[policy].publish(learner.net", "weights[0].publish(learner.net"),
         ("old batches trained on", "if 0 < flags.max_policy_lag < measured.lag_max:", "if False:"),
-        ("a copy without moments", "learner.optimizer.load_state_dict(copy.deepcopy(", "(copy.deepcopy("),
-        ("a copy without weights", "learner.net.load_state_dict(donor.net.state_dict())", "pass"),
+        ("nothing copied", "{**copy.deepcopy(donor.state_dict()), **own,", "{**learner.state_dict(), **own,"),
+        ("moments shared with the donor", "copy.deepcopy(donor.state_dict()), **own", "donor.state_dict(), **own"),
+        ("counts copied", ' if name in ("counts", "rng")}', ' if name == "rng"}'),
+        ("games twice", '**own, "returns": [],', '**own, "returns": learner.returns,'),
+        (
+            "new numbers at the next start",
+            "                population.inherit(donor, policy)\n            tuned.apply()",
+            "                population.inherit(donor, policy)",
+        ),
+        ("policies of some tasks", "num_columns % (flags.num_policies * num_tasks)", "False"),
+        ("policies of one task", 'flags.balance == "compute" or', ""),
+        ("the best of rivals", "len(kinds) == 1 and not flags.past_every", "len(kinds) == 1"),
+        ("the best of agents that differ", "len(kinds) == 1 and not flags.past_every", "not flags.past_every"),
         ("a copy is no update", "    learner.updates += 1\n", "    pass\n"),
         ("what older weights chose is trained on", "dealer.forget(policy, learners.each[policy].updates)", "pass"),
         ("past policies in no game", "if random.random() < flags.past_share", "if False"),
@@ -535,7 +551,7 @@ OTHER_MUTANTS = {
             "game.env * flags.num_policies // game.num_envs",
             "game.env % flags.num_policies",
         ),
-        ("forks that ignore counts train", "if loss_with(1, 0) != loss_with(1, 1) or", "if"),
+        ("forks that ignore counts train", "if not all(is_one(loss_of(1.0, other)) for other in range(1, 6)) or", "if"),
         (
             "one seed for all nets",
             "[agent.make_learner(own",
@@ -596,8 +612,8 @@ OTHER_MUTANTS = {
         ),
         (
             "environments numbered within their group",
-            "int(group[first]) * self._group_width + int(number[first])",
-            "int(number[first])",
+            "group.astype(np.int64) * self._group_width + number",
+            "number",
         ),
         ("choices unchecked", "if tuple(map(self._kind_of, chosen)) != game.kinds:", "if len(chosen) != game.seats:"),
         (
@@ -605,6 +621,7 @@ OTHER_MUTANTS = {
             "columns = as_slice(own[1:].any(0)",
             "columns = as_slice((own | True)[1:].any(0)",
         ),
+        ("edits of one policy are another's", "if isinstance(columns, slice) and not own", "if False and not own"),
         ("what waits is lost", "map_tensors(torch.clone, rest) if first < num_columns else None", "None"),
         ("what waits lies in the slot", "map_tensors(torch.clone, rest) if first", "rest if first"),
         ("counts always left out", 'if batch["counts"][1:].all():', "if True:"),
@@ -623,20 +640,27 @@ OTHER_MUTANTS = {
         ("a gap is no gap", "if stop - first == len(index) else", "if True else"),
     ],
     "beast/population/pool.py": [
-        ("past policies follow their parents", "Past(copy.deepcopy(self._nets[policy])", "Past((self._nets[policy])"),
-        ("the oldest half stays", "self._kept[::-2][::-1]", "self._kept[: len(self._kept) // 2 + 1]"),
-        ("past policies as often as before", "                self._every *= 2\n", ""),
+        ("past policies follow their parents", "Past(own_copy(self._nets[policy])", "Past((self._nets[policy])"),
+        ("the oldest half stays", "dropped = own[-2::-2]", "dropped = own[len(own) // 2 :]"),
+        ("past policies as often as before", "        self._every[kind] *= 2\n", ""),
+        ("nets for ever", "            del self._all[number]\n", "            pass\n"),
+        ("a game goes on without its net", "self._dropped - playing -", "self._dropped -"),
+        ("freed as soon as dropped", "self._dropped = {*self._all} - {*self._kept}", "self._dropped = set()"),
         ("numbers used twice", "number, self._next_number + 1\n", "number, self._next_number\n"),
         (
             "one draw of past policies",
-            "            self._drawn_at[policy] = steps\n            self._draw()",
-            "            self._drawn_at[policy] = steps",
+            "            self._drawn_at[kind] = steps\n            self._draw(kind)",
+            "            self._drawn_at[kind] = steps",
         ),
         ("a loss is a win", "np.sign(one.score - other.score)", "np.sign(other.score - one.score)"),
         ("a policy beats itself", "(other for other in game if other.policy != one.policy)", "game"),
         ("past policies begin without results", "            self.inherit(policy, number)\n", ""),
         ("draws of past policies begin anew", 'self._random.bit_generator.state = state["draws"]', "pass"),
-        ("past policies of any kind", "if self.kind_of(number) == kind]\n            count", "]\n            count"),
+        (
+            "past policies of any kind",
+            "for number in self._kept if self.kind_of(number) == kind",
+            "for number in self._kept",
+        ),
         (
             "past ones of all kinds drawn",
             "for number in self._drawn if self.kind_of(number) == kind",
@@ -648,16 +672,20 @@ OTHER_MUTANTS = {
     "beast/population/pbt.py": [
         (
             "the best are replaced",
-            "worst = ranked[:count], set(ranked[len(ranked) - count :]) - set(ranked[:count])",
-            "worst = ranked[:count], set(ranked)",
+            "worst = ranked[:count], ranked[max(count, len(ranked) - count) :]",
+            "worst = ranked[:count], ranked",
         ),
-        ("the first is always first", "key=lambda each: (-objectives[each], each)", "key=lambda each: each"),
-        ("the worst are ranked best", "(-objectives[each], each)", "(objectives[each], each)"),
-        ("young ones ranked", "if games[each] >= rules.min_games]", "if games[each] > 0]"),
+        ("the first is always first", "key=lambda policy: (-objectives[policy], policy)", "key=lambda policy: policy"),
+        ("the worst are ranked best", "(-objectives[policy], policy)", "(objectives[policy], policy)"),
+        ("young ones ranked", "if games[policy] >= self.rules.min_games]", "if games[policy] > 0]"),
         ("replaced whatever the gap", "if self._is_better(objectives[candidate], objectives[policy]):", "if True:"),
         ("a gap relative to the better one", "max(abs(candidate), abs(own))", "abs(candidate)"),
         ("no absolute gap", "gap > self.rules.gap_absolute and", ""),
-        ("own numbers kept with copied weights", "values = dict(before[donor])", "values = dict(before[policy])"),
+        (
+            "own numbers kept with copied weights",
+            "values = dict(self.values[donor])",
+            "values = dict(self.values[policy])",
+        ),
         ("the first one mutates", "self.rules.keep_first and policy % self._each == 0", "False"),
         ("all kinds ranked together", "self._each = num_policies // num_kinds", "self._each = num_policies"),
         ("numbers only grow", "factor if grows else 1 / factor", "factor"),
@@ -691,11 +719,6 @@ OTHER_MUTANTS = {
         ("rewards of terms alone", 'row["reward"] += (', 'row["reward"][...] = ('),
         ("coefficients added to the defaults", 'term}", default) - default', 'term}", default)'),
         ("a tie is a win", "float(seat.score > best)", "float(seat.score >= best)"),
-        (
-            "new numbers at the next start",
-            "                yield change.policy, change.donor\n        self.apply()",
-            "                yield change.policy, change.donor",
-        ),
         ("past policies recorded", "(seat for seat in game if seat.policy < len(self.flags))", "game"),
     ],
     "beast/population/ratings.py": [
@@ -775,7 +798,7 @@ OTHER_MUTANTS = {
     ],
     "beast/run/evaluation.py": [
         ("games of all kinds", "action.columns(kind, width).tolist() if", "list(range(width)) if"),
-        ("flags that are given ignored", "flags_here = replace(trained, **changed)", "flags_here = trained"),
+        ("flags that are given ignored", "with_tasks(replace(trained, **changed))", "with_tasks(trained)"),
         ("defaults that are given ignored", "if name in given or getattr", "if getattr"),
         ("spaces not compared", "if layout(spaces) != layout(learned):", "if False:"),
         ("a game that ends at the limit cut", ' & ~(after["terminated"] | after["truncated"])', ""),
@@ -1041,7 +1064,7 @@ OTHER_MUTANTS = {
         ("core states of the first columns", "state[:, first : first + width]", "state[:, :width]"),
         (
             "slot of a lost group never free",
-            "                self.slots.release([group.slot])\n",
+            "                self.slots.give_up(group.slot)\n",
             "                pass\n",
         ),
         (
@@ -1050,7 +1073,7 @@ OTHER_MUTANTS = {
             "if group.slot != NO_SLOT:",
         ),
         ("slot free before it is trained on", "is_copy = len(taken) > 1", "is_copy = True"),
-        ("slot of a dropped rollout never free", "                    self.slots.release([slot])\n", ""),
+        ("slot of a dropped rollout never free", "                    self.slots.give_up(slot)\n", ""),
         ("lag of the newest action", "            if group.row == 0:\n", "            if True:\n"),
         ("lag of the first update on a slot", "+ updates_of_a_slot - 1 -", "-"),
         ("lives not counted", "Group(life=group.life + 1)", "Group(life=group.life)"),
@@ -1192,12 +1215,12 @@ OTHER_MUTANTS = {
         ),
         (
             "columns that evaluate in the ratio",
-            "limiter.add(int(is_step[:, : replay.width].sum()))",
+            "limiter.add(int(ranks.total(is_step[:, : replay.width].sum())))",
             "limiter.add(int(is_step.sum()))",
         ),
         (
             "steps without the columns that evaluate",
-            "learner.steps += int(is_step.sum())",
+            "learner.steps += int(ranks.total(is_step.sum()))",
             "learner.steps += int(is_step[:, : replay.width].sum())",
         ),
         ("greedy at epsilon 1 takes action 0", "min(self.flags.epsilon, 1 - 1e-6)", "self.flags.epsilon"),
@@ -1239,7 +1262,7 @@ OTHER_MUTANTS = {
         ("--grad_clip 0 stops learning", "flags.grad_clip or math.inf)", "flags.grad_clip)"),
         (
             "update from an empty replay",
-            "limiter.may_update() and replay.num_sequences() and",
+            "limiter.may_update() and replay.num_sequences() > 0 and",
             "limiter.may_update() and",
         ),
         ("signed errors", '"losses/td_error": errors.abs().sum()', '"losses/td_error": errors.sum()'),
@@ -1303,6 +1326,12 @@ class Run:
         return failed[1] if failed else "", time.monotonic() - self.began
 
 
+def stale_texts(mutants: list[Mutant]) -> list[str]:
+    """The mutants whose files have changed, for people to read."""
+    found = [(mutant, (ROOT / mutant.file).read_text().count(mutant.old)) for mutant in mutants]
+    return [f"{m.file}: {m.name} ({count} times): {m.old}" for m, count in found if count != 1]
+
+
 def main() -> None:
     text = "".join(path.read_text() for path in ROOT.glob("tests/test_*.py"))
     names = re.findall(r"^def (test_\w+)", text, re.MULTILINE)
@@ -1314,9 +1343,7 @@ def main() -> None:
     ]
     if not chosen:
         sys.exit(f"No mutant's file or name contains {' or '.join(words)}.")
-    found = [(mutant, (ROOT / mutant.file).read_text().count(mutant.old)) for mutant in chosen]
-    stale = [f"{m.file}: {m.name} ({count} times): {m.old}" for m, count in found if count != 1]
-    if stale:
+    if stale := stale_texts(chosen):
         problem = (
             f"These texts do not occur exactly once in their files, which have changed; change {__file__} with them:"
         )

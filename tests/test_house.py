@@ -2,6 +2,8 @@
 
 import ast
 import functools
+import importlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,3 +130,10 @@ def test_beast_as_a_whole_does_not_grow():
 @pytest.mark.parametrize("agent, limit", [("monobeast", 580), ("r2d2", 640), ("polybeast", 110), ("multibeast", 500)])
 def test_an_agent_has_few_lines(agent, limit):
     assert num_lines(MODULES[agent]) <= limit
+
+
+def test_every_mutant_changes_a_text_that_its_file_has(monkeypatch):
+    monkeypatch.setattr(sys, "path", ["taken off by the module", *sys.path])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as the module does
+    mutants = importlib.import_module("mutants")
+    assert mutants.stale_texts(mutants.MUTANTS) == []

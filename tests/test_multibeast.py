@@ -173,6 +173,15 @@ def test_batches_of_one_policy_lie_where_the_rollout_does_and_keep_its_columns_o
     assert pointers == {rollout["reward"].untyped_storage().data_ptr()}
 
 
+def test_an_update_may_edit_the_rows_of_a_column_that_two_policies_have_played():
+    policy = torch.tensor([[0, 0], [0, 0], [1, 1], [1, 1]]).int()
+    rollout, state = numbered_rollout(0, policy)
+    before = rollout["reward"].clone()
+    for number, batch, _ in Dealer(2, 2).deal(rollout, state):
+        assert torch.equal(batch["reward"], before), f"policy {number} has what another one has edited"
+        batch["reward"].fill_(-1)
+
+
 def test_what_older_weights_of_a_policy_have_chosen_is_forgotten():
     dealer = Dealer(2, 2)
     rollout, state = numbered_rollout(7, torch.tensor([0, 1, 1]).int().expand(4, 3))

@@ -8,9 +8,11 @@ import pytest
 import toy_envs
 from gymnasium.vector import SyncVectorEnv
 from lock_step import metrics_of, small_flags
+from waiting import PATIENCE
 
 import monobeast
 from beast import envs
+from beast.envs import resets
 from beast.envs.resets import ResetAhead
 from beast.errors import InputError
 
@@ -128,3 +130,17 @@ class SlowReset(Slow):
 
 
 gymnasium.register("SlowReset-v0", SlowReset)
+
+
+def test_a_reset_that_waits_behind_those_of_others_is_made_at_once(pair):
+    env, one, other = pair
+    env.reset(seed=1)
+    env._begun.result()
+    may_go_on = threading.Event()
+    resets._thread().submit(may_go_on.wait, PATIENCE)  # another environment's
+    try:
+        env.reset()  # which is made already
+        env.reset()
+        assert one.thread is threading.current_thread() and not may_go_on.is_set()
+    finally:
+        may_go_on.set()
