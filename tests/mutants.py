@@ -833,7 +833,8 @@ OTHER_MUTANTS = {
         ("steps of who is not there", "self._step + ~absent", "self._step + 1"),
         ("games of who never came", " & (lengths > 0)", ""),
         ("numbers of a game in all rows behind it", "newly_over = game_over & ~absent", "newly_over = game_over"),
-        ("rows behind an end begin a game", "new_game = new_game & ~absent", "pass"),
+        ("rows behind an end begin a game", "comes, was_over = new_game & ~absent,", "comes, was_over = new_game,"),
+        ("who comes late has the steps of the game before", "comes | np.repeat(begins, self._agents)", "comes"),
         ("who is absent at the reset begins", '"done": ~absent, "terminated": absent', '"done": True'),
         ("infos of one environment taken for a vector env's", "info.keys() != FINAL:", "False:"),
         (

@@ -18,6 +18,7 @@ from beast.envs.probe import probe_env
 from beast.envs.rows import nest_observations
 from beast.errors import InputError, MissingPackage
 from beast.learn import vtrace
+from beast.population.routing import begins
 
 
 class Scripted:
@@ -136,12 +137,14 @@ def test_an_agent_that_comes_late_begins_an_episode_and_one_that_never_comes_pla
     # rows:  0: a  1: ab  2: AB  3: reset a  4: A  5: reset a  6: ab  7: AB  8: reset
     assert column(rows, "done", 1) == [0, 1, 0, 0, 0, 0, 1, 0, 0]
     assert column(rows, "terminated", 1) == [1, 0, 1, 1, 1, 1, 0, 1, 1]
-    assert column(rows, "episode_step", 1) == [0, 0, 1, 1, 1, 1, 0, 1, 1]
+    assert column(rows, "episode_step", 1) == [0, 0, 1, 0, 0, 0, 0, 1, 0]
+    assert column(rows, "episode_return", 1) == [0, 0, 12, 0, 0, 0, 0, 12, 0]
     assert column(rows, "reward", 1) == [0, 0, 12, 0, 0, 0, 0, 12, 0], "none of the row in which it comes"
     assert column(rows, "terminated", 2) == [1] * 9 and column(rows, "done", 2) == [0] * 9
     assert column(rows, "reward", 2) == [0] * 9
     games = finished_episodes({name: x[:, 1:2] for name, x in rows.items() if name != "obs"})
-    assert games == [(12, 1)], "the second is counted when the next one begins"
+    assert games == [(12, 1)] * 2, "when the next one begins, whoever is there"
+    assert [t for t in range(9) if begins(rows["done"][t], rows["episode_step"][t], 3)] == [0, 3, 5, 8]
     assert finished_episodes({name: x[:, 2:] for name, x in rows.items() if name != "obs"}) == []
     assert [(t, k) for t, k, _ in ended] == [(2, 0), (2, 1), (4, 0), (7, 0), (7, 1)]
     mask, _ = vtrace.transition_masks(
