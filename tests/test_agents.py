@@ -15,7 +15,7 @@ from beast import envs
 from beast.envs.agents import AgentColumns, WidthDoesNotFit
 from beast.envs.groups import EnvGroup, finished_episodes
 from beast.envs.probe import probe_env
-from beast.envs.rows import nest_observations
+from beast.envs.rows import OBJECTIVE, nest_observations
 from beast.errors import InputError, MissingPackage
 from beast.learn import vtrace
 from beast.population.routing import begins
@@ -70,6 +70,15 @@ class Scripted:
 
     def close(self):
         self.is_closed = True
+
+
+class Telling(Scripted):
+    """What an agent's last step pays is its success."""
+
+    def step(self, actions):
+        observations, rewards, terminated, truncated, infos = super().step(actions)
+        infos = {x: {"true_objective": rewards[x]} if info else {} for x, info in infos.items()}
+        return observations, rewards, terminated, truncated, infos
 
 
 def rows_of(env, num_rows, seed=7):
@@ -152,6 +161,20 @@ def test_an_agent_that_comes_late_begins_an_episode_and_one_that_never_comes_pla
     )
     assert mask[:, 1].tolist() == [False, True, False, False, False, False, True, False]
     assert not mask[:, 2].any()
+
+
+def test_the_success_of_an_agent_that_ends_early_stays_until_the_game_ends():
+    group = EnvGroup(AgentColumns(lambda: Telling(["abc", "aBc", "ac", "AC"], ["ab", "AB"]), 3))
+    fields = {**group.fields, OBJECTIVE: ((), "float32")}
+    row = nest_observations({name: np.full((3, *shape), 9, dtype) for name, (shape, dtype) in fields.items()})
+    group.reset(1, row)
+    told = [row[OBJECTIVE].copy()]
+    for _ in range(6):
+        group.step(np.zeros(3, int), row)
+        told.append(row[OBJECTIVE].copy())
+    none = [np.nan] * 3
+    np.testing.assert_array_equal(told, [none, [np.nan, 11, np.nan], [np.nan, 11, np.nan], [3, 11, 23], none,
+                                         [1, 11, np.nan], none])  # fmt: skip
 
 
 def test_a_game_of_one_step_and_agents_of_several_environments():

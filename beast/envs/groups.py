@@ -86,6 +86,7 @@ class EnvGroup:
         self._was_final = self._was_game_over = absent = self._absent(info)
         self.ended = []
         self._return, self._step = np.zeros(self.num_envs), np.zeros(self.num_envs, np.int32)
+        self._objective = np.full(self.num_envs, np.nan)
         nothing_yet = dict.fromkeys(("reward", "terminated", "truncated", "episode_return", "episode_step"), 0)
         self._write_numbers({**nothing_yet, "done": ~absent, "terminated": absent, "task": self._task}, info, row)
 
@@ -146,8 +147,15 @@ class EnvGroup:
         if REWARD_TERMS in row:
             row[REWARD_TERMS][...] = info.get(REWARD_TERMS, 0)
         if OBJECTIVE in row:
-            told = info.get("true_objective", np.full(self.num_envs, np.nan))
-            row[OBJECTIVE][...] = np.where(info.get("_true_objective", True), told, np.nan)
+            told = np.where(info.get("_true_objective", True), info.get("true_objective", np.nan), np.nan)
+            is_held = self._absent(info) & (self._step > 0)
+            row[OBJECTIVE][...] = self._objective = np.where(is_held, self._objective, told)
+        if "final_info" in info:
+            for k in np.flatnonzero(computed["terminated"] | computed["truncated"]):
+                for field, key, nothing in ((REWARD_TERMS, REWARD_TERMS, 0), (OBJECTIVE, "true_objective", np.nan)):
+                    if field in row:
+                        value = env_metrics.of_step(info, key, k)
+                        row[field][k] = nothing if value is None else value
 
     def _write_observations(self, observations, fields: dict[str, np.ndarray], info: dict) -> None:
         for name, part in parts_by_name(self.env.single_observation_space, observations).items():
