@@ -44,7 +44,7 @@ from beast.population.kinds import Kind, Team, all_kinds, check_core_states, sea
 from beast.population.match import play_match
 from beast.population.pool import Population
 from beast.population.ratings import outcome
-from beast.population.routing import POLICY, Dealer, Game, Seats, by_policy, finished_games, put_together, take
+from beast.population.routing import POLICY, Dealer, Game, Games, Seats, by_policy, put_together, take
 from beast.population.tuned import Tuned
 from beast.run import command_line, evaluation
 from beast.run.flags import RUN_LIMITS, check_limits, run_name
@@ -160,12 +160,12 @@ def learn(
     """
     flags, learners = training.flags, training.learner
     assert isinstance(learners, Learners)
-    dealer = Dealer(len(learners.each), flags.batch_width)
+    dealer, games = Dealer(len(learners.each), flags.batch_width), Games(seats)
     for rollout, state in feed.rollouts():  # [T+1, K, …]
-        games = finished_games(rollout, seats)
+        finished = games.finished(rollout)
         with learners.updating:  # a lock: no checkpoint holds half an update
-            population.record(games)
-            tuned.record(games)
+            population.record(finished)
+            tuned.record(finished)
         for policy, batch, core_state in dealer.deal(rollout, state):  # [T+1, B, …]
             learner, batch = learners.each[policy], kinds[population.kind_of(policy)].own(batch)
             with learners.updating:

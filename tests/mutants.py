@@ -615,12 +615,17 @@ OTHER_MUTANTS = {
             'take(({**rollout, "counts": own}, core_state), columns)',
             '(take({**rollout, "counts": own}, columns), take(core_state, slice(0, 1)))',
         ),
+        ("games of no steps told", 'if rows["episode_step"][t, k] + is_same_step > 0:', "if True:"),
+        ("games told at their first row", "last = t + int(is_same_step)", "last = t + 1"),
+        ("success of the game before", "last = t + int(is_same_step)", "last = t"),
+        ("the last reward of a game lost", " + is_same_step * rows", " + 0 * rows"),
+        ("success not told", "x.objective if is_told else x.episode_return", "x.episode_return"),
+        ("crashed games count", "(is_told or task not in self._have_objectives)", "True"),
         (
-            "games told at their first row",
-            "there = [k for k in range(first, first + seats) if step[t, k] > 0]",
-            "there = [k for k in range(first, first + seats) if step[t + 1, k] > 0]",
+            "seats scored by different measures",
+            "not any(np.isnan(part.objective) for",
+            "not all(np.isnan(part.objective) for",
         ),
-        ("success not told", "np.where(np.isfinite(told), told, scores)", "scores"),
         ("a gap is no gap", "if stop - first == len(index) else", "if True else"),
     ],
     "beast/population/pool.py": [
@@ -907,6 +912,7 @@ OTHER_MUTANTS = {
         ("categories not compared", "{name: str(space) for", "{name: '' for"),
     ],
     "beast/envs/doom.py": [
+        ("a crashed game has a result", 'info |= {} if crashed else {"true', 'info |= {"true'),
         ("telefrags drown all", 'max(now["HEALTH"], 0.0)', 'now["HEALTH"]'),
         (
             "time limits that terminate",

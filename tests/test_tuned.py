@@ -151,7 +151,9 @@ class Success(toy_envs.Counting):
 def test_the_last_step_of_a_game_tells_terms_and_success_in_both_conventions(vector_env):
     def told(mode) -> tuple[list, list]:
         group = EnvGroup(vector_env([Success] * 2, autoreset_mode=mode))
-        memory = RolloutMemory({**group.fields, "reward_terms": ((1,), "float32"), "objective": ((), "float32")}, 1, 1, 2)
+        memory = RolloutMemory(
+            {**group.fields, "reward_terms": ((1,), "float32"), "objective": ((), "float32")}, 1, 1, 2
+        )
         row, terms, objectives = memory.row(0, 1), [[], []], [[], []]
         group.reset(3, row)
         assert np.isnan(row["objective"]).all() and not row["reward_terms"].any()
