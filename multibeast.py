@@ -160,7 +160,7 @@ def learn(
     """
     flags, learners = training.flags, training.learner
     assert isinstance(learners, Learners)
-    dealer, games = Dealer(len(learners.each), flags.batch_width), Games(seats)
+    dealer, games = Dealer(len(learners.each), flags.batch_width), Games(len(learners.each), seats)
     for rollout, state in feed.rollouts():  # [T+1, K, …]
         finished = games.finished(rollout)
         with learners.updating:  # a lock: no checkpoint holds half an update
@@ -186,6 +186,7 @@ def learn(
                 # It counts as an update: what older weights have chosen is known by its number, and not trained on.
                 copy_learner(learners.each[policy], learners.each[donor])
                 dealer.forget(policy, learners.each[policy].updates)
+                games.forget(policy, learners.each[policy].updates)
                 weights[policy].publish(learners.nets[policy], learners.each[policy].updates)
                 population.inherit(donor, policy)
 

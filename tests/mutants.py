@@ -530,6 +530,7 @@ OTHER_MUTANTS = {
         ("a copy without weights", "learner.net.load_state_dict(donor.net.state_dict())", "pass"),
         ("a copy is no update", "    learner.updates += 1\n", "    pass\n"),
         ("what older weights chose is trained on", "dealer.forget(policy, learners.each[policy].updates)", "pass"),
+        ("games of former weights count", "games.forget(policy, learners.each[policy].updates)", "pass"),
         ("past policies in no game", "if random.random() < flags.past_share", "if False"),
         (
             "neighbours have other policies",
@@ -626,6 +627,9 @@ OTHER_MUTANTS = {
             "not any(np.isnan(part.objective) for",
             "not all(np.isnan(part.objective) for",
         ),
+        ("games of former weights count", "versions[x.column] < self._since[x.policy]", "False"),
+        ("games by the weights of their end", "np.repeat(begun, self._seats), rows", "True, rows"),
+        ("versions of another group", "self._first_versions.get(group,", "self._first_versions.get(0,"),
         ("a gap is no gap", "if stop - first == len(index) else", "if True else"),
     ],
     "beast/population/pool.py": [

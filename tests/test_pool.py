@@ -123,7 +123,7 @@ def rollout_of(policy, done, step, returns):
 
 
 def finished_games(rollout, seats):
-    return Games(seats).finished(rollout)
+    return Games(3, seats).finished(rollout)
 
 
 def test_a_game_of_several_seats_is_a_result_for_each_pair_of_policies():
@@ -159,7 +159,7 @@ def test_all_seats_of_a_game_are_scored_by_the_same_and_one_without_a_result_doe
     done = np.array([[0, 0], [1, 1]], bool)
     rollout, games = (
         rollout_of([[0, 1]] * 2, done, [[4, 3], [0, 0]], np.array([[10, 20], [0, 0]], np.float32)),
-        Games(2),
+        Games(2, 2),
     )
     by_return, by_objective = [[Played(0, 10), Played(1, 20)]], [[Played(0, 1), Played(1, 0)]]
     for objectives, expected in (
@@ -173,6 +173,24 @@ def test_all_seats_of_a_game_are_scored_by_the_same_and_one_without_a_result_doe
         assert games.finished(rollout) == expected
     rollout["objective"][0] = torch.nan
     assert games.finished({**rollout, "task": rollout["task"] + 1}) == by_return, "another task has its own measure"
+
+
+def test_games_that_a_replaced_policy_began_with_its_former_weights_do_not_count():
+    games, returns = Games(2, 1), np.arange(8, dtype=np.float32).reshape(4, 2)
+    done, step = np.zeros((4, 2), bool), [[3, 3], [4, 4], [5, 5], [6, 6]]
+    rollout = rollout_of([[0, 1]] * 4, done, step, returns)
+    rollout["policy_version"] += torch.tensor([[7], [7], [8], [9]], dtype=torch.int32)
+    assert games.finished(rollout) == []
+    games.forget(0, 9)
+    done[1], step = True, [[6, 6], [0, 0], [1, 1], [0, 0]]  # one ends, another is played and ends
+    done[3] = True
+    other = {**rollout_of([[0, 1]] * 4, done, step, returns), "group": rollout["group"] + 1}
+    rollout = rollout_of([[0, 1]] * 4, done, step, returns)
+    rollout["policy_version"] += 9
+    other["policy_version"] += 8
+    assert games.finished(rollout) == [[Played(1, 1)], [Played(0, 4)], [Played(1, 5)]], "it ended with the new weights"
+    assert games.finished(other) == [[Played(1, 1)], [Played(1, 5)]]
+    assert games.finished(rollout_of([[5, 1]] * 4, done, step, returns))[0] == [Played(5, 0)], "past ones never change"
 
 
 class Duel(VectorEnv):
@@ -213,7 +231,7 @@ def test_games_and_scores_are_the_same_whether_a_step_resets_or_the_next_one(tel
             memory.arrays[name][...] = 0
         draws = itertools.count()
         seats = Seats(lambda game: [next(draws), 99], lambda policy: 0, 2, 2, (0, 0))
-        games, found = Games(2), []
+        games, found = Games(0, 2), []
         group.reset(1, memory.row(0, 0))
         while len(found) < 12:
             for t in range(1, 6):

@@ -100,27 +100,36 @@ class Played(NamedTuple):
 class Games:
     """Tells of the games that have ended. All seats of a game are scored by the same: by their objectives, or by their
     returns in a task whose environment has told none yet. Where it has, a game that lacks one has no result: it has
-    crashed, or was cut."""
+    crashed, or was cut. Nor does a game count that a policy has begun with weights which it has no more."""
 
-    def __init__(self, seats: int):
-        self._seats = seats
+    def __init__(self, num_policies: int, seats: int):
+        self._seats, self._since = seats, [0] * num_policies
         self._have_objectives: set[int] = set()  # tasks
+        self._first_versions: dict[int, np.ndarray] = {}  # of each group [K]: what began the games that it plays
+
+    def forget(self, policy: int, version: int) -> None:
+        """Count no games that a policy began before its weights had this version."""
+        self._since[policy] = version
 
     def finished(self, rollout: dict) -> list[list[Played]]:
         """Of each game that ended in a rollout [T+1, K] the seats that took part. The next rollout, which repeats row
         T, has those that end in it."""
         names = "done", "episode_step", "terminated", "truncated", "episode_return", "reward", "policy", OBJECTIVE
-        rows = {name: rollout[name].cpu().numpy() for name in (*names, "task")}
-        games = []
+        rows = {name: rollout[name].cpu().numpy() for name in (*names, "task", "group", "policy_version")}
+        games, group = [], int(rows["group"][0, 0])
+        versions = self._first_versions.get(group, rows["policy_version"][0])
         for t in range(len(rows["done"]) - 1):
-            begun = begins(rows["done"][t + 1], rows["episode_step"][t + 1], self._seats)
-            for first in (self._seats * np.flatnonzero(begun)).tolist():
+            begun, ended = (begins(rows["done"][x], rows["episode_step"][x], self._seats) for x in (t, t + 1))
+            versions = np.where(np.repeat(begun, self._seats), rows["policy_version"][t + 1], versions)
+            for first in (self._seats * np.flatnonzero(ended)).tolist():
                 parts, task = parts_of_game(rows, t, range(first, first + self._seats)), int(rows["task"][t, first])
                 is_told = bool(parts) and not any(np.isnan(part.objective) for part in parts)
                 if is_told:
                     self._have_objectives.add(task)
-                if parts and (is_told or task not in self._have_objectives):
+                is_old = any(versions[x.column] < self._since[x.policy] for x in parts if x.policy < len(self._since))
+                if parts and not is_old and (is_told or task not in self._have_objectives):
                     games.append([Played(x.policy, x.objective if is_told else x.episode_return) for x in parts])
+        self._first_versions[group] = versions
         return games
 
 
