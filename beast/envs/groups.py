@@ -151,7 +151,7 @@ class EnvGroup:
             is_held = self._absent(info) & (self._step > 0)
             row[OBJECTIVE][...] = self._objective = np.where(is_held, self._objective, told)
         if "final_info" in info:
-            for k in np.flatnonzero(computed["terminated"] | computed["truncated"]):
+            for k in np.flatnonzero(computed["terminated"] | computed["truncated"]).tolist():
                 for field, key, nothing in ((REWARD_TERMS, REWARD_TERMS, 0), (OBJECTIVE, "true_objective", np.nan)):
                     if field in row:
                         value = env_metrics.of_step(info, key, k)
