@@ -153,6 +153,8 @@ def test_the_score_of_a_game_is_what_the_environment_calls_success_or_else_its_r
     assert finished_games(rollout, 1) == [[Played(0, 10)], [Played(1, 20)]]
     rollout["objective"][0] = torch.tensor([0.5, 2.0])
     assert finished_games(rollout, 2) == [[Played(0, 0.5), Played(1, 2.0)]]
+    rollout["objective"][0, 0] = torch.inf
+    assert finished_games(rollout, 2)[0][0].score == np.inf, "which PBT refuses by name"
 
 
 def test_all_seats_of_a_game_are_scored_by_the_same_and_one_without_a_result_does_not_count():
@@ -233,7 +235,7 @@ def test_games_and_scores_are_the_same_whether_a_step_resets_or_the_next_one(tel
         seats = Seats(lambda game: [next(draws), 99], lambda policy: 0, 2, 2, (0, 0))
         games, found = Games(0, 2), []
         group.reset(1, memory.row(0, 0))
-        while len(found) < 12:
+        for _ in range(12):
             for t in range(1, 6):
                 inputs = {name: torch.from_numpy(x[:, t - 1]) for name, x in memory.arrays.items()}
                 memory.row(0, t)["policy"][...] = seats.players(inputs)

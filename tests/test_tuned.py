@@ -82,6 +82,8 @@ def test_the_objective_of_a_game_is_its_score_or_whether_it_is_the_highest_of_al
     assert [list(window) for window in tuned.pbt.windows] == [[x] for x in expected]
     tuned.record([[Played(1, 8.0), Played(9, 7.0)], [Played(9, 8.0), Played(2, 7.0)]])
     won = {"score": [7.0, 8.0], "win": [0.0, 1.0]}[objective]
+    tuned.record([[Played(1, 4.0)]])  # the others have not come
+    won += [4.0] if objective == "score" else []
     assert list(tuned.pbt.windows[1]) == won and len(tuned.pbt.windows) == 3
 
 
