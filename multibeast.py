@@ -42,10 +42,10 @@ from beast.learn.learner import Learner
 from beast.learn.learners import Learners
 from beast.learn.published import PublishedWeights, start_weights
 from beast.population.kinds import Kind, Team, all_kinds, check_core_states, seat_kinds
-from beast.population.match import play_match
+from beast.population.match import play_match, scores_of
 from beast.population.pool import Population
 from beast.population.ratings import outcome
-from beast.population.routing import POLICY, Dealer, Game, Seats, by_policy, finished_games, put_together, take
+from beast.population.routing import POLICY, Dealer, Game, Games, Seats, by_policy, put_together, take
 from beast.population.tuned import Tuned
 from beast.run import command_line, evaluation
 from beast.run.flags import RUN_LIMITS, check_limits, run_name
@@ -161,12 +161,12 @@ def learn(
     """
     flags, learners = training.flags, training.learner
     assert isinstance(learners, Learners)
-    dealer = Dealer(len(learners.each), flags.batch_width)
+    dealer, games = Dealer(len(learners.each), flags.batch_width), Games(len(learners.each), seats.count)
     for rollout, state in feed.rollouts():  # [T+1, K, …]
-        games = finished_games(rollout, seats.count)
+        finished = games.finished(rollout)
         with learners.updating:  # a lock: no checkpoint holds half an update
-            population.record(games)
-            tuned.record(games)
+            population.record(finished)
+            tuned.record(finished)
         for policy, batch, core_state in dealer.deal(rollout, state):  # [T+1, B, …]
             learner, batch = learners.each[policy], kinds[population.kind_of(policy)].own(batch)
             with learners.updating:
@@ -187,6 +187,7 @@ def learn(
                 # It counts as an update: what older weights have chosen is known by its number, and not trained on.
                 copy_learner(learners.each[policy], learners.each[donor])
                 dealer.forget(policy, learners.each[policy].updates)
+                games.forget(policy, learners.each[policy].updates)
                 weights[policy].publish(learners.nets[policy], learners.each[policy].updates)
                 population.inherit(donor, policy)
             tuned.apply()
@@ -396,21 +397,28 @@ def match(flags) -> dict:
     paths, rivals = zip(*(load_rival(text, agent) for text in flags.rivals))
     limit, how = flags.max_game_steps, "greedy" if flags.greedy else "sampled"
     played = play_match(rivals, flags.episodes, flags.seed, limit, flags.greedy, flags.video)
-    differences = [game.scores[0] - game.scores[1] for game in played]
+    decided_by, scores = scores_of(played)
+    differences = [score[0] - score[1] for score in scores if score]
     wins, losses = sum(x > 0 for x in differences), sum(x < 0 for x in differences)
-    found = outcome(wins, losses, len(played) - wins - losses)
-    num_cut = sum(game.is_cut for game in played)
-    print(f"{flags.rivals[0]} against {flags.rivals[1]}: {len(played)} games of {rivals[0].flags.env}, {how}")
+    found = outcome(wins, losses, len(differences) - wins - losses)
+    num_cut, num_without = (sum(x) for x in ((game.is_cut for game in played), (not score for score in scores)))
+    print(
+        f"{flags.rivals[0]} against {flags.rivals[1]}: {len(played)} games of {rivals[0].flags.env}, {how}, decided by "
+        + ("returns" if decided_by == "return" else f'info["{decided_by}"]')
+    )
     for name in ("wins", "losses", "ties", "score"):
         value, low, high = getattr(found, name)
         print(f"  {name:<7}{value:.3f}  ({low:.3f} to {high:.3f} with 95 % confidence)")
     print(f"  rating {found.rating_difference:+.0f}; p = {found.probability:.2g} that they are equally strong")
+    if num_without:
+        print(f"without a result, and counted in nothing: {num_without} of {len(played)} games")
     if num_cut:
         print(f"cut off after {limit:,} steps (--max_game_steps): {num_cut} of {len(played)} games")
     result = {
         "rivals": list(flags.rivals), "env": rivals[0].flags.env, "greedy": flags.greedy, "seed": flags.seed,
-        **found._asdict(), "games_cut": num_cut, "max_game_steps": limit,
-        "played": [game._asdict() for game in played],
+        "decided_by": decided_by, **found._asdict(), "games_cut": num_cut, "games_without_result": num_without,
+        "max_game_steps": limit,
+        "played": [{"scores": score, **game._asdict()} for score, game in zip(scores, played)],
     }  # fmt: skip
     if not math.isfinite(found.rating_difference):
         result["rating_difference"] = None

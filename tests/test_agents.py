@@ -15,9 +15,10 @@ from beast import envs
 from beast.envs.agents import AgentColumns, WidthDoesNotFit
 from beast.envs.groups import EnvGroup, finished_episodes
 from beast.envs.probe import probe_env
-from beast.envs.rows import nest_observations
+from beast.envs.rows import OBJECTIVE, nest_observations
 from beast.errors import InputError, MissingPackage
 from beast.learn import vtrace
+from beast.population.routing import begins
 
 
 class Scripted:
@@ -69,6 +70,15 @@ class Scripted:
 
     def close(self):
         self.is_closed = True
+
+
+class Telling(Scripted):
+    """What an agent's last step pays is its success."""
+
+    def step(self, actions):
+        observations, rewards, terminated, truncated, infos = super().step(actions)
+        infos = {x: {"true_objective": rewards[x]} if info else {} for x, info in infos.items()}
+        return observations, rewards, terminated, truncated, infos
 
 
 def rows_of(env, num_rows, seed=7):
@@ -136,12 +146,14 @@ def test_an_agent_that_comes_late_begins_an_episode_and_one_that_never_comes_pla
     # rows:  0: a  1: ab  2: AB  3: reset a  4: A  5: reset a  6: ab  7: AB  8: reset
     assert column(rows, "done", 1) == [0, 1, 0, 0, 0, 0, 1, 0, 0]
     assert column(rows, "terminated", 1) == [1, 0, 1, 1, 1, 1, 0, 1, 1]
-    assert column(rows, "episode_step", 1) == [0, 0, 1, 1, 1, 1, 0, 1, 1]
+    assert column(rows, "episode_step", 1) == [0, 0, 1, 0, 0, 0, 0, 1, 0]
+    assert column(rows, "episode_return", 1) == [0, 0, 12, 0, 0, 0, 0, 12, 0]
     assert column(rows, "reward", 1) == [0, 0, 12, 0, 0, 0, 0, 12, 0], "none of the row in which it comes"
     assert column(rows, "terminated", 2) == [1] * 9 and column(rows, "done", 2) == [0] * 9
     assert column(rows, "reward", 2) == [0] * 9
     games = finished_episodes({name: x[:, 1:2] for name, x in rows.items() if name != "obs"})
-    assert games == [(12, 1)], "the second is counted when the next one begins"
+    assert games == [(12, 1)] * 2, "when the next one begins, whoever is there"
+    assert [t for t in range(9) if begins(rows["done"][t], rows["episode_step"][t], 3)] == [0, 3, 5, 8]
     assert finished_episodes({name: x[:, 2:] for name, x in rows.items() if name != "obs"}) == []
     assert [(t, k) for t, k, _ in ended] == [(2, 0), (2, 1), (4, 0), (7, 0), (7, 1)]
     mask, _ = vtrace.transition_masks(
@@ -149,6 +161,20 @@ def test_an_agent_that_comes_late_begins_an_episode_and_one_that_never_comes_pla
     )
     assert mask[:, 1].tolist() == [False, True, False, False, False, False, True, False]
     assert not mask[:, 2].any()
+
+
+def test_the_success_of_an_agent_that_ends_early_stays_until_the_game_ends():
+    group = EnvGroup(AgentColumns(lambda: Telling(["abc", "aBc", "ac", "AC"], ["ab", "AB"]), 3))
+    fields = {**group.fields, OBJECTIVE: ((), "float32")}
+    row = nest_observations({name: np.full((3, *shape), 9, dtype) for name, (shape, dtype) in fields.items()})
+    group.reset(1, row)
+    told = [row[OBJECTIVE].copy()]
+    for _ in range(6):
+        group.step(np.zeros(3, int), row)
+        told.append(row[OBJECTIVE].copy())
+    none = [np.nan] * 3
+    np.testing.assert_array_equal(told, [none, [np.nan, 11, np.nan], [np.nan, 11, np.nan], [3, 11, 23], none,
+                                         [1, 11, np.nan], none])  # fmt: skip
 
 
 def test_a_game_of_one_step_and_agents_of_several_environments():

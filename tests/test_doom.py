@@ -157,6 +157,7 @@ def test_an_objective_counts_from_the_beginning_of_its_episode():
     player.begin(doom_game.Seen(frame, variables(FRAGCOUNT=7)))
     player.step(doom_game.Seen(frame, variables(FRAGCOUNT=9)), 0.0, False)
     assert player.final_info(crashed=0)["true_objective"] == 2
+    assert "true_objective" not in player.final_info(crashed=1)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

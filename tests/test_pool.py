@@ -1,16 +1,22 @@
 """Past policies, who beat whom, and self-play with them."""
 
 import copy
+import itertools
 import json
 
 import numpy as np
 import pytest
 import torch
 import toy_games
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 import multibeast
+from beast.envs.groups import EnvGroup
+from beast.envs.rows import OBJECTIVE
+from beast.feeds.memory import RolloutMemory
 from beast.population.pool import RESULTS, Population
-from beast.population.routing import Dealer, Played, finished_games
+from beast.population.routing import POLICY, Dealer, Games, Played, Seats
 
 AGENT = multibeast.agent_module("monobeast.py")
 Flags = multibeast.flags_of(AGENT)
@@ -120,7 +126,14 @@ def test_a_past_policy_stays_as_it_was_and_plays_on_when_it_is_dropped():
 
 def rollout_of(policy, done, step, returns):
     rows = {"policy": policy, "done": done, "episode_step": step, "episode_return": returns}
-    return {name: torch.tensor(x) for name, x in rows.items()}
+    rows = {name: torch.tensor(x) for name, x in rows.items()}
+    nothing, never = torch.zeros_like(rows["episode_return"]), torch.zeros_like(rows["done"])
+    rows |= {"objective": nothing + torch.nan, "reward": nothing, "terminated": never, "truncated": never}
+    return {**rows, "task": never.int(), "group": never.int(), "policy_version": never.int()}
+
+
+def finished_games(rollout, seats):
+    return Games(3, seats).finished(rollout)
 
 
 def test_a_game_of_several_seats_is_a_result_for_each_pair_of_policies():
@@ -148,8 +161,106 @@ def test_the_score_of_a_game_is_what_the_environment_calls_success_or_else_its_r
     rollout = rollout_of([[0, 1]] * 2, done, [[4, 3], [0, 0]], np.array([[10, 20], [0, 0]], np.float32))
     assert finished_games(rollout, 2) == [[Played(0, 10), Played(1, 20)]]
     assert finished_games(rollout, 1) == [[Played(0, 10)], [Played(1, 20)]]
-    rollout["objective"] = torch.tensor([[0.5, torch.nan], [torch.nan, torch.nan]])
-    assert finished_games(rollout, 2) == [[Played(0, 0.5), Played(1, 20)]]
+    rollout["objective"][0] = torch.tensor([0.5, 2.0])
+    assert finished_games(rollout, 2) == [[Played(0, 0.5), Played(1, 2.0)]]
+    rollout["objective"][0, 0] = torch.inf
+    assert finished_games(rollout, 2)[0][0].score == np.inf, "which PBT refuses by name"
+
+
+def test_all_seats_of_a_game_are_scored_by_the_same_and_one_without_a_result_does_not_count():
+    done = np.array([[0, 0], [1, 1]], bool)
+    rollout, games = (
+        rollout_of([[0, 1]] * 2, done, [[4, 3], [0, 0]], np.array([[10, 20], [0, 0]], np.float32)),
+        Games(2, 2),
+    )
+    by_return, by_objective = [[Played(0, 10), Played(1, 20)]], [[Played(0, 1), Played(1, 0)]]
+    for objectives, expected in (
+        ([0.5, torch.nan], by_return),
+        ([1.0, 0.0], by_objective),
+        ([torch.nan, torch.nan], []),  # it has crashed
+        ([0.5, torch.nan], []),
+        ([1.0, 0.0], by_objective),
+    ):
+        rollout["objective"][0] = torch.tensor(objectives)
+        assert games.finished(rollout) == expected
+    rollout["objective"][0] = torch.nan
+    assert games.finished({**rollout, "task": rollout["task"] + 1}) == by_return, "another task has its own measure"
+
+
+def test_games_that_a_replaced_policy_began_with_its_former_weights_do_not_count():
+    games, returns = Games(2, 1), np.arange(8, dtype=np.float32).reshape(4, 2)
+    done, step = np.zeros((4, 2), bool), [[3, 3], [4, 4], [5, 5], [6, 6]]
+    rollout = rollout_of([[0, 1]] * 4, done, step, returns)
+    rollout["policy_version"] += torch.tensor([[7], [7], [8], [9]], dtype=torch.int32)
+    assert games.finished(rollout) == []
+    games.forget(0, 9)
+    done[1], step = True, [[6, 6], [0, 0], [1, 1], [0, 0]]  # one ends, another is played and ends
+    done[3] = True
+    other = {**rollout_of([[0, 1]] * 4, done, step, returns), "group": rollout["group"] + 1}
+    rollout = rollout_of([[0, 1]] * 4, done, step, returns)
+    rollout["policy_version"] += 9
+    other["policy_version"] += 8
+    assert games.finished(rollout) == [[Played(1, 1)], [Played(0, 4)], [Played(1, 5)]], "it ended with the new weights"
+    assert games.finished(other) == [[Played(1, 1)], [Played(1, 5)]]
+    assert games.finished(rollout_of([[5, 1]] * 4, done, step, returns))[0] == [Played(5, 0)], "past ones never change"
+
+
+class Duel(VectorEnv):
+    """Two columns are the seats of games of 1, 2 and 3 steps. The seats win in turn, in the last step: 5 more."""
+
+    num_envs = 2
+    single_observation_space, single_action_space = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
+
+    def __init__(self, mode, tells):
+        self.metadata = {"autoreset_mode": mode, "agents": 2}
+        self.is_same_step, self.tells = mode == AutoresetMode.SAME_STEP, tells
+
+    def reset(self, *, seed=None, options=None):
+        self.steps, self.game, self.is_over = 0, 0, False
+        return np.zeros((2, 1), np.float32), {}
+
+    def step(self, actions):
+        if self.is_over and not self.is_same_step:
+            self.steps, self.is_over = 0, False
+            return np.zeros((2, 1), np.float32), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool), {}
+        self.steps += 1
+        self.is_over, won = self.steps == 1 + self.game % 3, np.arange(2) == self.game % 2
+        rewards, infos = np.ones(2) + 5 * won * self.is_over, {}
+        if self.is_over:
+            infos = {"true_objective": self.game + won, "_true_objective": np.ones(2, bool)} if self.tells else {}
+            self.game += 1
+            if self.is_same_step:
+                self.steps, infos = 0, {"final_info": infos, "_final_info": np.ones(2, bool)}
+        return np.zeros((2, 1), np.float32), rewards, np.full(2, self.is_over), np.zeros(2, bool), infos
+
+
+@pytest.mark.parametrize("tells", [False, True], ids=["returns", "objectives"])
+def test_games_and_scores_are_the_same_whether_a_step_resets_or_the_next_one(tells):
+    def played(mode):
+        group = EnvGroup(Duel(mode, tells))
+        memory = RolloutMemory({**group.fields, **POLICY, OBJECTIVE: ((), "float32")}, 1, 5, 2)
+        for name in ("policy", "group", "env_number"):
+            memory.arrays[name][...] = 0
+        draws = itertools.count()
+        seats = Seats(lambda game: [next(draws), 99], lambda policy: 0, 2, 2, (0, 0))
+        games, found = Games(0, 2), []
+        group.reset(1, memory.row(0, 0))
+        for _ in range(12):
+            for t in range(1, 6):
+                inputs = {name: torch.from_numpy(x[:, t - 1]) for name, x in memory.arrays.items()}
+                memory.row(0, t)["policy"][...] = seats.players(inputs)
+                group.step(np.zeros(2, int), memory.row(0, t))
+            found += games.finished({name: torch.from_numpy(x[0]) for name, x in memory.arrays.items()})
+            memory.repeat_last_row(0, 0)
+        return found[:12]
+
+    found = played(AutoresetMode.NEXT_STEP)
+    scores = [
+        (n + 1 - n % 2, n + n % 2) if tells else (1 + n % 3 + 5 * (1 - n % 2), 1 + n % 3 + 5 * (n % 2))
+        for n in range(12)
+    ]
+    assert found == [[Played(n, scores[n][0]), Played(99, scores[n][1])] for n in range(12)]
+    assert played(AutoresetMode.SAME_STEP) == found
 
 
 def test_a_seat_that_has_not_come_has_neither_won_nor_lost():

@@ -6,12 +6,15 @@ import csv
 import numpy as np
 import pytest
 import torch
+import toy_envs
 import toy_games
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 import multibeast
 from beast.envs.agents import AgentColumns
 from beast.envs.groups import EnvGroup
 from beast.errors import InputError
+from beast.feeds.memory import RolloutMemory
 from beast.learn.learners import Learners
 from beast.population.routing import Dealer, Played
 from beast.population.tuned import Tuned
@@ -79,6 +82,8 @@ def test_the_objective_of_a_game_is_its_score_or_whether_it_is_the_highest_of_al
     assert [list(window) for window in tuned.pbt.windows] == [[x] for x in expected]
     tuned.record([[Played(1, 8.0), Played(9, 7.0)], [Played(9, 8.0), Played(2, 7.0)]])
     won = {"score": [7.0, 8.0], "win": [0.0, 1.0]}[objective]
+    tuned.record([[Played(1, 4.0)]])  # the others have not come
+    won += [4.0] if objective == "score" else []
     assert list(tuned.pbt.windows[1]) == won and len(tuned.pbt.windows) == 3
 
 
@@ -130,6 +135,40 @@ def test_environments_write_terms_and_success_where_they_have_them():
     assert row["objective"].tolist() == [1, 0]
     group.step(np.array([0, 0]), row)  # void
     assert row["reward_terms"].tolist() == [[0], [0]] and np.isnan(row["objective"]).all()
+
+
+class Success(toy_envs.Counting):
+    """Its infos have a term in each step, and in the last one its success."""
+
+    reward_terms = {"count": 0.0}
+
+    def step(self, action):
+        observation, reward, terminated, truncated, _ = super().step(action)
+        info = {"reward_terms": np.array([self.count], np.float32)}
+        info |= {"true_objective": 10.0 * self.episode + self.count} if terminated or truncated else {}
+        return observation, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize("vector_env", [SyncVectorEnv, AsyncVectorEnv])
+def test_the_last_step_of_a_game_tells_terms_and_success_in_both_conventions(vector_env):
+    def told(mode) -> tuple[list, list]:
+        group = EnvGroup(vector_env([Success] * 2, autoreset_mode=mode))
+        memory = RolloutMemory(
+            {**group.fields, "reward_terms": ((1,), "float32"), "objective": ((), "float32")}, 1, 1, 2
+        )
+        row, terms, objectives = memory.row(0, 1), [[], []], [[], []]
+        group.reset(3, row)
+        assert np.isnan(row["objective"]).all() and not row["reward_terms"].any()
+        for _ in range(60):
+            group.step(np.zeros(2, int), row)
+            for k in range(2):
+                terms[k] += row["reward_terms"][k].tolist() if row["reward"][k] else []
+                objectives[k] += [x for x in row["objective"][k : k + 1].tolist() if not np.isnan(x)]
+        group.close()
+        return [x[:15] for x in terms], [x[:5] for x in objectives]
+
+    same = told(AutoresetMode.SAME_STEP)
+    assert same == told(AutoresetMode.NEXT_STEP) and [int(x // 10) for x in same[1][0]] == [0, 1, 2, 3, 4]
 
 
 class Events:

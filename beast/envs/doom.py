@@ -272,11 +272,11 @@ class Player:
         return {"screen": screen, "measurements": np.maximum(numbers, 0).astype(np.float32)}
 
     def final_info(self, crashed: int) -> dict:
-        """What the last step of an episode tells."""
+        """What the last step of an episode tells. One that has crashed has no result."""
         info: dict[str, Any] = {"metrics": {"crashed": crashed}}
         if name := self._scenario.objective:
             score = self._own_reward if name == "reward" else self.gained(name)
-            info["true_objective"] = score
+            info |= {} if crashed else {"true_objective": score}
             info["metrics"] |= {"kills" if name == "reward" else name.lower(): score}
         return info
 

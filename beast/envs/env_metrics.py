@@ -21,19 +21,24 @@ def read_games(infos: Mapping, is_over: np.ndarray, keys: tuple[str, ...]) -> li
     columns, final = is_over.nonzero()[0].tolist(), infos.get("final_info")
     if final is None and not any(map(infos.__contains__, keys)):  # most rows
         return [(k, {}) for k in columns]
-    return [(k, dict(_numbers(infos, final, k, keys))) for k in columns]
+    return [(k, dict(_numbers(infos, k, keys))) for k in columns]
 
 
-def _numbers(infos: Mapping, final: Any, k: int, keys: tuple[str, ...]) -> Iterator[tuple[str, float | str]]:
+def of_step(infos: Mapping, key: str, k: int) -> Any:
+    """What environment k has told under a key in a step, None for nothing: where the step has reset it, of the game
+    that has ended."""
+    final = infos.get("final_info")
+    if final is None or not infos.get("_final_info", np.ones(k + 1, bool))[k]:
+        return _entry(infos, key, k)
+    if isinstance(final, Mapping):  # of each key an array
+        return _entry(final, key, k)
+    return final[k].get(key) if isinstance(final[k], Mapping) else None  # the infos of each environment
+
+
+def _numbers(infos: Mapping, k: int, keys: tuple[str, ...]) -> Iterator[tuple[str, float | str]]:
     for key in keys:
         try:
-            if final is None or not infos.get("_final_info", np.ones(k + 1, bool))[k]:
-                value = _entry(infos, key, k)
-            elif isinstance(final, Mapping):  # of each key an array
-                value = _entry(final, key, k)
-            else:  # the infos of each environment, which may be None
-                value = final[k].get(key) if isinstance(final[k], Mapping) else None
-            yield from _flat("" if key == "metrics" else key, value)
+            yield from _flat("" if key == "metrics" else key, of_step(infos, key, k))
         except Exception as error:  # of many types: whatever a vector env of a user's own has there
             yield key, f"not one value for each environment ({type(error).__name__})"
 

@@ -37,7 +37,7 @@ class EnvGroup:
     The part `action_mask` [K, choices] says what is legal (masks.py); `has_mask`: the infos of `env` may say it.
 
     Columns of agents that are not in their game now (agents.py) repeat their last row, without a reward: a final one,
-    so nothing of them counts.
+    so nothing of them counts. Return and step are 0 of those that have not come yet.
 
     `episode_return` and `episode_step` are of whole games: a vector env whose episode may end within a game says so in
     `info["life_over"]` (bool [K], see `LifeEpisodes`). `ended` has column and numbers of each game that the newest row
@@ -57,7 +57,7 @@ class EnvGroup:
                 'set metadata["autoreset_mode"] of the vector env to what it does, and let it reset itself'
             )
         self.env, self.num_envs = env, env.num_envs
-        self._task = getattr(env, "task_numbers", 0)
+        self._task, self._agents = getattr(env, "task_numbers", 0), (env.metadata or {}).get("agents", 1)
         observations = spaces_with_mask(env.single_observation_space, env.single_action_space, has_mask)
         # Wrappers of others may keep an observation for longer than its row lasts.
         inner = env.env if isinstance(env, LifeEpisodes) else env
@@ -86,6 +86,7 @@ class EnvGroup:
         self._was_final = self._was_game_over = absent = self._absent(info)
         self.ended = []
         self._return, self._step = np.zeros(self.num_envs), np.zeros(self.num_envs, np.int32)
+        self._objective = np.full(self.num_envs, np.nan)
         nothing_yet = dict.fromkeys(("reward", "terminated", "truncated", "episode_return", "episode_step"), 0)
         self._write_numbers({**nothing_yet, "done": ~absent, "terminated": absent, "task": self._task}, info, row)
 
@@ -118,7 +119,9 @@ class EnvGroup:
             done, new_game = self._was_final & ~ended, self._was_game_over
             self._was_final, self._was_game_over = ended, game_over
             reward = np.where(new_game, 0.0, reward)  # of a void step
-            new_game = new_game & ~absent
+            comes, was_over = new_game & ~absent, new_game.reshape(-1, self._agents).all(1)
+            begins = was_over & comes.reshape(-1, self._agents).any(1)  # also for those who come later
+            new_game = comes | np.repeat(begins, self._agents)
         self._return = np.where(new_game, 0.0, self._return + reward)
         self._step = np.where(new_game, 0, self._step + ~absent)
         if "final_obs" in row and truncated.any():
@@ -144,8 +147,15 @@ class EnvGroup:
         if REWARD_TERMS in row:
             row[REWARD_TERMS][...] = info.get(REWARD_TERMS, 0)
         if OBJECTIVE in row:
-            told = info.get("true_objective", np.full(self.num_envs, np.nan))
-            row[OBJECTIVE][...] = np.where(info.get("_true_objective", True), told, np.nan)
+            told = np.where(info.get("_true_objective", True), info.get("true_objective", np.nan), np.nan)
+            is_held = self._absent(info) & (self._step > 0)
+            row[OBJECTIVE][...] = self._objective = np.where(is_held, self._objective, told)
+        if "final_info" in info:
+            for k in np.flatnonzero(computed["terminated"] | computed["truncated"]).tolist():
+                for field, key, nothing in ((REWARD_TERMS, REWARD_TERMS, 0), (OBJECTIVE, "true_objective", np.nan)):
+                    if field in row:
+                        value = env_metrics.of_step(info, key, k)
+                        row[field][k] = nothing if value is None else value
 
     def _write_observations(self, observations, fields: dict[str, np.ndarray], info: dict) -> None:
         for name, part in parts_by_name(self.env.single_observation_space, observations).items():

@@ -34,7 +34,7 @@ ROW_FIELDS = {
 
 
 # Fields of runs of several policies, which environments write where they have them (`more_fields` of a feed).
-OBJECTIVE = "objective"  # in an agent's last row of a game what counts as its success, else NaN
+OBJECTIVE = "objective"  # from an agent's last row of a game to the game's end what counts as its success, else NaN
 REWARD_TERMS = "reward_terms"  # amounts that arrived with the reward, one for each of `EnvSpaces.reward_terms`
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -14,25 +14,34 @@ from beast.envs.agents import at_least, refuse_kinds
 from beast.envs.films import Film
 from beast.envs.groups import EnvGroup
 from beast.envs.masks import MASK
-from beast.envs.rows import layout
+from beast.envs.rows import OBJECTIVE, layout
 from beast.errors import InputError
 from beast.feeds.memory import RolloutMemory
 from beast.files import same_directory
 from beast.learn.distributions import policy_of
 from beast.learn.nests import map_tensors
-from beast.population.routing import begins
+from beast.population.routing import POLICY, Part, begins, parts_of_game
 from beast.run.policy import Policy
 
 MAX_WIDTH = 16  # columns at a time
 
 
 class Played(NamedTuple):
-    """A game between two rivals."""
+    """A game between two rivals: means over the seats of each."""
 
-    scores: tuple[float, float]  # mean return of each rival's seats
+    returns: tuple[float, float]
+    objectives: tuple[float, float] | None  # None where the environment told none, or not of all
     first_seat: int  # which rival had the first seat
     length: int  # in steps
     is_cut: bool  # by a limit of steps
+
+
+def scores_of(played: list[Played]) -> tuple[str, list[tuple[float, float] | None]]:
+    """What decides a match, and the score of each game by it: the objective, if any game had one. Then a game without
+    one has no score: it has crashed, or was cut."""
+    if any(game.objectives for game in played):
+        return "true_objective", [game.objectives for game in played]
+    return "return", [game.returns for game in played]
 
 
 @same_directory()
@@ -70,19 +79,19 @@ def play_match(
     generator = torch.Generator().manual_seed(seed)
     width = num_envs * seats
     share = [episodes // num_envs + (index < episodes % num_envs) for index in range(num_envs)]
-    memory = RolloutMemory(group.fields, 1, 1, width)
+    memory = RolloutMemory({**group.fields, **POLICY, OBJECTIVE: ((), "float32")}, 1, 1, width)
     before, after = memory.row(0, 0), memory.row(0, 1)
     before["action"][...] = 0
     group.reset(seed, before)
     states = [rival.net.initial_state(width) for rival in rivals]
     played: list[list[Played]] = [[] for _ in range(num_envs)]
-    returns, lengths = np.zeros((num_envs, seats)), np.zeros(num_envs, int)
+    lengths = np.zeros(num_envs, int)
     is_over = np.zeros(num_envs, bool)  # cut, and waits for the others
     while (is_due := np.array([len(games) < number for games, number in zip(played, share)])).any():
         if is_over[is_due].all():  # a vector env resets all of its environments
             seed += width
             group.reset(seed, before)
-            returns[:], lengths[:], is_over[:] = 0, 0, False
+            lengths[:], is_over[:] = 0, False
         inputs = map_tensors(lambda x: torch.from_numpy(x[:1]), memory.rollout(0))
         actions = []
         for index, rival in enumerate(rivals):
@@ -91,24 +100,32 @@ def play_match(
             policy = policy_of(rival.net, policy_logits)
             actions.append((policy.mode() if greedy else policy.sample(generator))[0].numpy())
         leads = np.array([(env + len(games)) % 2 for env, games in enumerate(played)])  # who has the first seat
-        players = ((leads[:, None] + np.arange(seats)) % 2).flatten()
+        players = after["policy"][...] = ((leads[:, None] + np.arange(seats)) % 2).flatten()
         after["action"][...] = np.where(players.reshape(-1, *[1] * (actions[0].ndim - 1)) == 0, *actions)
         group.step(after["action"], after)
         if film:
             film.add(after)
         has_ended = begins(after["done"], after["episode_step"], seats)
+        ended = after["done"] & (after["terminated"] | after["truncated"])
+        is_same_step = has_ended & ended.reshape(num_envs, seats).any(1)
         for env in range(num_envs):
             is_cut = lengths[env] >= max_steps and not has_ended[env]
             if (has_ended[env] or is_cut) and not is_over[env]:
-                of = [returns[env][players[env * seats :][:seats] == rival].mean() for rival in range(2)]
+                columns = range(env * seats, (env + 1) * seats)
+                if is_cut:
+                    parts = [Part(k, players[k], float(before["episode_return"][k]), np.nan) for k in columns]
+                else:
+                    parts = parts_of_game(memory.rollout(0), 0, columns)
+                returns = _of_both((part.policy, part.episode_return) for part in parts)
+                objectives = _of_both((part.policy, part.objective) for part in parts)
+                is_told = not np.isnan(objectives).any()
+                length = int(lengths[env] + is_same_step[env])
                 played[env].append(
-                    Played((float(of[0]), float(of[1])), int(leads[env]), int(lengths[env]), bool(is_cut))
+                    Played(returns, objectives if is_told else None, int(leads[env]), length, bool(is_cut))
                 )
                 is_over[env] = is_cut
             if has_ended[env]:
-                returns[env], lengths[env], is_over[env] = 0, 0, False
-        going_on = np.repeat(~has_ended, seats)
-        returns += np.where(going_on, after["reward"], 0).reshape(num_envs, seats)
+                lengths[env], is_over[env] = 0, False
         lengths += ~has_ended
         if film and played[0]:
             film.close()
@@ -116,3 +133,12 @@ def play_match(
         memory.repeat_last_row(0, 0)
     group.close()
     return [game for games, number in zip(played, share) for game in games[:number]]
+
+
+def _of_both(parts: Iterable[tuple[int, float]]) -> tuple[float, float]:
+    """Of (rival, number) the mean of each rival, 0 for one of whom no seat took part."""
+    of_each: tuple[list[float], list[float]] = [], []
+    for rival, number in parts:
+        of_each[rival].append(number)
+    first, second = (float(np.mean(numbers or [0.0])) for numbers in of_each)
+    return first, second

@@ -74,27 +74,70 @@ def begins(done: np.ndarray, episode_step: np.ndarray, seats: int) -> np.ndarray
     return done.reshape(-1, seats).any(1) & (episode_step == 0).reshape(-1, seats).all(1)
 
 
-class Played(NamedTuple):
+class Part(NamedTuple):
     """A seat's part of a game that has ended."""
 
+    column: int
     policy: int
-    score: float  # its objective, where the environment tells one, else its return
+    episode_return: float
+    objective: float  # NaN where the environment told none
 
 
-def finished_games(rollout: dict, seats: int) -> list[list[Played]]:
-    """The games that ended in a rollout [T+1, K]: of each the seats that took part. The next rollout, which repeats row
-    T, has those that end in it."""
-    names = "done", "episode_step", "episode_return", "policy"
-    done, step, scores, policy = (rollout[name].cpu().numpy() for name in names)
-    if OBJECTIVE in rollout:
-        told = rollout[OBJECTIVE].cpu().numpy()
-        scores = np.where(np.isfinite(told), told, scores)
-    games = []
-    for t in range(len(done) - 1):
-        for first in seats * np.flatnonzero(begins(done[t + 1], step[t + 1], seats)):
-            there = [k for k in range(first, first + seats) if step[t, k] > 0]
-            games.append([Played(int(policy[t, k]), float(scores[t, k])) for k in there])
-    return list(filter(None, games))
+def parts_of_game(rows: dict, t: int, columns: range) -> list[Part]:
+    """Who took part in the game of these columns that ended before row t+1 of `rows` [T+1, K], numpy arrays, began the
+    next one."""
+    found = []
+    for k in columns:
+        # Where a step resets, that row has the last reward, success and policy of the game before.
+        is_same_step = rows["done"][t + 1, k] and (rows["terminated"][t + 1, k] or rows["truncated"][t + 1, k])
+        last = t + int(is_same_step)
+        if rows["episode_step"][t, k] + is_same_step > 0:
+            episode_return = rows["episode_return"][t, k] + is_same_step * rows["reward"][t + 1, k]
+            found.append(Part(k, int(rows["policy"][last, k]), float(episode_return), float(rows[OBJECTIVE][last, k])))
+    return found
+
+
+class Played(NamedTuple):
+    """A seat of a game that counts."""
+
+    policy: int
+    score: float
+
+
+class Games:
+    """Tells of the games that have ended. All seats of a game are scored by the same: by their objectives, or by their
+    returns in a task whose environment has told none yet. Where it has, a game that lacks one has no result: it has
+    crashed, or was cut. Nor does a game count that a policy has begun with weights which it has no more."""
+
+    def __init__(self, num_policies: int, seats: int):
+        self._seats, self._since = seats, [0] * num_policies
+        self._have_objectives: set[int] = set()  # tasks
+        self._first_versions: dict[int, np.ndarray] = {}  # of each group [K]: what began the games that it plays
+
+    def forget(self, policy: int, version: int) -> None:
+        """Count no games that a policy began before its weights had this version."""
+        self._since[policy] = version
+
+    def finished(self, rollout: dict) -> list[list[Played]]:
+        """Of each game that ended in a rollout [T+1, K] the seats that took part. The next rollout, which repeats row
+        T, has those that end in it."""
+        names = "done", "episode_step", "terminated", "truncated", "episode_return", "reward", "policy", OBJECTIVE
+        rows = {name: rollout[name].cpu().numpy() for name in (*names, "task", "group", "policy_version")}
+        games, group = [], int(rows["group"][0, 0])
+        versions = self._first_versions.get(group, rows["policy_version"][0])
+        for t in range(len(rows["done"]) - 1):
+            begun, ended = (begins(rows["done"][x], rows["episode_step"][x], self._seats) for x in (t, t + 1))
+            versions = np.where(np.repeat(begun, self._seats), rows["policy_version"][t + 1], versions)
+            for first in (self._seats * np.flatnonzero(ended)).tolist():
+                parts, task = parts_of_game(rows, t, range(first, first + self._seats)), int(rows["task"][t, first])
+                is_told = bool(parts) and not any(np.isnan(part.objective) for part in parts)
+                if is_told:
+                    self._have_objectives.add(task)
+                is_old = any(versions[x.column] < self._since[x.policy] for x in parts if x.policy < len(self._since))
+                if parts and not is_old and (is_told or task not in self._have_objectives):
+                    games.append([Played(x.policy, x.objective if is_told else x.episode_return) for x in parts])
+        self._first_versions[group] = versions
+        return games
 
 
 def by_policy(players: np.ndarray) -> list[tuple[int, Any]]:

@@ -91,6 +91,8 @@ class Tuned:
         if not self.pbt:
             return
         for game in games:
+            if len(game) == 1 and self._run.objective == "win":
+                continue  # nobody has played against it
             for seat in (seat for seat in game if seat.policy < len(self.flags)):
                 best = max((other.score for other in game if other is not seat), default=-np.inf)
                 objective = float(seat.score > best) if self._run.objective == "win" else seat.score
