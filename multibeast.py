@@ -74,8 +74,8 @@ class PopulationFlags:
     past_at_once: int = 2
     """Past policies that are drawn from at a time: each costs a forward pass of its own."""
     objective: Literal["score", "win"] = "score"
-    """What PBT ranks policies by, a mean over games: info["true_objective"] at the end of a game, or its return where
-    there is none; or the share of games in which a policy has the highest score of all seats."""
+    """What PBT ranks policies by: the mean score of their games, which is info["true_objective"] of the last step, or
+    the return where an environment tells none; or the share of games in which a policy has the highest score."""
 
     # Population-based training.
     pbt: bool = False

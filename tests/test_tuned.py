@@ -16,7 +16,7 @@ from beast.envs.groups import EnvGroup
 from beast.errors import InputError
 from beast.feeds.memory import RolloutMemory
 from beast.learn.learners import Learners
-from beast.population.routing import Dealer, Played
+from beast.population.routing import Dealer, Games, Played
 from beast.population.tuned import Tuned
 
 AGENT = multibeast.agent_module("monobeast.py")
@@ -175,8 +175,8 @@ class Events:
     """What a run does to replaced policies, and what each update gets."""
 
     def __init__(self, monkeypatch):
-        self.copies, self.updates = [], []
-        copy_learner, update = multibeast.copy_learner, AGENT.update
+        self.copies, self.updates, self.forgotten = [], [], []
+        copy_learner, update, forget = multibeast.copy_learner, AGENT.update, Games.forget
 
         def copying(learner, donor):
             copy_learner(learner, donor)
@@ -199,6 +199,11 @@ class Events:
             assert group["lr"] == pytest.approx(rate)
             return outcome
 
+        def forgetting(games, policy, version):
+            self.forgotten.append(version)
+            forget(games, policy, version)
+
+        monkeypatch.setattr(Games, "forget", forgetting)
         monkeypatch.setattr(multibeast, "copy_learner", copying)
         monkeypatch.setattr(AGENT, "update", updating)
 
@@ -221,6 +226,7 @@ def test_replaced_policies_train_on_from_the_donors_weights_with_numbers_of_thei
     assert len(rows) >= 4 * 7 and {row["policy"] for row in rows} == set("0123")
     replaced = [row for row in rows if row["what"] == "replaced"]
     assert len(replaced) == len(events.copies) >= 3
+    assert events.forgotten == [updates for _, updates in events.copies], "games of the former weights"
     assert {row["donor"] for row in replaced} and all(row["donor"] != row["policy"] for row in replaced)
     learners = [learner for learner, *_ in events.updates]
     assert len(set(map(id, learners))) == 4
