@@ -526,6 +526,11 @@ def test_a_run_of_several_tasks_tells_of_each_is_resumed_tested_and_loaded(tmp_p
     assert monobeast.test(alone)["returns"] == [28, 28]
     with pytest.raises(InputError, match="--task far: there is no such task; there are short, long"):
         monobeast.test(replace(alone, task="far"))
+    others = replace(alone, env_kwargs='{"lasts": 3}', eval_env_kwargs=('{"lasts": 4}', 'run={"terminates": true}'))
+    found = monobeast.test(others)
+    assert found["returns"] == [10, 10], "before the task's own, which go before the run's"
+    assert found["others"]["run"]["returns"] == [28, 28]
+    assert found["differs_from_training"]["env_kwargs"]["played"] == '{"lasts": 4}'
     policy = beast.load(str(tmp_path / "run/checkpoint.pt"))
     assert policy.net.baseline.out_features == 2
     assert policy.act(np.zeros((3, 3), np.float32))[0].shape == (3,)

@@ -78,6 +78,21 @@ def with_tasks(flags, *, is_env_known: bool = True):
     return flags if env == flags.env else changed(flags, env=env)
 
 
+def with_kwargs_first(flags, kwargs: Mapping[str, Any]):
+    """The flags, with these arguments of the environments before those that tasks have of their own."""
+    tasks = tasks_of(flags.env, flags.tasks)
+    if not any(task.env_kwargs.keys() & kwargs.keys() for task in tasks):
+        return flags
+    told = {
+        task.name: {
+            "env": task.env, "env_kwargs": {**task.env_kwargs, **kwargs},
+            **(task.reference._asdict() if task.reference else {}),
+        }
+        for task in tasks
+    }  # fmt: skip
+    return changed(flags, tasks=json.dumps(told))
+
+
 def of_actor(flags, actor: int):
     """The flags of one actor: with --balance compute it plays one task, and each task has equally many actors."""
     if getattr(flags, "balance", "samples") == "samples" or flags.task:
