@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -141,18 +141,25 @@ class TaskColumns(VectorEnv):
         count = len(make)
         if not only and num_envs % count:
             raise WidthDoesNotFit(f"{num_envs} environments for {count} tasks: give a multiple of {count}", count)
-        sizes = {name: num_envs if only == name else 0 if only else num_envs // count for name in make}
-        made = {name: make[name](max(size, 1)) for name, size in sizes.items()}
+        made: dict[str, VectorEnv] = {}
+        described: dict[str, _Described] = {}
         try:
-            self.single_observation_space = _joint([env.single_observation_space for env in made.values()], self.names)
-            self.single_action_space = _equal([env.single_action_space for env in made.values()], self.names)
-            self._check(made)
+            for name in make:
+                size = num_envs if only == name else 1 if only else num_envs // count
+                env = make[name](size)
+                if not only or name == only:
+                    made[name] = env
+                described[name] = _described(env)
+                if name not in made:
+                    env.close()  # before the next one is made: 30 games at once may not fit
+            spaces_of = described.values()
+            self.single_observation_space = _joint([each.observation for each in spaces_of], self.names)
+            self.single_action_space = _equal([each.action for each in spaces_of], self.names)
+            self._check(described)
         except BaseException:
             for env in made.values():
                 env.close()
             raise
-        for name in [name for name, size in sizes.items() if not size]:
-            made.pop(name).close()
         self.envs = list(made.values())
         self.num_envs = num_envs
         self._columns = [slice(t, None, len(made)) for t in range(len(made))]
@@ -218,17 +225,31 @@ class TaskColumns(VectorEnv):
                 whole[columns, ..., : part.shape[-1]] = part
                 whole[columns, ..., part.shape[-1] :] = 0
 
-    def _check(self, made: dict[str, VectorEnv]) -> None:
+    def _check(self, described: dict[str, "_Described"]) -> None:
         """Raise InputError for tasks that cannot be stepped together."""
-        modes = {name: _mode(env) for name, env in made.items()}
+        modes = {name: each.mode for name, each in described.items()}
         if len({*modes.values()}) > 1:
             raise InputError(f"tasks have the autoreset modes {modes}: make all of them with the same one")
-        is_padded = any(env.single_observation_space != self.single_observation_space for env in made.values())
+        is_padded = any(each.observation != self.single_observation_space for each in described.values())
         if is_padded and AutoresetMode.SAME_STEP in modes.values():
             raise InputError("tasks with autoreset mode SAME_STEP need equal observation spaces: give NEXT_STEP")
-        for name, env in made.items():
-            if (env.metadata or {}).get("agents", 1) > 1:
+        for name, each in described.items():
+            if each.agents > 1:
                 raise InputError(f"{name} has several agents: tasks are for one agent an environment")
+
+
+class _Described(NamedTuple):
+    """What all tasks have to know of one's environments."""
+
+    observation: Space
+    action: Space
+    mode: Any
+    agents: int
+
+
+def _described(env: VectorEnv) -> _Described:
+    agents = (env.metadata or {}).get("agents", 1)
+    return _Described(env.single_observation_space, env.single_action_space, _mode(env), agents)
 
 
 def _mode(env: VectorEnv) -> Any:
