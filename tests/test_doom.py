@@ -383,6 +383,18 @@ def test_a_match_whose_game_dies_ends_for_all_and_is_started_again(match, capfd,
     assert len(games) == 2 and victim not in games
 
 
+def test_matches_that_start_at_once_have_ports_of_their_own(monkeypatch):
+    free = [doom_match.free_port() for _ in range(2)]
+    ports = iter([free[0], free[0], free[0], free[1], free[0]])
+    monkeypatch.setattr(doom_match, "free_port", lambda: next(ports))
+    first, second = doom_match.reserve_port(), doom_match.reserve_port()
+    assert [each.getsockname()[1] for each in (first, second)] == free
+    first.close()
+    with doom_match.reserve_port() as third:
+        assert third.getsockname()[1] == free[0], "the end of a match gives it back"
+    second.close()
+
+
 def test_flags_of_images_are_refused_for_a_match(match):
     with pytest.raises(InputError, match="--grayscale is for one agent"):
         envs.make("Doom/DuelSmall-v0", 2, grayscale=True)
