@@ -940,6 +940,7 @@ OTHER_MUTANTS = {
     ],
     "beast/envs/doom_match.py": [
         ("a tie wins", "float(frags[seat] > most)", "float(frags[seat] >= most)"),
+        ("bots do not count", " + self._players[0].of_bots()", ""),
         (
             "matches that terminate",
             "return dict.fromkeys(agents, False), dict.fromkeys(agents, is_cut)",

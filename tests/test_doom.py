@@ -155,8 +155,10 @@ def test_an_objective_counts_from_the_beginning_of_its_episode():
     player = doom.Player(doom.SCENARIOS["DuelBots"])
     frame = np.zeros((120, 160, 3), np.uint8)
     player.begin(doom_game.Seen(frame, variables(FRAGCOUNT=7)))
-    player.step(doom_game.Seen(frame, variables(FRAGCOUNT=9)), 0.0, False)
-    assert player.final_info(crashed=0)["true_objective"] == 2
+    for of_bot, won in ((1, 1), (2, 0), (3, 0)):
+        player.step(doom_game.Seen(frame, variables(FRAGCOUNT=9, PLAYER2_FRAGCOUNT=of_bot)), 0.0, False)
+        info = player.final_info(crashed=0)
+        assert info["true_objective"] == 2 and info["metrics"]["won"] == won
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -360,6 +362,17 @@ def test_who_has_more_frags_than_every_other_player_has_won(match):
     env.step(np.zeros((2, 2), int))
     info = env.step(np.zeros((2, 2), int))[-1]
     assert info["true_objective"].tolist() == [0, 1]
+
+
+def test_bots_are_players_whose_frags_count(match, monkeypatch):
+    env = match(limit=8, bots=2)
+    env.reset(seed=0)
+    players = duel(env)._players
+    assert {"PLAYER3_FRAGCOUNT", "PLAYER4_FRAGCOUNT"} <= players[0].seen.variables.keys()
+    players[1]._first = players[1]._first._replace(variables=variables(FRAGCOUNT=-3))
+    monkeypatch.setattr(players[0], "of_bots", lambda: [0, 3])
+    env.step(np.zeros((2, 2), int))
+    assert env.step(np.zeros((2, 2), int))[-1]["true_objective"].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("seat", [0, 1])  # the host of the match, and another one

@@ -19,7 +19,7 @@ from beast.errors import InputError
 class DoomMatch:
     """A match. A time limit truncates it for all players with their last frames; so does a game that crashes or hangs,
     after which all are started again. `info["true_objective"]` of the last step is 1 for a player with more frags than
-    every other one, and 0 for the others.
+    every other one, bots included, and 0 for the others.
     """
 
     def __init__(self, env_id: str, frame_skip: int | None = None, scenarios: str = "", render_mode=None):
@@ -89,7 +89,7 @@ class DoomMatch:
             self.agents = []
             frags = [player.gained("FRAGCOUNT") for player in self._players]
             for seat, (agent, player) in enumerate(zip(agents, self._players)):
-                most = max(frags[:seat] + frags[seat + 1 :])
+                most = max(frags[:seat] + frags[seat + 1 :] + self._players[0].of_bots())
                 infos[agent] |= player.final_info(crashed=0) | {"true_objective": float(frags[seat] > most)}
         return observations, rewards, *_ends(agents, is_cut), infos
 
