@@ -500,6 +500,7 @@ OTHER_MUTANTS = {
         ("a word that is none", "1 + zlib.crc32(word.encode()) % (VOCABULARY - 1)", "0"),
         ("not held out", "(HELD_OUT if held_out else {})", "{}"),
         ("written in place", "shutil.copyfile(pk3_path, temporary)", "shutil.copyfile(pk3_path, path)"),
+        ("a look at every write", "if self._written > self._limit / 1000:", "if True:"),
         ("an endless cache", "self._forget(keep=path)", "pass"),
         ("the oldest, used or not", "os.utime(path)  # it was used now", "pass"),
         ("the newest goes, too", "if path != str(keep):", "if True:"),

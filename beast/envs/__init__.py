@@ -109,6 +109,8 @@ def make(
     kwargs = {**(env_kwargs or {}), **kwargs}
     if reset_ahead and (ATARI_ID.fullmatch(env_id) or env_id.startswith(doom.PREFIX)):
         raise InputError(f"{env_id} begins episodes in a way of its own: leave --reset_ahead out")
+    if reset_ahead and env_id.startswith(DMLAB):
+        raise InputError(f"{env_id}: its resets keep Python's GIL, so a thread hides nothing: leave --reset_ahead out")
     if match := ATARI_ID.fullmatch(env_id):
         if (match["deepmind"] or match["machado"]) not in atari_games():
             raise _unknown_id(env_id)
