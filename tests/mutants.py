@@ -507,7 +507,8 @@ OTHER_MUTANTS = {
         ("half a file stays", "                    os.unlink(temporary)", "                    pass"),
     ],
     "beast/envs/football.py": [
-        ("the clock terminates", "is_cut = bool(done) and self._steps_left() == 0", "is_cut = False"),
+        ("the clock terminates", 'bool(done) and self.env.unwrapped.observation()[0]["steps_left"] <= 0', "False"),
+        ("a clock below 0 terminates", '["steps_left"] <= 0', '["steps_left"] == 0'),
         ("equal games", "int(self.np_random.integers(ENGINE_SEEDS))", "1"),
         ("equal matches", "int(self._random.integers(ENGINE_SEEDS))", "1"),
         ("always from left to right", "bool(seed % 2)", "False"),

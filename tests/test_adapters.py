@@ -17,6 +17,7 @@ from beast import envs
 from beast.envs import dmlab
 from beast.envs.dmlab import LevelCache, numbers_of
 from beast.envs.groups import EnvGroup
+from beast.envs.probe import probe_env
 from beast.envs.tasks import tasks_of
 from beast.errors import InputError, MissingPackage
 
@@ -240,6 +241,18 @@ def test_one_player_sees_the_minimap_and_the_clock_truncates(packages):
     assert sides == {False, True}
     env.close()
     assert football.MADE[-1].closed
+
+
+def test_a_clock_that_ran_on_after_its_end_truncates_too_and_one_game_renders(packages, tmp_path, monkeypatch):
+    football = packages[1]
+    monkeypatch.setattr(football.FootballEnv, "observation", lambda game: [{"steps_left": 11 - game._step}])
+    flags = monobeast.Flags(env="football:11_vs_11_stochastic", group_width=2, root=str(tmp_path))
+    probe_env(monobeast.create_env, flags, render_mode="rgb_array")
+    assert [game._render for game in football.MADE] == [True]
+    env = envs.make("football:11_vs_11_stochastic", 1)
+    env.reset(seed=1)
+    ends = [env.step(np.array([0]))[2:4] for _ in range(12)]
+    assert [truncated[0] for _, truncated in ends] == [False] * 11 + [True] and not ends[-1][0][0]
 
 
 def test_a_goal_in_the_academy_terminates_and_arguments_reach_the_game(packages):

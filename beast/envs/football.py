@@ -58,7 +58,7 @@ class _Game:
         """Observations, rewards, whether the game has ended, whether by its clock, and the infos of its end."""
         observation, reward, done, info = self.env.step(action)
         self._goals += float(info.get("score_reward", 0.0))
-        is_cut = bool(done) and self.env.unwrapped.observation()[0]["steps_left"] == 0
+        is_cut = bool(done) and self.env.unwrapped.observation()[0]["steps_left"] <= 0
         told = {"metrics": {"goal_difference": self._goals}, "true_objective": self._goals} if done else {}
         return self._stored(observation), reward, bool(done), is_cut, told
 
