@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import stand_ins
+import toy_envs
 from gymnasium import spaces
 from lock_step import metrics_of
 
@@ -286,6 +287,47 @@ def test_eleven_players_are_agents(packages):
     _, rewards, _, truncated, _ = env.step(np.array([12, 0, 12, 0]))
     assert not rewards.any() and not truncated.any(), "the next game begins"
     assert len({*seeds, *(game.seed for game in packages[1].MADE[-2:])}) == 4
+
+
+def test_games_whose_environment_cannot_be_made_are_closed(packages, monkeypatch):
+    lab, football = packages
+
+    def closed_after(module, what, *make, **kwargs):
+        module.MADE.clear()
+        with pytest.raises((InputError, IndexError, AttributeError), match=what):
+            envs.make(*make, **kwargs)
+        return [each.closed for each in module.MADE]
+
+    def make_first_two(self, *args, **kwargs):
+        if len(lab.MADE) == 2:
+            raise IndexError("no third")
+        made(self, *args, **kwargs)
+
+    assert closed_after(football, "images", "football:academy_empty_goal", 1, frame_stack=2,
+                        representation="simple115v2", stacked=False) == [True]  # fmt: skip
+    made = lab.Lab.__init__
+    monkeypatch.setattr(lab.Lab, "__init__", make_first_two)
+    assert closed_after(lab, "no third", "dmlab:rooms_watermaze", 3) == [True, True]
+    monkeypatch.setattr(football, "Space", lambda **own: None)
+    assert closed_after(football, "NoneType", "football:11_vs_11_stochastic", 2, left_players=2) == [True]
+
+
+def test_one_that_cannot_be_made_closes_those_before(packages):
+    made = []
+
+    class Second(toy_envs.Counting):
+        def __init__(self):
+            if made:
+                raise IndexError("no second")
+            super().__init__()
+            made.append(self)
+
+        def close(self):
+            self.closed = True
+
+    with pytest.raises(IndexError):
+        envs.ResetAhead(Second)
+    assert made.pop().closed
 
 
 @pytest.mark.parametrize(

@@ -158,13 +158,28 @@ def _one_by_one(
 ) -> VectorEnv:  # fmt: skip
     def wrapped() -> gymnasium.Env:
         env = make()
-        for wrap in wrappers:
-            env = wrap(env)
+        try:
+            for wrap in wrappers:
+                env = wrap(env)
+        except BaseException:
+            env.close()
+            raise
         return env
 
     make_one = (lambda: ResetAhead(wrapped)) if reset_ahead else wrapped
-    # Without copy=False every observation is copied once more a step.
-    return SyncVectorEnv([make_one] * num_envs, copy=False)
+    made: list[gymnasium.Env] = []
+
+    def make_and_remember() -> gymnasium.Env:
+        made.append(make_one())
+        return made[-1]
+
+    try:
+        # Without copy=False every observation is copied once more a step.
+        return SyncVectorEnv([make_and_remember] * num_envs, copy=False)
+    except BaseException:
+        for env in made:
+            env.close()
+        raise
 
 
 def _make_registered(
