@@ -467,6 +467,8 @@ OTHER_MUTANTS = {
         ("one reference", "and len(numbers) != 1", ""),
         ("equal references", "and len({*numbers}) == len(numbers)", ""),
         ("other keys", "told.keys() <= OF_A_TASK and", ""),
+        ("sets in files", 'if each["env"] in SETS:', "if False:"),
+        ("tasks before the evaluation's arguments", "{**task.env_kwargs, **kwargs}", "{**kwargs, **task.env_kwargs}"),
         ("the file is asked for again", "tasks=json.dumps(told)", "tasks=flags.tasks"),
     ],
     "beast/learn/records.py": [

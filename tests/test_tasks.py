@@ -35,6 +35,7 @@ from beast.feeds.actor import Actor
 from beast.feeds.memory import RolloutMemory
 from beast.learn.normalization import ReturnMoments, ValueHead, own_values
 from beast.learn.records import TaskRecords
+from beast.run.console import Console
 from beast.run.flags import check_flags
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -289,6 +290,7 @@ def test_a_file_of_tasks_stays_with_the_run(tmp_path):
         ("{}", r"it has \{\}"),
         ('{"a": {"env": "A", "seed": 1}}', "it has .*seed"),
         ('{"a": {"env": "A,B"}}', "it has .*A,B"),
+        ('{"a": {"env": "dmlab:dmlab30"}}', "a has the env dmlab:dmlab30, which stands for 30 tasks: give --env"),
         ('{"a": {"env": "A", "human": 1}}', "it has .*human"),
         ('{"a": {"env": "A", "random": 1, "human": 1}}', "it has .*human"),
         ('{"a": {"env": "A", "random": 1, "human": "x"}}', "it has .*human"),
@@ -567,6 +569,19 @@ def test_ids_that_a_script_has_registered_are_handed_over_one_by_one(monkeypatch
     ]  # fmt: skip
     handover.hand_over("CartPole-v1", monobeast.__file__)
     assert handover.SPEC not in os.environ
+
+
+def test_the_console_tells_tasks_apart_by_what_differs():
+    tasks = ["MinAtar/Breakout-v0", "dmlab:explore_goal_locations_small", "dmlab:explore_goal_locations_large"]
+
+    def shown(names):
+        values = {f"task/{name}/episodic_return": float(number) for number, name in enumerate(names)}
+        return Console(100, 0, 1)._fields(1, values, 1.0)["tasks"]
+
+    assert shown(tasks[:2]) == "Breakout-v0 0 dmlab:explore_goal_l 1"
+    assert shown(tasks) == "Breakout-v0 0 goal_locations_small 1 goal_locations_large 2"
+    both = [f"{'a' * 20}{middle}{'b' * 20}" for middle in "12"]
+    assert shown(both) == f"0:{'a' * 17} 0 1:{'a' * 17} 1"
 
 
 def test_a_run_of_many_tasks_has_a_short_name(tmp_path):

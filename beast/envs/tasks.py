@@ -47,6 +47,16 @@ def tasks_of(env: str, tasks: str = "") -> list[Task]:
     return found
 
 
+def short_names(names: list[str], length: int = 20) -> list[str]:
+    """At most so many characters of each name, from its end or its beginning where these differ between all, and else
+    with its number before it."""
+    bare = [name.rpartition("/")[2] for name in names]
+    for cut in (slice(length), slice(-length, None)):
+        if len({name[cut] for name in bare}) == len(names):
+            return [name[cut] for name in bare]
+    return [f"{number}:{name[: length - 3]}" for number, name in enumerate(bare)]
+
+
 def changed(flags, **values):
     """A copy of flags: those of an env server are a namespace, all others of a dataclass."""
     known: Any = flags
@@ -67,6 +77,13 @@ def with_tasks(flags, *, is_env_known: bool = True):
         is_right = isinstance(told, dict) and told and all(map(_is_task, told.values()))
         if not is_right:
             raise InputError(f"--tasks {flags.tasks}: it has {str(told)[:200]}; write it as {HOW}")
+        for name, each in told.items():
+            if each["env"] in SETS:
+                count = len(SETS[each["env"]][0])
+                raise InputError(
+                    f"--tasks {flags.tasks}: {name} has the env {each['env']}, which stands for {count} tasks: give --env "
+                    f"{each['env']}, or list those that you want"
+                )
         flags = changed(flags, tasks=json.dumps(told))
     found = tasks_of(flags.env, flags.tasks)
     if any(not each.env for each in found):
