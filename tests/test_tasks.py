@@ -485,6 +485,16 @@ def test_steps_games_and_scores_are_counted_by_task():
     assert TaskRecords(tasks[:1]).numbers() == {} and TaskRecords(tasks[:1]).state_dict() == {}
 
 
+def test_levels_of_dmlab_count_as_a_human_at_most_in_the_mean():
+    envs_of_tasks = ("dmlab:rooms_watermaze", "dmlab:rooms_keys_doors_puzzle")
+    for ids, mean in ((envs_of_tasks, (1 + 0.5) / 2), (("a", "b"), (3 + 0.5) / 2)):
+        records = TaskRecords([Task(name, name, {}, Reference(0, 10)) for name in ids])
+        for _ in range(50):
+            records.record_games(records.games_in({**games((30.0, 10), (5.0, 4)), "task": np.array([[0, 1]] * 2)}))
+        found = records.numbers()
+        assert found["charts/score"] == records.score() == mean and found[f"task/{ids[0]}/score"] == 3
+
+
 def test_the_best_checkpoint_is_that_of_the_best_score():
     learner = beast.learn.learner.Learner(torch.nn.Linear(1, 1), torch.optim.SGD([torch.zeros(1)], 0.1), 1)
     learner.keep_tasks([Task("a", "a", {}, Reference(0, 10)), Task("b", "b", {}, Reference(0, 1000))])

@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, create_empty_array
 
 from beast.envs.agents import WidthDoesNotFit
-from beast.envs.reference_scores import SETS, Reference, reference_of
+from beast.envs.reference_scores import DMLAB, SETS, Reference, reference_of
 from beast.envs.spaces import in_a_line, parts_by_name
 from beast.errors import InputError
 
@@ -45,6 +45,12 @@ def tasks_of(env: str, tasks: str = "") -> list[Task]:
             own_name = name if seen[name] == 1 else f"{name}#{seen[name]}"
             found.append(Task(own_name, name, kwargs, reference_of(name)))
     return found
+
+
+def mean_score(tasks: Iterable[Task], scores: Iterable[float]) -> float:
+    """The mean of the tasks' scores. Levels of DMLab count 1 at most, as in the published "mean capped" scores (arXiv
+    1802.01561), so that a level which is far beyond a human hides no other."""
+    return float(np.mean([min(x, 1.0) if task.env.startswith(DMLAB) else x for task, x in zip(tasks, scores)]))
 
 
 def short_names(names: list[str], length: int = 20) -> list[str]:
@@ -81,8 +87,8 @@ def with_tasks(flags, *, is_env_known: bool = True):
             if each["env"] in SETS:
                 count = len(SETS[each["env"]][0])
                 raise InputError(
-                    f"--tasks {flags.tasks}: {name} has the env {each['env']}, which stands for {count} tasks: give --env "
-                    f"{each['env']}, or list those that you want"
+                    f"--tasks {flags.tasks}: {name} has the env {each['env']}, which stands for {count} tasks: "
+                    f"give --env {each['env']}, or list those that you want"
                 )
         flags = changed(flags, tasks=json.dumps(told))
     found = tasks_of(flags.env, flags.tasks)

@@ -27,7 +27,7 @@ from beast.envs.masks import MASK
 from beast.envs.probe import probe_env
 from beast.envs.rows import layout
 from beast.envs.spaces import ActionsByKind, EnvSpaces
-from beast.envs.tasks import Task, with_kwargs_first, with_tasks
+from beast.envs.tasks import Task, mean_score, with_kwargs_first, with_tasks
 from beast.errors import InputError, UserError
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.processes import Child
@@ -217,7 +217,7 @@ def of_all_tasks(of_each: dict[Task, dict]) -> dict:
     result = {
         **first, "env": ",".join(task.env for task in of_each),
         "mean": float(np.mean([found["mean"] for found in of_each.values()])),
-        "score": float(np.mean(scores)) if len(scores) == len(of_each) else None,
+        "score": mean_score(of_each, scores) if len(scores) == len(of_each) else None,
         "standard_error": math.hypot(*errors) / len(of_each) if len(errors) == len(of_each) else None,
         "games_cut": sum(found["games_cut"] for found in of_each.values()), "env_metrics": {},
         "env_metrics_of_games": {}, "tasks": {task.name: found for task, found in of_each.items()},
