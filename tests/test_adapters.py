@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import stand_ins
+import toy_envs
 from gymnasium import spaces
 from lock_step import metrics_of
 
@@ -17,6 +18,7 @@ from beast import envs
 from beast.envs import dmlab
 from beast.envs.dmlab import LevelCache, numbers_of
 from beast.envs.groups import EnvGroup
+from beast.envs.probe import probe_env
 from beast.envs.tasks import tasks_of
 from beast.errors import InputError, MissingPackage
 
@@ -172,17 +174,26 @@ def test_what_was_unused_for_longest_makes_room_and_a_cache_that_cannot_be_writt
     assert not small.fetch("f", target) and not any(".part" in name for name in os.listdir(tmp_path / "small"))
 
 
-def test_levels_train_as_tasks_are_filmed_and_reset_ahead(packages, tmp_path):
-    lab = packages[0]
+def test_a_cache_lists_its_files_once_in_many_writes(tmp_path, monkeypatch):
+    (tmp_path / "a.pk3").write_bytes(b"x" * 400)
+    cache, looks, scandir = LevelCache(str(tmp_path / "cache"), 2_000_000), [], os.scandir
+    monkeypatch.setattr(dmlab.os, "scandir", lambda path: looks.append(path) or scandir(path))
+    for key in range(20):
+        cache.write(str(key), str(tmp_path / "a.pk3"))
+    assert len(looks) == 1 + 19 // 6
+
+
+def test_levels_train_as_tasks_and_are_filmed_and_not_reset_ahead(packages, tmp_path):
     ids = "dmlab:rooms_watermaze,dmlab:rooms_collect_good_objects_train"
     flags = monobeast.Flags(
         env=ids, group_width=2, batch_width=2, unroll_length=5, hidden_size=32, total_steps=200, log_steps=100,
-        root=str(tmp_path), name="run", tensorboard=False, device="cpu", deterministic=True, reset_ahead=True,
+        root=str(tmp_path), name="run", tensorboard=False, device="cpu", deterministic=True,
     )  # fmt: skip
     monobeast.train(flags)
     last = metrics_of(tmp_path / "run")[-1]
     assert "charts/score" in last and float(last["frames"]) == 4 * float(last["step"])
-    assert len(lab.MADE) >= 8, "each is made twice"
+    with pytest.raises(InputError, match="dmlab:rooms_watermaze: its resets keep Python's GIL.*leave --reset_ahead"):
+        envs.make(ids, 2, reset_ahead=True)
     env = envs.make("dmlab:rooms_watermaze", 1, render_mode="rgb_array")
     env.reset(seed=3)
     assert env.render()[0].shape == (72, 96, 3)
@@ -233,6 +244,18 @@ def test_one_player_sees_the_minimap_and_the_clock_truncates(packages):
     assert football.MADE[-1].closed
 
 
+def test_a_clock_that_ran_on_after_its_end_truncates_too_and_one_game_renders(packages, tmp_path, monkeypatch):
+    football = packages[1]
+    monkeypatch.setattr(football.FootballEnv, "observation", lambda game: [{"steps_left": 11 - game._step}])
+    flags = monobeast.Flags(env="football:11_vs_11_stochastic", group_width=2, root=str(tmp_path))
+    probe_env(monobeast.create_env, flags, render_mode="rgb_array")
+    assert [game._render for game in football.MADE] == [True]
+    env = envs.make("football:11_vs_11_stochastic", 1)
+    env.reset(seed=1)
+    ends = [env.step(np.array([0]))[2:4] for _ in range(12)]
+    assert [truncated[0] for _, truncated in ends] == [False] * 11 + [True] and not ends[-1][0][0]
+
+
 def test_a_goal_in_the_academy_terminates_and_arguments_reach_the_game(packages):
     kwargs = {"representation": "simple115v2", "stacked": False, "rewards": "scoring,checkpoints"}
     env = envs.make("football:academy_empty_goal", 1, env_kwargs=kwargs)
@@ -264,6 +287,47 @@ def test_eleven_players_are_agents(packages):
     _, rewards, _, truncated, _ = env.step(np.array([12, 0, 12, 0]))
     assert not rewards.any() and not truncated.any(), "the next game begins"
     assert len({*seeds, *(game.seed for game in packages[1].MADE[-2:])}) == 4
+
+
+def test_games_whose_environment_cannot_be_made_are_closed(packages, monkeypatch):
+    lab, football = packages
+
+    def closed_after(module, what, *make, **kwargs):
+        module.MADE.clear()
+        with pytest.raises((InputError, IndexError, AttributeError), match=what):
+            envs.make(*make, **kwargs)
+        return [each.closed for each in module.MADE]
+
+    def make_first_two(self, *args, **kwargs):
+        if len(lab.MADE) == 2:
+            raise IndexError("no third")
+        made(self, *args, **kwargs)
+
+    assert closed_after(football, "images", "football:academy_empty_goal", 1, frame_stack=2,
+                        representation="simple115v2", stacked=False) == [True]  # fmt: skip
+    made = lab.Lab.__init__
+    monkeypatch.setattr(lab.Lab, "__init__", make_first_two)
+    assert closed_after(lab, "no third", "dmlab:rooms_watermaze", 3) == [True, True]
+    monkeypatch.setattr(football, "Space", lambda **own: None)
+    assert closed_after(football, "NoneType", "football:11_vs_11_stochastic", 2, left_players=2) == [True]
+
+
+def test_one_that_cannot_be_made_closes_those_before(packages):
+    made = []
+
+    class Second(toy_envs.Counting):
+        def __init__(self):
+            if made:
+                raise IndexError("no second")
+            super().__init__()
+            made.append(self)
+
+        def close(self):
+            self.closed = True
+
+    with pytest.raises(IndexError):
+        envs.ResetAhead(Second)
+    assert made.pop().closed
 
 
 @pytest.mark.parametrize(

@@ -155,8 +155,10 @@ def test_an_objective_counts_from_the_beginning_of_its_episode():
     player = doom.Player(doom.SCENARIOS["DuelBots"])
     frame = np.zeros((120, 160, 3), np.uint8)
     player.begin(doom_game.Seen(frame, variables(FRAGCOUNT=7)))
-    player.step(doom_game.Seen(frame, variables(FRAGCOUNT=9)), 0.0, False)
-    assert player.final_info(crashed=0)["true_objective"] == 2
+    for of_bot, won in ((1, 1), (2, 0), (3, 0)):
+        player.step(doom_game.Seen(frame, variables(FRAGCOUNT=9, PLAYER2_FRAGCOUNT=of_bot)), 0.0, False)
+        info = player.final_info(crashed=0)
+        assert info["true_objective"] == 2 and info["metrics"]["won"] == won
     assert "true_objective" not in player.final_info(crashed=1)
 
 
@@ -188,12 +190,37 @@ def test_a_game_that_dies_or_hangs_ends_its_episode_and_is_started_again(make, m
     assert not games_of(os.environ[doom_game.OWNER].encode())
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_game_that_dies_or_hangs_at_its_start_is_started_again(make, monkeypatch, how):
+    monkeypatch.setattr(doom_game, "START_SECONDS", 3.0)
+    stderr = os.stat(2)
+    env = make(num_envs=2)
+    wait_until(lambda: len(games_of(os.environ.get(doom_game.OWNER, "none").encode())) == 2)
+    os.kill(victim := games_of(os.environ[doom_game.OWNER].encode())[0], how)
+    assert os.path.samestat(os.stat(2), stderr), "what other threads print is not lost"
+    env.reset(seed=0)
+    assert env.step(np.array([1, 1]))[1] == pytest.approx([-0.04, -0.04])
+    games = games_of(os.environ[doom_game.OWNER].encode())
+    assert len(games) == 2 and victim not in games
+
+
+def test_a_game_that_never_starts_is_an_error_of_its_environment_alone(make, tmp_path, capfd):
+    (tmp_path / "broken.wad").write_text("PWAD" + "nonsense" * 50)
+    with pytest.raises(InputError, match="Doom/Basic-v0: the game does not start: it has ended 3 times at its start"):
+        make(wad="broken.wad", config="", options={"env_kwargs": {"scenarios": str(tmp_path)}}).reset()
+    (tmp_path / "broken.wad").unlink()
+
+
 def command_lines() -> dict[int, str]:
     found = {}
     for path in glob.glob("/proc/[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             found[int(path.split("/")[2])] = Path(path).read_text()
     return found
+
+
+def is_game(line: str) -> bool:
+    return "viz_instance_id" in line and "doom_start.sh" not in line
 
 
 def ownerless_files() -> list[str]:
@@ -206,7 +233,7 @@ def games_of(owner: bytes) -> list[int]:
     found = []
     for pid, line in command_lines().items():
         with contextlib.suppress(OSError):
-            if "viz_instance_id" in line and owner in Path(f"/proc/{pid}/environ").read_bytes():
+            if is_game(line) and owner in Path(f"/proc/{pid}/environ").read_bytes():
                 found.append(pid)
     return found
 
@@ -242,7 +269,7 @@ def test_a_run_goes_on_without_an_actor_and_leaves_nothing_without_itself(tmp_pa
 
     def games() -> set[int]:
         lines, family = command_lines(), {process.pid for process in training.family()}
-        return {pid for pid in family if "viz_instance_id" in lines.get(pid, "")}
+        return {pid for pid in family if is_game(lines.get(pid, ""))}
 
     first, rows = games(), len(training.rows())
     assert len(first) == 8, "two groups of two duels"
@@ -338,6 +365,17 @@ def test_who_has_more_frags_than_every_other_player_has_won(match):
     assert info["true_objective"].tolist() == [0, 1]
 
 
+def test_bots_are_players_whose_frags_count(match, monkeypatch):
+    env = match(limit=8, bots=2)
+    env.reset(seed=0)
+    players = duel(env)._players
+    assert {"PLAYER3_FRAGCOUNT", "PLAYER4_FRAGCOUNT"} <= players[0].seen.variables.keys()
+    players[1]._first = players[1]._first._replace(variables=variables(FRAGCOUNT=-3))
+    monkeypatch.setattr(players[0], "of_bots", lambda: [0, 3])
+    env.step(np.zeros((2, 2), int))
+    assert env.step(np.zeros((2, 2), int))[-1]["true_objective"].tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("seat", [0, 1])  # the host of the match, and another one
 def test_a_match_whose_game_dies_ends_for_all_and_is_started_again(match, capfd, seat):
     env = match(limit=2000)
@@ -357,6 +395,18 @@ def test_a_match_whose_game_dies_ends_for_all_and_is_started_again(match, capfd,
         assert not (terminated | truncated).any()
     games = games_of(os.environ[doom_game.OWNER].encode())
     assert len(games) == 2 and victim not in games
+
+
+def test_matches_that_start_at_once_have_ports_of_their_own(monkeypatch):
+    free = [doom_match.free_port() for _ in range(2)]
+    ports = iter([free[0], free[0], free[0], free[1], free[0]])
+    monkeypatch.setattr(doom_match, "free_port", lambda: next(ports))
+    first, second = doom_match.reserve_port(), doom_match.reserve_port()
+    assert [each.getsockname()[1] for each in (first, second)] == free
+    first.close()
+    with doom_match.reserve_port() as third:
+        assert third.getsockname()[1] == free[0], "the end of a match gives it back"
+    second.close()
 
 
 def test_flags_of_images_are_refused_for_a_match(match):

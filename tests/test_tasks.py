@@ -35,6 +35,7 @@ from beast.feeds.actor import Actor
 from beast.feeds.memory import RolloutMemory
 from beast.learn.normalization import ReturnMoments, ValueHead, own_values
 from beast.learn.records import TaskRecords
+from beast.run.console import Console
 from beast.run.flags import check_flags
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -159,12 +160,14 @@ def test_infos_masks_and_nested_observations_are_those_of_their_own_tasks():
 
 
 def test_one_task_alone_has_all_columns_and_the_spaces_of_all():
-    made = []
+    made, open_ones = [], []
 
     def maker(name):
         def make(n):
+            assert sum(not env.closed for env, given in open_ones if given == 1) == 0, "one at a time"
             made.append([name, n])
-            return envs.make(name, n)
+            open_ones.append((envs.make(name, n), n))
+            return open_ones[-1][0]
 
         return make
 
@@ -287,6 +290,7 @@ def test_a_file_of_tasks_stays_with_the_run(tmp_path):
         ("{}", r"it has \{\}"),
         ('{"a": {"env": "A", "seed": 1}}', "it has .*seed"),
         ('{"a": {"env": "A,B"}}', "it has .*A,B"),
+        ('{"a": {"env": "dmlab:dmlab30"}}', "a has the env dmlab:dmlab30, which stands for 30 tasks: give --env"),
         ('{"a": {"env": "A", "human": 1}}', "it has .*human"),
         ('{"a": {"env": "A", "random": 1, "human": 1}}', "it has .*human"),
         ('{"a": {"env": "A", "random": 1, "human": "x"}}', "it has .*human"),
@@ -481,6 +485,16 @@ def test_steps_games_and_scores_are_counted_by_task():
     assert TaskRecords(tasks[:1]).numbers() == {} and TaskRecords(tasks[:1]).state_dict() == {}
 
 
+def test_levels_of_dmlab_count_as_a_human_at_most_in_the_mean():
+    envs_of_tasks = ("dmlab:rooms_watermaze", "dmlab:rooms_keys_doors_puzzle")
+    for ids, mean in ((envs_of_tasks, (1 + 0.5) / 2), (("a", "b"), (3 + 0.5) / 2)):
+        records = TaskRecords([Task(name, name, {}, Reference(0, 10)) for name in ids])
+        for _ in range(50):
+            records.record_games(records.games_in({**games((30.0, 10), (5.0, 4)), "task": np.array([[0, 1]] * 2)}))
+        found = records.numbers()
+        assert found["charts/score"] == records.score() == mean and found[f"task/{ids[0]}/score"] == 3
+
+
 def test_the_best_checkpoint_is_that_of_the_best_score():
     learner = beast.learn.learner.Learner(torch.nn.Linear(1, 1), torch.optim.SGD([torch.zeros(1)], 0.1), 1)
     learner.keep_tasks([Task("a", "a", {}, Reference(0, 10)), Task("b", "b", {}, Reference(0, 1000))])
@@ -526,6 +540,11 @@ def test_a_run_of_several_tasks_tells_of_each_is_resumed_tested_and_loaded(tmp_p
     assert monobeast.test(alone)["returns"] == [28, 28]
     with pytest.raises(InputError, match="--task far: there is no such task; there are short, long"):
         monobeast.test(replace(alone, task="far"))
+    others = replace(alone, env_kwargs='{"lasts": 3}', eval_env_kwargs=('{"lasts": 4}', 'run={"terminates": true}'))
+    found = monobeast.test(others)
+    assert found["returns"] == [10, 10], "before the task's own, which go before the run's"
+    assert found["others"]["run"]["returns"] == [28, 28]
+    assert found["differs_from_training"]["env_kwargs"]["played"] == '{"lasts": 4}'
     policy = beast.load(str(tmp_path / "run/checkpoint.pt"))
     assert policy.net.baseline.out_features == 2
     assert policy.act(np.zeros((3, 3), np.float32))[0].shape == (3,)
@@ -560,6 +579,19 @@ def test_ids_that_a_script_has_registered_are_handed_over_one_by_one(monkeypatch
     ]  # fmt: skip
     handover.hand_over("CartPole-v1", monobeast.__file__)
     assert handover.SPEC not in os.environ
+
+
+def test_the_console_tells_tasks_apart_by_what_differs():
+    tasks = ["MinAtar/Breakout-v0", "dmlab:explore_goal_locations_small", "dmlab:explore_goal_locations_large"]
+
+    def shown(names):
+        values = {f"task/{name}/episodic_return": float(number) for number, name in enumerate(names)}
+        return Console(100, 0, 1)._fields(1, values, 1.0)["tasks"]
+
+    assert shown(tasks[:2]) == "Breakout-v0 0 dmlab:explore_goal_l 1"
+    assert shown(tasks) == "Breakout-v0 0 goal_locations_small 1 goal_locations_large 2"
+    both = [f"{'a' * 20}{middle}{'b' * 20}" for middle in "12"]
+    assert shown(both) == f"0:{'a' * 17} 0 1:{'a' * 17} 1"
 
 
 def test_a_run_of_many_tasks_has_a_short_name(tmp_path):

@@ -109,6 +109,8 @@ def make(
     kwargs = {**(env_kwargs or {}), **kwargs}
     if reset_ahead and (ATARI_ID.fullmatch(env_id) or env_id.startswith(doom.PREFIX)):
         raise InputError(f"{env_id} begins episodes in a way of its own: leave --reset_ahead out")
+    if reset_ahead and env_id.startswith(DMLAB):
+        raise InputError(f"{env_id}: its resets keep Python's GIL, so a thread hides nothing: leave --reset_ahead out")
     if match := ATARI_ID.fullmatch(env_id):
         if (match["deepmind"] or match["machado"]) not in atari_games():
             raise _unknown_id(env_id)
@@ -156,13 +158,28 @@ def _one_by_one(
 ) -> VectorEnv:  # fmt: skip
     def wrapped() -> gymnasium.Env:
         env = make()
-        for wrap in wrappers:
-            env = wrap(env)
+        try:
+            for wrap in wrappers:
+                env = wrap(env)
+        except BaseException:
+            env.close()
+            raise
         return env
 
     make_one = (lambda: ResetAhead(wrapped)) if reset_ahead else wrapped
-    # Without copy=False every observation is copied once more a step.
-    return SyncVectorEnv([make_one] * num_envs, copy=False)
+    made: list[gymnasium.Env] = []
+
+    def make_and_remember() -> gymnasium.Env:
+        made.append(make_one())
+        return made[-1]
+
+    try:
+        # Without copy=False every observation is copied once more a step.
+        return SyncVectorEnv([make_and_remember] * num_envs, copy=False)
+    except BaseException:
+        for env in made:
+            env.close()
+        raise
 
 
 def _make_registered(

@@ -54,19 +54,24 @@ class AgentColumns(VectorEnv):
         divide `num_columns`."""
         first = make()
         self.envs, self.names = [first], list(first.possible_agents)
-        metadata = getattr(first, "metadata", None) or {}
-        name, count = metadata.get("name", type(first.unwrapped).__name__), len(self.names)
-        self.metadata = {**metadata, **self.metadata, "env_id": name, "agents": count}
-        self.render_mode = getattr(first, "render_mode", None)
-        if not count or num_columns % count:
-            first.close()
-            raise WidthDoesNotFit(f"{name}: {num_columns} columns for its {count} agents: give a multiple", count)
-        self._kinds, self.single_observation_space, self.single_action_space = _joint_spaces(first, self.names)
-        self.num_envs = num_columns
-        self.observation_space = batch_space(self.single_observation_space, num_columns)
-        self.action_space = batch_space(self.single_action_space, num_columns)
-        self.envs += [make() for _ in range(num_columns // count - 1)]
-        self._batch = create_empty_array(self.single_observation_space, num_columns)
+        try:
+            metadata = getattr(first, "metadata", None) or {}
+            name, count = metadata.get("name", type(first.unwrapped).__name__), len(self.names)
+            self.metadata = {**metadata, **self.metadata, "env_id": name, "agents": count}
+            self.render_mode = getattr(first, "render_mode", None)
+            if not count or num_columns % count:
+                raise WidthDoesNotFit(f"{name}: {num_columns} columns for its {count} agents: give a multiple", count)
+            self._kinds, self.single_observation_space, self.single_action_space = _joint_spaces(first, self.names)
+            self.num_envs = num_columns
+            self.observation_space = batch_space(self.single_observation_space, num_columns)
+            self.action_space = batch_space(self.single_action_space, num_columns)
+            while len(self.envs) < num_columns // count:
+                self.envs.append(make())
+            self._batch = create_empty_array(self.single_observation_space, num_columns)
+        except BaseException:
+            for env in self.envs:
+                env.close()
+            raise
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         self._infos: dict = {}

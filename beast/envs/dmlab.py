@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import importlib
+import math
 import os
 import shutil
 import tempfile
@@ -130,12 +131,15 @@ def _default_cache() -> str:
 class LevelCache:
     """Levels that DeepMind Lab has generated, in a directory that all processes share.
 
-    A file is there whole or not at all. When more than `limit` bytes are there, those go that were unused for longest.
-    What cannot be kept, because the disk is full, say, is generated again.
+    A file is there whole or not at all. When more than `limit` bytes are there, those go that were unused for longest:
+    this is looked at once in so many writes that they have a thousandth of the limit, as each look lists all files.
+    What cannot be kept, because the disk is full, say, is generated again. Keys are DeepMind Lab's, which follow from
+    a map and not from a seed.
     """
 
     def __init__(self, directory: str, limit: int):
         self._directory, self._limit = Path(directory), limit
+        self._written: float = math.inf  # bytes since the last look
 
     def fetch(self, key: str, pk3_path: str) -> bool:
         """Write the level of this key to the path; False if it is not there. DeepMind Lab calls it."""
@@ -156,7 +160,10 @@ class LevelCache:
             os.close(file)
             shutil.copyfile(pk3_path, temporary)
             os.replace(temporary, path)
-            self._forget(keep=path)
+            self._written += path.stat().st_size
+            if self._written > self._limit / 1000:
+                self._written = 0
+                self._forget(keep=path)
         except OSError:
             if temporary:
                 with contextlib.suppress(OSError):

@@ -207,10 +207,15 @@ class Doom(gymnasium.Env):
         return self._game.seen()
 
 
+def frags_of_bots(scenario: Scenario) -> list[str]:
+    """The variables that have them: bots come after all seats, and leave with every episode."""
+    return [f"PLAYER{scenario.seats + n}_FRAGCOUNT" for n in range(1, scenario.bots + 1)]
+
+
 def make_game(scenario: Scenario, folder: str, arguments: str) -> Game:
     """A game that shows what a `Player` of the scenario needs."""
     buttons = dict.fromkeys(button for head in scenario.heads for option in head for button in option)
-    variables = FIGHT_VARIABLES if scenario.measured else ("HEALTH",)
+    variables = (*FIGHT_VARIABLES, *frags_of_bots(scenario)) if scenario.measured else ("HEALTH",)
     return Game(
         scenario.wad, scenario.config, buttons=buttons, variables=variables, folder=folder, skill=scenario.skill,
         rewards=scenario.rewards, arguments=arguments, hud=scenario.measured, crosshair=scenario.measured,
@@ -278,7 +283,13 @@ class Player:
             score = self._own_reward if name == "reward" else self.gained(name)
             info |= {} if crashed else {"true_objective": score}
             info["metrics"] |= {"kills" if name == "reward" else name.lower(): score}
+            if bots := self.of_bots():
+                info["metrics"]["won"] = float(score > max(bots))
         return info
+
+    def of_bots(self) -> list[float]:
+        """The frags of each bot in this episode."""
+        return [self.seen.variables[name] for name in frags_of_bots(self._scenario)]
 
     def gained(self, counter: str) -> float:
         """What a counter has gained in this episode."""

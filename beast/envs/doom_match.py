@@ -19,7 +19,7 @@ from beast.errors import InputError
 class DoomMatch:
     """A match. A time limit truncates it for all players with their last frames; so does a game that crashes or hangs,
     after which all are started again. `info["true_objective"]` of the last step is 1 for a player with more frags than
-    every other one, and 0 for the others.
+    every other one, bots included, and 0 for the others.
     """
 
     def __init__(self, env_id: str, frame_skip: int | None = None, scenarios: str = "", render_mode=None):
@@ -36,6 +36,7 @@ class DoomMatch:
         self._players = [Player(scenario) for _ in self.possible_agents]
         self.reward_terms = self._players[0].terms.coefficients
         self._threads = ThreadPoolExecutor(scenario.seats, "doom-seat")
+        self._reserved = socket.socket()
         self._start()
 
     @property
@@ -88,7 +89,7 @@ class DoomMatch:
             self.agents = []
             frags = [player.gained("FRAGCOUNT") for player in self._players]
             for seat, (agent, player) in enumerate(zip(agents, self._players)):
-                most = max(frags[:seat] + frags[seat + 1 :])
+                most = max(frags[:seat] + frags[seat + 1 :] + self._players[0].of_bots())
                 infos[agent] |= player.final_info(crashed=0) | {"true_objective": float(frags[seat] > most)}
         return observations, rewards, *_ends(agents, is_cut), infos
 
@@ -98,13 +99,14 @@ class DoomMatch:
 
     def close(self) -> None:
         self._each(lambda seat: self._games[seat].close())
+        self._reserved.close()
         self._threads.shutdown()
 
     def _start(self) -> None:
         """Start all games, which wait for each other."""
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        self._reserved.close()
+        self._reserved = reserve_port()
+        port = self._reserved.getsockname()[1]
         host = f"-host {self._scenario.seats} -port {port} {RULES}"
         others = [f"-join 127.0.0.1:{port}"] * (self._scenario.seats - 1)
         self._games = [make_game(self._scenario, self._folder, arguments) for arguments in (host, *others)]
@@ -129,6 +131,23 @@ class DoomMatch:
         if error := next(filter(None, errors), None):
             raise error
         return [answer.result() for answer in answers]
+
+
+def reserve_port() -> socket.socket:
+    """A UDP port that is free, reserved by a TCP socket with its number: until that closes, no other match gets it."""
+    while True:
+        port, reserved = free_port(), socket.socket()
+        try:
+            reserved.bind(("127.0.0.1", port))
+            return reserved
+        except OSError:
+            reserved.close()
+
+
+def free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+        free.bind(("", 0))  # on all interfaces, as DOOM does
+        return free.getsockname()[1]
 
 
 def _ends(agents: list[str], is_cut: bool) -> tuple[dict, dict]:

@@ -41,11 +41,17 @@ class _Game:
         except SystemExit as error:  # what gfootball does about a scenario that there is not
             raise InputError(f"{env_id}: gfootball has no such scenario (its folder scenarios/ has them)") from error
         self.names = [f"left_{n}" for n in range(left)] + [f"right_{n}" for n in range(right)]
-        given = self.env.observation_space
-        several = len(self.names) > 1
-        low, high = (np.asarray(x[0] if several else x, given.dtype) for x in (given.low, given.high))
-        self.observation_space = spaces.Box(low, high, dtype=given.dtype)
-        self.action_space = spaces.Discrete(int(self.env.action_space.nvec[0] if several else self.env.action_space.n))
+        try:
+            given = self.env.observation_space
+            several = len(self.names) > 1
+            low, high = (np.asarray(x[0] if several else x, given.dtype) for x in (given.low, given.high))
+            self.observation_space = spaces.Box(low, high, dtype=given.dtype)
+            self.action_space = spaces.Discrete(
+                int(self.env.action_space.nvec[0] if several else self.env.action_space.n)
+            )
+        except BaseException:
+            self.env.close()
+            raise
 
     def begin(self, seed: int) -> np.ndarray:
         """Observations of all players [players, …], where there is one player without the first axis."""
@@ -58,7 +64,7 @@ class _Game:
         """Observations, rewards, whether the game has ended, whether by its clock, and the infos of its end."""
         observation, reward, done, info = self.env.step(action)
         self._goals += float(info.get("score_reward", 0.0))
-        is_cut = bool(done) and self.env.unwrapped.observation()[0]["steps_left"] == 0
+        is_cut = bool(done) and self.env.unwrapped.observation()[0]["steps_left"] <= 0
         told = {"metrics": {"goal_difference": self._goals}, "true_objective": self._goals} if done else {}
         return self._stored(observation), reward, bool(done), is_cut, told
 

@@ -57,9 +57,9 @@ STATISTICS = {"obs_rms": "--normalize_observations", "return_rms": "--normalize_
 def probe_env(create_env: Callable, flags, several_kinds: bool = False, **overrides) -> EnvSpaces:
     """What the rows of the environments of `create_env(flags, num_envs, **overrides)` look like.
 
-    Makes two of them (one where --group_width is 1) and steps them by random actions, which a mask may limit, until an
-    episode ends, for 200 steps or a second at most. All that they give is checked. With the override
-    `render_mode="rgb_array"` it renders them, too.
+    Makes two of them (one where --group_width is 1, or where they render, as not all can do so twice) and steps them by
+    random actions, which a mask may limit, until an episode ends, for 200 steps or a second at most. All that they give
+    is checked. With the override `render_mode="rgb_array"` it renders them, too.
 
     `env_id` is --env, unless `create_env` does not look at it: then it is the environment's own name. Frames are those
     that `beast.envs.make` says; other environments have one frame a step. Wrappers with statistics of their own, and
@@ -68,7 +68,8 @@ def probe_env(create_env: Callable, flags, several_kinds: bool = False, **overri
     Raises InputError or MissingPackage for whatever cannot be trained on, and for agents of several kinds unless these
     are taken. The message quotes the first line of an exception and says where it was raised.
     """
-    num_envs = min(2, flags.group_width)
+    is_filmed = bool(overrides.get("render_mode"))
+    num_envs = 1 if is_filmed else min(2, flags.group_width)
     watched, read = _watch(flags)
     progress.page_of_thread()  # before a forkserver starts, which keeps the environment variables of now
     try:
@@ -114,7 +115,7 @@ def probe_env(create_env: Callable, flags, several_kinds: bool = False, **overri
         if group.loses_final_obs:
             what = 'infos have no "final_obs", an episode\'s last observation'
             _warn(f"{name}: {what}: where it is truncated, nothing is expected of the time after")
-        if overrides.get("render_mode"):
+        if is_filmed:
             _check_frames(env, name)
         if unseen:
             what = ", ".join(sorted(unseen))

@@ -20,7 +20,12 @@ class ResetAhead(gymnasium.Env):
     """
 
     def __init__(self, make: Callable[[], gymnasium.Env]):
-        self._env, self._other = make(), make()
+        self._env = make()
+        try:
+            self._other = make()
+        except BaseException:
+            self._env.close()
+            raise
         self._begun: Future | None = None  # the reset of the other
         self._begin: Callable[[], Any] = self._other.reset
         self.observation_space, self.action_space = self._env.observation_space, self._env.action_space

@@ -3,10 +3,10 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, create_empty_array
 
 from beast.envs.agents import WidthDoesNotFit
-from beast.envs.reference_scores import SETS, Reference, reference_of
+from beast.envs.reference_scores import DMLAB, SETS, Reference, reference_of
 from beast.envs.spaces import in_a_line, parts_by_name
 from beast.errors import InputError
 
@@ -47,6 +47,22 @@ def tasks_of(env: str, tasks: str = "") -> list[Task]:
     return found
 
 
+def mean_score(tasks: Iterable[Task], scores: Iterable[float]) -> float:
+    """The mean of the tasks' scores. Levels of DMLab count 1 at most, as in the published "mean capped" scores (arXiv
+    1802.01561), so that a level which is far beyond a human hides no other."""
+    return float(np.mean([min(x, 1.0) if task.env.startswith(DMLAB) else x for task, x in zip(tasks, scores)]))
+
+
+def short_names(names: list[str], length: int = 20) -> list[str]:
+    """At most so many characters of each name, from its end or its beginning where these differ between all, and else
+    with its number before it."""
+    bare = [name.rpartition("/")[2] for name in names]
+    for cut in (slice(length), slice(-length, None)):
+        if len({name[cut] for name in bare}) == len(names):
+            return [name[cut] for name in bare]
+    return [f"{number}:{name[: length - 3]}" for number, name in enumerate(bare)]
+
+
 def changed(flags, **values):
     """A copy of flags: those of an env server are a namespace, all others of a dataclass."""
     known: Any = flags
@@ -67,6 +83,13 @@ def with_tasks(flags, *, is_env_known: bool = True):
         is_right = isinstance(told, dict) and told and all(map(_is_task, told.values()))
         if not is_right:
             raise InputError(f"--tasks {flags.tasks}: it has {str(told)[:200]}; write it as {HOW}")
+        for name, each in told.items():
+            if each["env"] in SETS:
+                count = len(SETS[each["env"]][0])
+                raise InputError(
+                    f"--tasks {flags.tasks}: {name} has the env {each['env']}, which stands for {count} tasks: "
+                    f"give --env {each['env']}, or list those that you want"
+                )
         flags = changed(flags, tasks=json.dumps(told))
     found = tasks_of(flags.env, flags.tasks)
     if any(not each.env for each in found):
@@ -76,6 +99,21 @@ def with_tasks(flags, *, is_env_known: bool = True):
         raise InputError(f"--task {flags.task}: there is no such task; there are {', '.join(names)}")
     env = ",".join(each.env for each in found) if flags.tasks else flags.env
     return flags if env == flags.env else changed(flags, env=env)
+
+
+def with_kwargs_first(flags, kwargs: Mapping[str, Any]):
+    """The flags, with these arguments of the environments before those that tasks have of their own."""
+    tasks = tasks_of(flags.env, flags.tasks)
+    if not any(task.env_kwargs.keys() & kwargs.keys() for task in tasks):
+        return flags
+    told = {
+        task.name: {
+            "env": task.env, "env_kwargs": {**task.env_kwargs, **kwargs},
+            **(task.reference._asdict() if task.reference else {}),
+        }
+        for task in tasks
+    }  # fmt: skip
+    return changed(flags, tasks=json.dumps(told))
 
 
 def of_actor(flags, actor: int):
@@ -126,18 +164,25 @@ class TaskColumns(VectorEnv):
         count = len(make)
         if not only and num_envs % count:
             raise WidthDoesNotFit(f"{num_envs} environments for {count} tasks: give a multiple of {count}", count)
-        sizes = {name: num_envs if only == name else 0 if only else num_envs // count for name in make}
-        made = {name: make[name](max(size, 1)) for name, size in sizes.items()}
+        made: dict[str, VectorEnv] = {}
+        described: dict[str, _Described] = {}
         try:
-            self.single_observation_space = _joint([env.single_observation_space for env in made.values()], self.names)
-            self.single_action_space = _equal([env.single_action_space for env in made.values()], self.names)
-            self._check(made)
+            for name in make:
+                size = num_envs if only == name else 1 if only else num_envs // count
+                env = make[name](size)
+                if not only or name == only:
+                    made[name] = env
+                described[name] = _described(env)
+                if name not in made:
+                    env.close()  # before the next one is made: 30 games at once may not fit
+            spaces_of = described.values()
+            self.single_observation_space = _joint([each.observation for each in spaces_of], self.names)
+            self.single_action_space = _equal([each.action for each in spaces_of], self.names)
+            self._check(described)
         except BaseException:
             for env in made.values():
                 env.close()
             raise
-        for name in [name for name, size in sizes.items() if not size]:
-            made.pop(name).close()
         self.envs = list(made.values())
         self.num_envs = num_envs
         self._columns = [slice(t, None, len(made)) for t in range(len(made))]
@@ -203,17 +248,31 @@ class TaskColumns(VectorEnv):
                 whole[columns, ..., : part.shape[-1]] = part
                 whole[columns, ..., part.shape[-1] :] = 0
 
-    def _check(self, made: dict[str, VectorEnv]) -> None:
+    def _check(self, described: dict[str, "_Described"]) -> None:
         """Raise InputError for tasks that cannot be stepped together."""
-        modes = {name: _mode(env) for name, env in made.items()}
+        modes = {name: each.mode for name, each in described.items()}
         if len({*modes.values()}) > 1:
             raise InputError(f"tasks have the autoreset modes {modes}: make all of them with the same one")
-        is_padded = any(env.single_observation_space != self.single_observation_space for env in made.values())
+        is_padded = any(each.observation != self.single_observation_space for each in described.values())
         if is_padded and AutoresetMode.SAME_STEP in modes.values():
             raise InputError("tasks with autoreset mode SAME_STEP need equal observation spaces: give NEXT_STEP")
-        for name, env in made.items():
-            if (env.metadata or {}).get("agents", 1) > 1:
+        for name, each in described.items():
+            if each.agents > 1:
                 raise InputError(f"{name} has several agents: tasks are for one agent an environment")
+
+
+class _Described(NamedTuple):
+    """What all tasks have to know of one's environments."""
+
+    observation: Space
+    action: Space
+    mode: Any
+    agents: int
+
+
+def _described(env: VectorEnv) -> _Described:
+    agents = (env.metadata or {}).get("agents", 1)
+    return _Described(env.single_observation_space, env.single_action_space, _mode(env), agents)
 
 
 def _mode(env: VectorEnv) -> Any:

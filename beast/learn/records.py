@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from beast.envs.groups import finished_episodes
-from beast.envs.tasks import Task
+from beast.envs.tasks import Task, mean_score
 from beast.learn.normalization import task_of
 from beast.learn.ranks import Game, total
 
@@ -24,7 +24,7 @@ class TaskRecords:
     def __init__(self, tasks: list[Task]):
         tasks = tasks if len(tasks) > 1 else []
         self.names = [task.name for task in tasks]
-        self._references = [task.reference for task in tasks]
+        self._tasks, self._references = tasks, [task.reference for task in tasks]
         self.steps, self.episodes = [0] * len(tasks), [0] * len(tasks)
         self._games: list[deque[tuple[float, int]]] = [deque(maxlen=LATEST) for _ in tasks]  # return and length
 
@@ -64,7 +64,9 @@ class TaskRecords:
         least = math.ceil(LATEST / max(len(self.names), 1))
         if any(len(games) < least for games in self._games):
             return -math.inf
-        return float(np.mean(self._scores() or [float(np.mean([x for x, _ in games])) for games in self._games]))
+        if scores := self._scores():
+            return mean_score(self._tasks, scores)
+        return float(np.mean([float(np.mean([x for x, _ in games])) for games in self._games]))
 
     def numbers(self) -> dict[str, float]:
         """What a row of metrics says of each task, and `charts/score`, the mean of their normalized scores."""
@@ -76,7 +78,7 @@ class TaskRecords:
                 found |= {f"task/{name}/episodic_return": returns, f"task/{name}/episodic_length": lengths}
         scores = self._scores()
         found |= {f"task/{name}/score": x for name, x in zip(self.names, scores)}
-        return found | ({"charts/score": float(np.mean(scores))} if scores else {})
+        return found | ({"charts/score": mean_score(self._tasks, scores)} if scores else {})
 
     def _scores(self) -> list[float]:
         """Of each task; none where one has no reference or no game has ended yet."""

@@ -14,6 +14,8 @@ from rich.console import Console as Terminal
 from rich.live import Live
 from rich.text import Text
 
+from beast.envs.tasks import short_names
+
 RANK = int(os.environ.get("RANK", "0")) if os.environ.get("WORLD_SIZE", "1") != "1" else 0  # of several learners
 MOST_TASKS = 8  # of whose returns the line tells; the log ends with a table of all
 
@@ -96,7 +98,8 @@ class Console:
         of_tasks = [name for name in values if name.startswith("task/") and name.endswith("/episodic_return")]
         if of_tasks:
             score = f"score {values['charts/score']:.3f} " if "charts/score" in values else ""
-            shown = [f"{name.split('/')[-2][:20]} {values[name]:.4g}" for name in of_tasks[:MOST_TASKS]]
+            names = short_names([name.removeprefix("task/").removesuffix("/episodic_return") for name in of_tasks])
+            shown = [f"{short} {values[name]:.4g}" for short, name in zip(names, of_tasks[:MOST_TASKS])]
             more = [f"and {len(of_tasks) - MOST_TASKS} more"] if len(of_tasks) > MOST_TASKS else []
             fields["tasks"] = score + " ".join(shown + more)
         told = [f"{name[4:][:20]} {value:.3g}" for name, value in values.items() if name.startswith("env/")][:3]

@@ -27,7 +27,7 @@ from beast.envs.masks import MASK
 from beast.envs.probe import probe_env
 from beast.envs.rows import layout
 from beast.envs.spaces import ActionsByKind, EnvSpaces
-from beast.envs.tasks import Task, with_tasks
+from beast.envs.tasks import Task, mean_score, with_kwargs_first, with_tasks
 from beast.errors import InputError, UserError
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.processes import Child
@@ -162,17 +162,18 @@ def play_checkpoint(
     progress.follow(page)
     for label, kwargs in parse_eval_env_kwargs(flags.eval_env_kwargs).items():
         flags_here = with_tasks(replace(trained, **changed))
-        kwargs = {**parse_env_kwargs(flags_here.env_kwargs), **kwargs}
-        flags_here = replace(flags_here, env_kwargs=json.dumps(kwargs, sort_keys=True) if kwargs else "")
+        of_all = {**parse_env_kwargs(flags_here.env_kwargs), **kwargs}
+        flags_here = replace(flags_here, env_kwargs=json.dumps(of_all, sort_keys=True) if of_all else "")
+        to_make = with_kwargs_first(flags_here, kwargs)
         video = "" if label else flags.video
         overrides = {"render_mode": "rgb_array"} if video else {}
         try:
-            spaces = probe_env(create_env, flags_here, several_kinds, **overrides)
+            spaces = probe_env(create_env, to_make, several_kinds, **overrides)
             played_with = {name: x for name in names if (x := getattr(flags_here, name)) != getattr(trained, name)}
             for name in {field.name for field in fields(EnvFlags)} & played_with.keys() - spaces.flags:
                 tell(f"warning: {as_argument(name, played_with[name])}: create_env() does not look at it")
             other = {name: x for name, x in played_with.items() if name in spaces.flags - {"group_width"}}
-            flags_here = replace(flags_here, env=spaces.env_id)
+            to_make = replace(to_make, env=spaces.env_id)
             if layout(spaces) != layout(learned):
                 what = f"--eval_env_kwargs {label}" if label else " ".join(as_argument(*each) for each in other.items())
                 raise InputError(
@@ -181,11 +182,11 @@ def play_checkpoint(
                 )
             differing = {name: {"played": x, "trained": getattr(trained, name)} for name, x in other.items()}
             of_each: dict[Task, dict] = {}
-            tasks = tasks_of(flags_here.env, flags_here.tasks)
+            tasks = tasks_of(to_make.env, to_make.tasks)
             for task in tasks:
-                if flags_here.task and flags_here.task != task.name:
+                if to_make.task and to_make.task != task.name:
                     continue
-                one = replace(flags_here, task=task.name) if len(tasks) > 1 else flags_here
+                one = replace(to_make, task=task.name) if len(tasks) > 1 else to_make
                 film = "" if of_each else video  # of the first task
                 make_envs = partial(create_env, one, **({} if not film else overrides))
                 played = play(make_envs, net, one, film, MASK in spaces.observations, state.get("kind", ""))
@@ -216,7 +217,7 @@ def of_all_tasks(of_each: dict[Task, dict]) -> dict:
     result = {
         **first, "env": ",".join(task.env for task in of_each),
         "mean": float(np.mean([found["mean"] for found in of_each.values()])),
-        "score": float(np.mean(scores)) if len(scores) == len(of_each) else None,
+        "score": mean_score(of_each, scores) if len(scores) == len(of_each) else None,
         "standard_error": math.hypot(*errors) / len(of_each) if len(errors) == len(of_each) else None,
         "games_cut": sum(found["games_cut"] for found in of_each.values()), "env_metrics": {},
         "env_metrics_of_games": {}, "tasks": {task.name: found for task, found in of_each.items()},

@@ -76,7 +76,8 @@ class ActorFlags:
     those of one more batch."""
     balance: Literal["samples", "compute"] = "samples"
     """Of several tasks: equal samples, where each group has environments of all tasks, or equal compute, where each
-    task has equally many actors, so that fast tasks give more samples."""
+    task has equally many actors, so that fast tasks give more samples. Then each group of --group_width has one task,
+    and only a --batch_width of several groups mixes them in an update."""
     actor_niceness: int = 5
     """Unix niceness added to actors (0 to 19), so that they yield to the learner where cores are short. Linux with
     autogroups (kernel.sched_autogroup_enabled) ignores it between the actors and the learner."""
