@@ -21,7 +21,7 @@ from beast.machine import FAMILY
 
 SCREEN = (72, 128, 3)  # what agents see of 160 x 120 pixels
 STEP_SECONDS = 10.0  # a game that answers later hangs
-START_SECONDS = 20.0  # until a game runs, and has found those that it plays with
+START_SECONDS = 60.0  # until a game runs, and has found those that it plays with
 STARTS = 3  # tries to start a game, which STARTER makes
 STARTER = Path(__file__).with_name("doom_start.sh")
 PROGRAM = "BEAST_DOOM_GAME"  # environment variable for STARTER: VizDoom's program
