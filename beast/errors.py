@@ -52,6 +52,12 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
 
 
+def full_text(error: BaseException) -> str:
+    """What a log says of an error that ends the run: its message if it has all that helps, else the traceback."""
+    has_message = isinstance(error, (WorkerFailure, UserError))
+    return str(error) if has_message else "".join(traceback.format_exception(error))
+
+
 def raised(error: BaseException) -> str:
     """Type, first line and place of an error of a user's code: the innermost line outside of the calling libraries, and
     the innermost of all where that is a package's. An error without a message is told by its line of code."""

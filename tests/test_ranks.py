@@ -337,6 +337,23 @@ def test_ranks_draw_noise_and_seeds_of_their_own_at_every_start(tmp_path):
     assert len({noise for noise, *_ in seen}) == 3
 
 
+def test_what_rank_0_refuses_ends_the_others_with_the_same_line(tmp_path):
+    run = tmp_path / "runs/run"
+    run.mkdir(parents=True)
+    (run / "checkpoint.pt").touch()
+    (tmp_path / "noise.py").write_text(
+        NOISE.replace("with Training", "from beast.errors import exit_with_message\nwith exit_with_message(), Training")
+    )
+    began = time.monotonic()
+    with started([str(tmp_path / "noise.py")], tmp_path) as processes:
+        assert [process.wait(PATIENCE) for process in processes] == [1, 1], text(tmp_path)
+    assert time.monotonic() - began < 30
+    refusal = f"{run}: there is a checkpoint.pt but no config.json"
+    assert f"error: {refusal}" in (tmp_path / "output0").read_text()
+    told = (tmp_path / "output1").read_text()
+    assert f"error: rank 0: {refusal}" in told and "Traceback" not in told
+
+
 # --- whole runs ------------------------------------------------------------------------------------------------------
 
 RUN = [
@@ -434,18 +451,22 @@ def test_a_rank_that_is_stopped_for_a_while_is_waited_for_and_one_without_actors
         assert [process.wait(PATIENCE) for process in processes] == [0, 0], text(tmp_path)
 
 
-def test_an_exception_in_one_rank_ends_all(tmp_path):
+@pytest.mark.parametrize("function", ["compute_loss", "scale_rewards"], ids=["learning", "acting"])
+def test_an_exception_in_one_rank_ends_all_with_its_text(tmp_path, function):
     fork = tmp_path / "fork.py"
     fork.write_text(
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); import monobeast\n"
-        "def compute_loss(*arguments, original=monobeast.compute_loss, calls=[]):\n"
-        "    calls.append(None)\n"
-        "    return original(*arguments) if len(calls) < 50 else 1 / 0\n"
-        "monobeast.compute_loss = compute_loss\nmonobeast.main()\n"
+        f"def broken(*arguments, original=monobeast.{function}, calls=[]):\n"
+        "    is_counted = arguments[-1].shape[0] == 1 if len(arguments) == 2 else True  # acting alone\n"
+        "    calls += [None] * is_counted\n"
+        "    return original(*arguments) if len(calls) < 50 or not is_counted else 1 / 0\n"
+        f"monobeast.{function} = broken\nmonobeast.main()\n"
     )
     with started(RUN, tmp_path, codes={1: [str(fork), *RUN[1:]]}) as processes:
         assert [process.wait(PATIENCE) for process in processes] == [1, 1], text(tmp_path)
     assert "ZeroDivisionError" in (tmp_path / "output1").read_text()
+    told = (tmp_path / "output0").read_text()
+    assert "rank 1: Traceback" in told and "ZeroDivisionError" in told and "RuntimeError" not in told
     wait_until(lambda: not left_behind(tmp_path))
 
 

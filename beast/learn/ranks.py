@@ -7,10 +7,12 @@ weights, steps and end. With one rank nothing here does anything.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import io
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -20,13 +22,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from beast.errors import InputError, WorkerFailure
+from beast.errors import InputError, Unreachable, WorkerFailure, first_line, full_text
 from beast.learn.nests import map_tensors
 from beast.machine import usable_cores
 
 TIMEOUT, COMPILE_TIMEOUT = 60.0, 600.0  # seconds that a rank waits for another in a collective
 WAIT = 1.0  # seconds that a rank waits for a batch before it tells the others that it has none
 PATIENCE = 5.0  # seconds that the others wait for such a rank; then they go on without it
+POLL, HEARD = 0.2, 2.0  # seconds between a rank's looks for a failure, and that rank 0 stays until all have seen it
 MOST_GAMES = 64  # of a rank that the others learn of in a round
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -67,8 +70,7 @@ def join(flags: Any) -> Any:
     if has_gpu and flags.device in ("auto", "cuda"):
         flags = replace(flags, device=f"cuda:{local % torch.cuda.device_count()}")
         torch.cuda.set_device(local % torch.cuda.device_count())
-    seconds = COMPILE_TIMEOUT if flags.compile else TIMEOUT
-    dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo", timeout=datetime.timedelta(seconds=seconds))
+    _meet("cpu:gloo,cuda:nccl" if has_gpu else "gloo", COMPILE_TIMEOUT if flags.compile else TIMEOUT)
     if not flags.learner_threads and not has_gpu:
         flags = replace(flags, learner_threads=max(usable_cores() // 2 // local_size, 1))
     if number():  # its files are nobody's
@@ -77,12 +79,107 @@ def join(flags: Any) -> Any:
     return flags
 
 
+def _meet(backend: str, seconds: float) -> None:
+    global _failures
+    timeout = datetime.timedelta(seconds=seconds)
+    try:
+        store, rank, count = next(dist.rendezvous("env://", timeout=timeout))
+        store.set_timeout(timeout)
+        own = dist.PrefixStore("gradients", store)
+        dist.init_process_group(backend, store=own, rank=rank, world_size=count, timeout=timeout)
+    except RuntimeError as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise Unreachable(f"not all ranks have met at {where} within {seconds:g} s: {first_line(error)}") from error
+    _failures = Failures(dist.PrefixStore("failures", store), rank, count)
+
+
+class Failures:
+    """The first failure of a rank, which all learn by way of the store at which they have met.
+
+    One thread talks to the store, and nobody waits for it for long: beyond a cut link a store never answers.
+    """
+
+    def __init__(self, store: Any, rank: int, count: int):
+        self._store, self._rank, self._count = store, rank, count
+        self._first = ""  # number of the rank and its text
+        self._wake, self._is_known = threading.Event(), threading.Event()
+        self.own, self._has_left = "", False
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def tell(self, text: str) -> None:
+        """Tell the other ranks of a failure of this one. Only the first of all failures is told."""
+        self.own = self.own or f"{self._rank} {text}"
+        self._wake.set()
+        self._is_known.wait(2 * HEARD)
+
+    def of_others(self) -> str:
+        """The failure of another rank, in rank 0 its whole text and elsewhere the last line; empty if none is told."""
+        self._is_known.wait(2 * HEARD)
+        rank, _, text = self._first.partition(" ")
+        if not rank or int(rank) == self._rank:
+            return ""
+        return f"rank {rank}: {text if self._rank == 0 else text.strip().splitlines()[-1]}"
+
+    def leave(self) -> None:
+        """Look for failures no more."""
+        self._has_left = True
+        self._wake.set()
+
+    def _watch(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the store has ended with its host
+            while not self._has_left and not self._store.check(["first"]):
+                self._wake.wait(POLL)
+                if self.own and not self._has_left:
+                    self._store.compare_set("first", "", self.own)
+            if not self._has_left:
+                self._first = self._store.get("first").decode()
+                self._store.add("heard", 1)
+            deadline = time.monotonic() + HEARD
+            while self._first and self._rank == 0 and self._store.add("heard", 0) < self._count:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(POLL / 10)  # the store may end with this process
+        self._is_known.set()
+
+
+_failures: Failures | None = None  # as torch's group of ranks, which is one for the process
+
+
+def tell(error: BaseException) -> None:
+    """Tell the other ranks that this one fails."""
+    if _failures:
+        _failures.tell(full_text(error))
+
+
+@contextlib.contextmanager
+def telling() -> Iterator[None]:
+    """What is raised in here ends the other ranks, too."""
+    try:
+        yield
+    except Exception as error:
+        tell(error)
+        raise
+
+
+def _failure(otherwise: str) -> WorkerFailure:
+    """What another rank has told of its failure, or else this."""
+    return WorkerFailure((_failures.of_others() if _failures else "") or otherwise)
+
+
+def _collective(function: Callable, *arguments) -> None:
+    """A call of torch.distributed. Raises WorkerFailure where another rank fails."""
+    try:
+        function(*arguments)
+    except RuntimeError as error:
+        raise _failure(f"another rank has ended or cannot be reached: {first_line(error)}") from error
+
+
 def total(x: Tensor) -> Tensor:
     """The sum over all ranks; with one `x` itself."""
     if size() == 1:
         return x
     summed = x.detach().clone()
-    dist.all_reduce(summed)
+    _collective(dist.all_reduce, summed)
     return summed
 
 
@@ -91,7 +188,7 @@ def highest(x: Tensor) -> Tensor:
     if size() == 1:
         return x
     found = x.detach().clone()
-    dist.all_reduce(found, dist.ReduceOp.MAX)
+    _collective(dist.all_reduce, found, dist.ReduceOp.MAX)
     return found
 
 
@@ -110,7 +207,7 @@ def sum_gradients(parameters: Iterable[Tensor]) -> None:
             parameter.grad = torch.zeros_like(parameter)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     bucket = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(bucket)
+    _collective(dist.all_reduce, bucket)
     parts = bucket.split([gradient.numel() for gradient in gradients])
     torch._foreach_copy_(gradients, [part.view_as(gradient) for part, gradient in zip(parts, gradients)])
 
@@ -123,11 +220,11 @@ def share(state: Any) -> Any:
     if number() == 0:
         torch.save(state, file)
     length = torch.tensor([file.getbuffer().nbytes])
-    dist.broadcast(length, 0)
+    _collective(dist.broadcast, length, 0)
     content = torch.zeros(int(length), dtype=torch.uint8)
     if number() == 0:
         content = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
-    dist.broadcast(content, 0)
+    _collective(dist.broadcast, content, 0)
     return torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
 
 
@@ -142,7 +239,7 @@ class Game(NamedTuple):
 class Round(NamedTuple):
     """What a rank tells the others before an update."""
 
-    leaving: float  # 1: it ends
+    leaving: float  # 1: it ends; 2: it has failed
     has: float  # 1: a batch; 0: none now; -1: it never had one
     lacking: float  # seconds since it had none
     updates: float  # that it has made
@@ -156,7 +253,7 @@ def exchange(own: Round) -> list[Round]:
     row[:5] = torch.tensor([*own[:4], len(games)], dtype=torch.float64)
     row[5 : 5 + 3 * len(games)] = torch.tensor(games, dtype=torch.float64).flatten()
     rows = [torch.zeros_like(row) for _ in range(size())]
-    dist.all_gather(rows, row)
+    _collective(dist.all_gather, rows, row)
     found = []
     for row in rows:
         leaving, has, lacking, updates, count = row[:5].tolist()
@@ -197,7 +294,8 @@ class Rounds:
         self._lacking_since, self._is_held = time.monotonic(), False
 
     def rollouts(self) -> Iterator[tuple[dict, tuple]]:
-        """As `Feed.rollouts`, until a rank leaves. Raises WorkerFailure for ranks with unequally many updates."""
+        """As `Feed.rollouts`, until a rank leaves. Raises WorkerFailure where another rank has failed, and for ranks
+        with unequally many updates."""
         item = None
         while True:
             if item is None:
@@ -227,7 +325,8 @@ class Rounds:
         return item
 
     def _round(self, has: bool) -> str:
-        leaving = 1.0 if self._feed.closed.is_set() or self._finished() else 0.0
+        has_failed = _failures is not None and bool(_failures.own)
+        leaving = 2.0 if has_failed else 1.0 if self._feed.closed.is_set() or self._finished() else 0.0
         lacking = 0.0 if has else time.monotonic() - self._lacking_since
         known = 1.0 if has else -1.0 if self._first is None else 0.0
         own = Round(leaving, known, lacking, float(self._learner.updates), self._learner.untold_games())
@@ -239,10 +338,18 @@ class Rounds:
                     self._learner.take_games(each.games)
         if len(updates := {int(each.updates) for each in rounds}) > 1:
             raise WorkerFailure(f"the ranks have made unequally many updates: {sorted(updates)}")
-        return decide(rounds)
+        failed = [rank for rank, each in enumerate(rounds) if each.leaving == 2]
+        if failed and not has_failed:
+            raise _failure(f"rank {failed[0]} has failed")
+        verdict = decide(rounds)
+        if verdict == "end" and _failures and not failed:
+            _failures.leave()  # the store may end first
+        return verdict
 
 
 def leave() -> None:
     """Leave the others. Not after a failure: they see that by the end of this process."""
+    if _failures:
+        _failures.leave()
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -30,7 +29,7 @@ from beast.envs.probe import probe_env
 from beast.envs.rows import rollout_fields
 from beast.envs.spaces import EnvSpaces, categories_by_part
 from beast.envs.tasks import with_tasks
-from beast.errors import InputError, UserError, WorkerFailure
+from beast.errors import InputError, full_text
 from beast.feeds.actors import ActorProcesses, Actors, LocalActors, name_of_maker
 from beast.feeds.feed import Consumer, Feed
 from beast.feeds.memory import Fields, RolloutMemory
@@ -70,17 +69,19 @@ class Training:
         self.device = next(learner.net.parameters()).device
         self.cleanup = contextlib.ExitStack()
         self._config = {"variant": variant, **asdict(flags), "ranks": ranks.size()}
-        self.run = Run(flags.root, flags.name, self._config, resume_free)
         if ranks.number():  # its directory is a temporary one
             self.cleanup.callback(shutil.rmtree, flags.root, ignore_errors=True)
+        with ranks.telling():
+            self.run = Run(flags.root, flags.name, self._config, resume_free)
         self.cleanup.callback(self.run.close)
         self.told: dict[str, float] = {}  # numbers for the environments
         self.page = progress.Page()  # that they read
         self.spaces: dict[str, Any] = {}  # of the environments, as checkpoints have them
         self.generator = torch.Generator(self.device)  # of action noise
         try:
-            self._load_weights()
-            self.run.record_start()  # not where the checkpoint does not fit: it would change what the run's flags are
+            with ranks.telling():
+                self._load_weights()
+                self.run.record_start()  # last: a checkpoint that does not fit leaves the flags as they are
         except BaseException:
             self.cleanup.close()
             raise
@@ -141,9 +142,11 @@ class Training:
                 signal.signal(number, note)
         return self
 
-    def __exit__(self, kind, *exception) -> None:
+    def __exit__(self, kind, exception, trace) -> None:
         if kind is None or kind is KeyboardInterrupt:
             ranks.leave()
+        elif isinstance(exception, Exception):
+            ranks.tell(exception)
         self.cleanup.close()
 
     def env_seed(self, group: int, life: int) -> int:
@@ -235,10 +238,18 @@ class Training:
         console = Console(*limits, self.frames_per_step, learner.steps, learner.seconds / 60)
         self.cleanup.callback(console.close)
         stop = threading.Event()
-        ended: list[Future] = []  # in this order
+        failure: BaseException | None = None
+
+        def fail(error: BaseException) -> None:
+            nonlocal failure
+            if failure is None:  # later ones may follow from it
+                failure = error
+                run.log(full_text(error))
+                ranks.tell(error)
 
         def end_all(future: Future) -> None:
-            ended.append(future)
+            if error := future.exception():
+                fail(error)
             stop.set()
             feed.close()
 
@@ -259,15 +270,6 @@ class Training:
         self._row_began = self._began = time.monotonic()
         self.profile.begin()
         threads = ThreadPoolExecutor(len(works))
-        failure: BaseException | None = None
-
-        def fail(error: BaseException) -> None:
-            nonlocal failure
-            if failure is None:  # later ones may follow from it
-                failure = error
-                has_message = isinstance(error, (WorkerFailure, UserError))
-                run.log(str(error) if has_message else "".join(traceback.format_exception(error)))
-
         try:
             for work in works:
                 threads.submit(work).add_done_callback(end_all)
@@ -284,8 +286,6 @@ class Training:
             times = self.profile.table(time.monotonic() - self._began)  # before those that wait for the others' end
             feed.close()
             threads.shutdown()
-            for cause in filter(None, (future.exception() for future in ended)):
-                fail(cause)
             for finish in (lambda: self._gather(learner.settle()), self._write_metrics, self.save):
                 try:
                     finish()
@@ -405,10 +405,11 @@ def prepare(flags, create_env: Callable, validate: Callable, several_kinds: bool
     """
     keep_freed_memory()
     flags = ranks.join(flags)
-    validate(flags)
-    flags = with_tasks(flags)
-    spaces = probe_env(create_env, flags, several_kinds)
-    return validate(replace(flags, env=spaces.env_id, atari_backend=spaces.atari_backend)), spaces
+    with ranks.telling():
+        validate(flags)
+        flags = with_tasks(flags)
+        spaces = probe_env(create_env, flags, several_kinds)
+        return validate(replace(flags, env=spaces.env_id, atari_backend=spaces.atari_backend)), spaces
 
 
 def consumer_of(learner: Learner, max_policy_lag: int) -> Consumer:
