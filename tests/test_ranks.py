@@ -354,6 +354,29 @@ def test_what_rank_0_refuses_ends_the_others_with_the_same_line(tmp_path):
     assert f"error: rank 0: {refusal}" in told and "Traceback" not in told
 
 
+JOIN = """
+import sys, monobeast
+from beast.errors import exit_with_message
+from beast.learn import ranks
+with exit_with_message():
+    ranks.join(monobeast.Flags(device="cpu", learning_rate=float(sys.argv[1]), num_actors=int(sys.argv[2])))
+    print("has begun")
+    ranks.leave()
+"""
+
+
+def test_ranks_with_other_flags_are_refused_by_the_name_of_the_flag(tmp_path):
+    (tmp_path / "join.py").write_text(JOIN)
+    script = str(tmp_path / "join.py")
+    for rate, code in (("1e-4", 0), ("3e-4", 1)):
+        with started([script, "1e-4", "2"], tmp_path, codes={1: [script, rate, "1"]}) as processes:
+            assert [process.wait(PATIENCE) for process in processes] == [code, code], text(tmp_path)
+    told = [(tmp_path / f"output{rank}").read_text() for rank in range(2)]
+    what = "--learning_rate 0.0003 (rank 0 has 0.0001): start all ranks with the same flags"
+    assert f"error: {what}" in told[1] and f"error: rank 1: {what}" in told[0]
+    assert "has begun" not in text(tmp_path) and "Traceback" not in text(tmp_path)
+
+
 # --- whole runs ------------------------------------------------------------------------------------------------------
 
 RUN = [

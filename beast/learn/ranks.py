@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +31,12 @@ WAIT = 1.0  # seconds that a rank waits for a batch before it tells the others t
 PATIENCE = 5.0  # seconds that the others wait for such a rank; then they go on without it
 POLL, HEARD = 0.2, 2.0  # seconds between a rank's looks for a failure, and that rank 0 stays until all have seen it
 MOST_GAMES = 64  # of a rank that the others learn of in a round
+# Flags that say where a rank runs, or that are rank 0's alone.
+OWN = {
+    *("device", "learner_threads", "num_actors", "num_servers", "pin_actors", "actor_niceness", "server_niceness"),
+    *("root", "name", "init_from", "tensorboard", "track", "track_project", "eval_minutes", "eval_episodes"),
+    *("eval_env_kwargs", "eval_video", "token_file", "tls_cert", "tls_key", "tls_ca", "listen", "num_slots"),
+}
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -46,7 +52,7 @@ def number() -> int:
 
 def join(flags: Any) -> Any:
     """Meet the other ranks that the environment variables name, and return this rank's flags. Raises InputError for
-    flags that ranks cannot have, and for variables that are missing."""
+    flags that ranks cannot have or that differ from rank 0's, and for variables that are missing."""
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) <= 1:
         return flags
     if missing := [name for name in VARIABLES if name not in os.environ]:
@@ -71,6 +77,8 @@ def join(flags: Any) -> Any:
         flags = replace(flags, device=f"cuda:{local % torch.cuda.device_count()}")
         torch.cuda.set_device(local % torch.cuda.device_count())
     _meet("cpu:gloo,cuda:nccl" if has_gpu else "gloo", COMPILE_TIMEOUT if flags.compile else TIMEOUT)
+    with telling():
+        refuse_others({name: repr(x) for name, x in asdict(flags).items() if name not in OWN})
     if not flags.learner_threads and not has_gpu:
         flags = replace(flags, learner_threads=max(usable_cores() // 2 // local_size, 1))
     if number():  # its files are nobody's
@@ -172,6 +180,16 @@ def _collective(function: Callable, *arguments) -> None:
         function(*arguments)
     except RuntimeError as error:
         raise _failure(f"another rank has ended or cannot be reached: {first_line(error)}") from error
+
+
+def refuse_others(own: dict[str, str]) -> None:
+    """Raise InputError on all ranks where a rank's flags are not those of rank 0."""
+    first = share(own)
+    names = [name for name in first.keys() | own if own.get(name) != first.get(name)]
+    if names:
+        told = ", ".join(f"--{name} {own.get(name)} (rank 0 has {first.get(name)})" for name in sorted(names))
+        raise InputError(f"{told}: start all ranks with the same flags")
+    total(torch.zeros(1))  # rank 0 goes on when all are here
 
 
 def total(x: Tensor) -> Tensor:
