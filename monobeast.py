@@ -435,7 +435,7 @@ def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) 
     popart = value_head(net)
     outcome: Outcome | None = None
     for param_group, initial in zip(optimizer.param_groups, learner.rates):
-        param_group["lr"] = learning_rate(flags, learner.steps, initial)
+        param_group["lr"] = learning_rate(flags, learner.schedule_steps, initial)
     for epoch in range(flags.epochs):
         for part, state in minibatches(batch, core_state, flags.minibatches):
             loss, grad_norm, returns, metrics = learner.call(partial(gradients, flags, learner), part, state)

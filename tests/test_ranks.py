@@ -23,6 +23,7 @@ from programs import Program
 from waiting import PATIENCE, wait_until
 
 import monobeast
+import r2d2
 from beast.envs.rows import is_final
 from beast.errors import InputError
 from beast.learn import ranks
@@ -38,6 +39,7 @@ LEARN = """
 import json, sys, torch
 from pathlib import Path
 import monobeast
+import r2d2
 from beast.envs.probe import probe_env
 from beast.learn import ranks
 from beast.learn.nests import columns
@@ -218,12 +220,12 @@ def test_a_nan_on_one_rank_skips_the_update_of_all(tmp_path):
 
 def test_all_wait_a_moment_for_a_rank_without_a_batch_and_then_go_on_without_it():
     has, none, long, never = (
-        Round(0, 1, 0, 0, []),
-        Round(0, 0, 1, 0, []),
-        Round(0, 0, 9, 0, []),
-        Round(0, -1, 99, 0, []),
+        Round(0, 1, 0, 0, 0, []),
+        Round(0, 0, 1, 0, 0, []),
+        Round(0, 0, 9, 0, 0, []),
+        Round(0, -1, 99, 0, 0, []),
     )
-    leaves = Round(1, 1, 0, 0, [])
+    leaves = Round(1, 1, 0, 0, 0, [])
     assert [decide(rounds) for rounds in ([has, has], [has, none], [has, long], [long, long], [has, never])] == [
         "go", "hold", "go", "hold", "hold",
     ]  # fmt: skip
@@ -253,6 +255,34 @@ def test_a_rank_that_takes_part_with_nothing_tells_the_statistics_of_observation
     torch.testing.assert_close(test.net.state_dict(), before, rtol=0, atol=0)
     test.net.observe(batch["obs"])
     assert any(not torch.equal(x, before[name]) for name, x in test.net.state_dict().items())
+
+
+def test_all_ranks_take_the_learning_rate_from_the_steps_of_rank_0(monkeypatch):
+    flags = small_flags(total_steps=1000)
+    test = LockStep(flags)
+    test.learner.steps = 300  # a checkpoint of rank 0 has counted an update early
+    monkeypatch.setattr(ranks, "exchange", lambda own: [own._replace(steps=400.0), own])
+    rounds = ranks.Rounds(Stalls(), test.learner, lambda: False)
+    assert rounds._round(True) == "go"
+    monobeast.update(flags, test.learner, *test.next_rollout())
+    assert test.learner.optimizer.param_groups[0]["lr"] == pytest.approx(0.6 * flags.learning_rate)
+    assert test.learner.steps == 300
+
+
+def test_a_rank_whose_first_batch_is_not_finite_takes_part_with_nothing(monkeypatch):
+    flags = small_flags(env="CartPole-v1", core="lstm", reward_scale=3.0)
+    test = LockStep(flags)
+    batch, state = test.next_rollout()
+    batch, state = map_tensors(torch.clone, batch), tuple(x.clone() for x in state)
+    for x in (batch["reward"], batch["policy_logits"], batch["obs"]["obs"]):
+        x.view(-1)[:3] = torch.tensor([torch.nan, torch.inf, 3e38])
+    state[0][0, 0] = torch.nan
+    rounds = ranks.Rounds(Stalls(), test.learner, lambda: False)
+    rounds._source, verdicts = iter([(batch, state)]), iter(["go", "go", "end"])
+    monkeypatch.setattr(rounds, "_round", lambda has: next(verdicts))
+    _, (rollout, core_state) = rounds.rollouts()
+    outcome = monobeast.update(flags, test.learner, rollout, core_state)
+    assert not outcome.is_bad and outcome.metrics["losses/policy_loss"] == 0 == outcome.metrics["losses/value_loss"]
 
 
 class Stalls:
@@ -517,6 +547,7 @@ def test_the_other_programs_have_ranks_too(tmp_path, words):
     [
         ({"MASTER_PORT": None}, [], "MASTER_PORT are not set: use torchrun"),
         ({}, ["--auto"], "--auto with 2 ranks: measure with one process first"),
+        ({}, ["--save_replay"], "--save_replay with 2 ranks: leave it out"),
         (
             {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": "3"}, [],
             "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
@@ -526,6 +557,7 @@ def test_the_other_programs_have_ranks_too(tmp_path, words):
 def test_what_ranks_cannot_have_is_refused(tmp_path, monkeypatch, environment, words, message):
     for name, value in {**variables(0, 2, 1), **environment}.items():
         monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name, raising=False)
-    flags = monobeast.Flags(auto="--auto" in words, root=str(tmp_path))
+    agent = r2d2 if words == ["--save_replay"] else monobeast
+    flags = agent.Flags(**{word[2:]: True for word in words}, root=str(tmp_path))
     with pytest.raises(InputError, match=message):
         ranks.join(flags)

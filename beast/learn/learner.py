@@ -60,6 +60,7 @@ class Learner:
         self.nets = [net]  # several policies have one each (learners.py)
         self.rates = [group["lr"] for group in optimizer.param_groups]  # of the flags, whatever a checkpoint has
         self.steps = self.updates = self.bad_updates = self.bad_updates_in_a_row = 0
+        self.agreed_steps: int | None = None  # of rank 0, where there are others
         self.seconds = 0.0  # of training, all starts of the run together
         self.returns: deque[float] = deque(maxlen=100)
         self.lengths: deque[int] = deque(maxlen=100)
@@ -81,6 +82,11 @@ class Learner:
     def call(self, function: Callable, *tensors):
         """`function(*tensors)`, with --cuda_graphs a recording of it (see `Graphs`)."""
         return self.graphs.call(function, *tensors) if self.graphs else function(*tensors)
+
+    @property
+    def schedule_steps(self) -> int:
+        """Steps for schedules, the same on all ranks; `steps` are not where a GPU's checkpoint counts an update early."""
+        return self.steps if self.agreed_steps is None else self.agreed_steps
 
     def measure(self, batch: dict) -> Measured:
         """Steps and policy lag of `batch` [T+1, B, …]. The update may edit its batch: call this before it."""

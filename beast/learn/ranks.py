@@ -62,7 +62,12 @@ def join(flags: Any) -> Any:
         raise InputError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']}: several ranks train one policy; start one process")
     if flags.mode != "train":
         raise InputError(f"--mode {flags.mode} with {os.environ['WORLD_SIZE']} ranks: start one process")
-    for name, remedy in (("auto", "measure with one process first"), ("cuda_graphs", "leave it out")):
+    remedies = {
+        "auto": "measure with one process first",
+        "cuda_graphs": "leave it out",
+        "save_replay": "leave it out; rank 0 would keep the others waiting, whose replays are lost all the same",
+    }
+    for name, remedy in remedies.items():
         if getattr(flags, name, False):
             raise InputError(f"--{name} with {os.environ['WORLD_SIZE']} ranks: {remedy}")
     is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -261,22 +266,23 @@ class Round(NamedTuple):
     has: float  # 1: a batch; 0: none now; -1: it never had one
     lacking: float  # seconds since it had none
     updates: float  # that it has made
+    steps: float  # that it has counted
     games: list[Game]  # that have ended since the last round
 
 
 def exchange(own: Round) -> list[Round]:
     """What all ranks tell, in their order."""
     games = own.games[-MOST_GAMES:]
-    row = torch.zeros(5 + 3 * MOST_GAMES, dtype=torch.float64)
-    row[:5] = torch.tensor([*own[:4], len(games)], dtype=torch.float64)
-    row[5 : 5 + 3 * len(games)] = torch.tensor(games, dtype=torch.float64).flatten()
+    row = torch.zeros(6 + 3 * MOST_GAMES, dtype=torch.float64)
+    row[:6] = torch.tensor([*own[:5], len(games)], dtype=torch.float64)
+    row[6 : 6 + 3 * len(games)] = torch.tensor(games, dtype=torch.float64).flatten()
     rows = [torch.zeros_like(row) for _ in range(size())]
     _collective(dist.all_gather, rows, row)
     found = []
     for row in rows:
-        leaving, has, lacking, updates, count = row[:5].tolist()
-        games = [Game(x, int(length), int(task)) for x, length, task in row[5:].view(-1, 3)[: int(count)].tolist()]
-        found.append(Round(leaving, has, lacking, updates, games))
+        leaving, has, lacking, updates, steps, count = row[:6].tolist()
+        games = [Game(x, int(length), int(task)) for x, length, task in row[6:].view(-1, 3)[: int(count)].tolist()]
+        found.append(Round(leaving, has, lacking, updates, steps, games))
     return found
 
 
@@ -290,15 +296,20 @@ def decide(rounds: list[Round]) -> str:
 
 
 def void(batch: dict, updates: int) -> dict:
-    """A copy of a batch in which no row counts, all rows are final, all numbers are finite, and no action is older than
+    """A copy of a batch in which no row counts, all rows are final, all floats are 0, and no action is older than
     `updates`."""
-    found = map_tensors(torch.nan_to_num, batch)
+    found = map_tensors(without_floats, batch)
     found["counts"] = torch.zeros_like(found["done"])
     found["done"].zero_()
     found["truncated"].zero_()
     found["terminated"].fill_(True)
     found["policy_version"].fill_(updates)
     return found
+
+
+def without_floats(x: Tensor) -> Tensor:
+    """A copy whose floats are 0: 0 times Inf is NaN, and so is 0 times what overflows."""
+    return torch.zeros_like(x) if x.is_floating_point() else x.clone()
 
 
 class Rounds:
@@ -324,7 +335,7 @@ class Rounds:
             if verdict == "go":
                 if item is None:
                     assert self._first  # nobody goes on with a rank that never had one
-                    yield void(self._first[0], self._learner.updates), self._first[1]
+                    yield void(self._first[0], self._learner.updates), map_tensors(without_floats, self._first[1])
                 else:
                     yield item
                     item, self._lacking_since = None, time.monotonic()
@@ -347,9 +358,10 @@ class Rounds:
         leaving = 2.0 if has_failed else 1.0 if self._feed.closed.is_set() or self._finished() else 0.0
         lacking = 0.0 if has else time.monotonic() - self._lacking_since
         known = 1.0 if has else -1.0 if self._first is None else 0.0
-        own = Round(leaving, known, lacking, float(self._learner.updates), self._learner.untold_games())
-        rounds = exchange(own)
+        counts = float(self._learner.updates), float(self._learner.steps)
+        rounds = exchange(Round(leaving, known, lacking, *counts, self._learner.untold_games()))
         self._learner.laps.lap("round")
+        self._learner.agreed_steps = int(rounds[0].steps)
         with self._learner.updating:
             for rank, each in enumerate(rounds):
                 if rank != number():
