@@ -342,8 +342,9 @@ def test_each_rank_has_env_servers_of_its_own(monkeypatch, flags, rank, found):
 
 # What each rank runs: the start of a run, whose action noise it writes.
 NOISE = """
-import sys, torch, monobeast
+import sys, tempfile, torch, monobeast
 from beast.learn import ranks
+tempfile.tempdir = "."
 from beast.run.training import Training, prepare
 
 flags, spaces = prepare(monobeast.Flags(env="CartPole-v1", root="runs", name="run", tensorboard=False, device="cpu"),
@@ -365,6 +366,7 @@ def test_ranks_draw_noise_and_seeds_of_their_own_at_every_start(tmp_path):
     assert len({seed for _, seed, _ in seen}) == 4
     assert seen[2][0] == seen[0][0], "rank 0 goes on with its noise"
     assert len({noise for noise, *_ in seen}) == 3
+    assert not list(tmp_path.glob("beast-rank*"))
 
 
 def test_what_rank_0_refuses_ends_the_others_with_the_same_line(tmp_path):
@@ -381,13 +383,15 @@ def test_what_rank_0_refuses_ends_the_others_with_the_same_line(tmp_path):
     refusal = f"{run}: there is a checkpoint.pt but no config.json"
     assert f"error: {refusal}" in (tmp_path / "output0").read_text()
     told = (tmp_path / "output1").read_text()
-    assert f"error: rank 0: {refusal}" in told and "Traceback" not in told
+    assert f"rank 1: error: rank 0: {refusal}" in told and "Traceback" not in told
+    assert not list(tmp_path.glob("beast-rank*"))
 
 
 JOIN = """
-import sys, monobeast
+import sys, tempfile, monobeast
 from beast.errors import exit_with_message
 from beast.learn import ranks
+tempfile.tempdir = "."
 with exit_with_message():
     ranks.join(monobeast.Flags(device="cpu", learning_rate=float(sys.argv[1]), num_actors=int(sys.argv[2])))
     print("has begun")
@@ -403,7 +407,8 @@ def test_ranks_with_other_flags_are_refused_by_the_name_of_the_flag(tmp_path):
             assert [process.wait(PATIENCE) for process in processes] == [code, code], text(tmp_path)
     told = [(tmp_path / f"output{rank}").read_text() for rank in range(2)]
     what = "--learning_rate 0.0003 (rank 0 has 0.0001): start all ranks with the same flags"
-    assert f"error: {what}" in told[1] and f"error: rank 1: {what}" in told[0]
+    assert f"rank 1: error: {what}" in told[1] and told[0].startswith(f"error: rank 1: {what}")
+    assert not list(tmp_path.glob("beast-rank*"))
     assert "has begun" not in text(tmp_path) and "Traceback" not in text(tmp_path)
 
 
@@ -444,6 +449,8 @@ def test_ranks_train_to_the_last_step_resume_and_have_one_directory(tmp_path):
     told = [(tmp_path / f"output{rank}").read_text() for rank in range(2)]
     stops = [line.partition("stopped at ")[2][:50] for out in told for line in out.splitlines() if "stopped at" in line]
     assert len(stops) == 2 and stops[0] == stops[1], "steps, and the mean return of both ranks' games"
+    assert all(line.startswith("rank 1: ") for line in told[1].splitlines()) and "beast-rank" not in told[1]
+    assert "learner" in told[0] and "learner" not in told[1], "the table of stages"
     state = torch.load(tmp_path / "runs/run/checkpoint.pt", weights_only=True)
     assert state["counts"]["steps"] == int(last["step"]) and os.listdir(tmp_path / "runs") == ["run"]
     assert "learner_wait" in str(last.keys()) and float(last["time/learner_round"]) > 0

@@ -85,7 +85,7 @@ class Learner:
 
     @property
     def schedule_steps(self) -> int:
-        """Steps for schedules, the same on all ranks; `steps` are not where a GPU's checkpoint counts an update early."""
+        """Steps for schedules, of all ranks the same; of `steps` a GPU counts an update's earlier at a checkpoint."""
         return self.steps if self.agreed_steps is None else self.agreed_steps
 
     def measure(self, batch: dict) -> Measured:

@@ -11,7 +11,6 @@ import contextlib
 import datetime
 import io
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -87,8 +86,7 @@ def join(flags: Any) -> Any:
     if not flags.learner_threads and not has_gpu:
         flags = replace(flags, learner_threads=max(usable_cores() // 2 // local_size, 1))
     if number():  # its files are nobody's
-        root = tempfile.mkdtemp(prefix="beast-rank")
-        flags = replace(flags, root=root, tensorboard=False, track=False, eval_minutes=0.0)
+        flags = replace(flags, tensorboard=False, track=False, eval_minutes=0.0)
     return flags
 
 

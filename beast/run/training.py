@@ -6,9 +6,9 @@ import contextlib
 import copy
 import math
 import os
-import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -69,17 +69,17 @@ class Training:
         self.device = next(learner.net.parameters()).device
         self.cleanup = contextlib.ExitStack()
         self._config = {"variant": variant, **asdict(flags), "ranks": ranks.size()}
-        if ranks.number():  # its directory is a temporary one
-            self.cleanup.callback(shutil.rmtree, flags.root, ignore_errors=True)
-        with ranks.telling():
-            self.run = Run(flags.root, flags.name, self._config, resume_free)
-        self.cleanup.callback(self.run.close)
         self.told: dict[str, float] = {}  # numbers for the environments
         self.page = progress.Page()  # that they read
         self.spaces: dict[str, Any] = {}  # of the environments, as checkpoints have them
         self.generator = torch.Generator(self.device)  # of action noise
         try:
             with ranks.telling():
+                root = flags.root
+                if ranks.number():  # its files are nobody's
+                    root = self.cleanup.enter_context(tempfile.TemporaryDirectory(prefix="beast-rank"))
+                self.run = Run(root, flags.name, self._config, resume_free)
+                self.cleanup.callback(self.run.close)
                 self._load_weights()
                 self.run.record_start()  # last: a checkpoint that does not fit leaves the flags as they are
         except BaseException:
@@ -111,7 +111,8 @@ class Training:
             checkpoint.load_weights(learner.net, state["net"], self.run.checkpoint_path)
             learner.load_state_dict(state)
             self.told = dict(state.get("told", {}))
-            self.run.log(f"resumed at step {learner.steps:,}")
+            if ranks.number() == 0:
+                self.run.log(f"resumed at step {learner.steps:,}")
             if (
                 state["action_rng"].shape != self.generator.get_state().shape
             ):  # a GPU's generator has another than a CPU's
@@ -233,10 +234,12 @@ class Training:
         name = flags.env + (emulator if family_of(flags.env).has_emulators else "")
         net = f"{parameters:,} parameters on {self.device}{precision}"
         observed = dict.fromkeys(each for net in learner.nets for each in describe_encoders(net))
-        run.log(", ".join([f"{flags.name}: {name}", *observed, net, feed.description, introduction]))
+        note = (lambda line: None) if ranks.number() else run.log  # of the run, which one rank tells
+        note(", ".join([f"{flags.name}: {name}", *observed, net, feed.description, introduction]))
         limits = self.total_steps, flags.total_minutes
         console = Console(*limits, self.frames_per_step, learner.steps, learner.seconds / 60)
         self.cleanup.callback(console.close)
+        show = (lambda *_, **__: None) if ranks.number() else console.update
         stop = threading.Event()
         failure: BaseException | None = None
 
@@ -275,7 +278,7 @@ class Training:
                 threads.submit(work).add_done_callback(end_all)
             next_save = time.monotonic() + 60 * flags.checkpoint_minutes
             while not (stop.wait(0.25) or self._signal or self.finished()):
-                console.update(learner.steps, self.latest)
+                show(learner.steps, self.latest)
                 self._evaluate()
                 if time.monotonic() >= next_save:
                     self.save()
@@ -291,19 +294,19 @@ class Training:
                     finish()
                 except Exception as error:  # the checkpoint is written in any case
                     fail(error)
-        console.update(learner.steps, self.latest, final=True)
+        show(learner.steps, self.latest, final=True)
         mean_return = float(np.mean(learner.returns)) if learner.returns else math.nan
         mean = f"mean return of the last {len(learner.returns)} episodes {mean_return:.2f}"
         mean = mean if learner.returns else "no episode has ended yet"
-        path = os.path.join(flags.root, flags.name, run.checkpoint_path.name)
-        run.log(f"stopped at step {learner.steps:,}: {mean}, {learner.seconds / 60:.1f} minutes, {path}")
-        run.log(times)
+        path = "" if ranks.number() else ", " + os.path.join(flags.root, flags.name, run.checkpoint_path.name)
+        run.log(f"stopped at step {learner.steps:,}: {mean}, {learner.seconds / 60:.1f} minutes{path}")
+        note(times)
         if learner.tasks.names:
-            run.log(learner.tasks.table())
+            note(learner.tasks.table())
         if failure:
             sys.exit(1)
         if learner.steps >= self.total_steps:
-            run.log("all of --total_steps are done: raise them to train on, or give another --name")
+            note("all of --total_steps are done: raise them to train on, or give another --name")
         if self._signal == signal.SIGINT:
             raise KeyboardInterrupt
         best = learner.best_eval if self._evaluations else learner.best
