@@ -18,7 +18,7 @@ import psutil
 import pytest
 import test_r2d2
 import torch
-from lock_step import LockStep, metrics_of, small_flags
+from lock_step import LockStep, metrics_of, new_learner, small_flags
 from programs import Program
 from waiting import PATIENCE, wait_until
 
@@ -30,6 +30,7 @@ from beast.learn import ranks
 from beast.learn.nests import map_tensors
 from beast.learn.ranks import Round, decide
 from beast.run.flags import ServerFlags
+from beast.run.training import Training
 
 ROOT = Path(__file__).resolve().parent.parent
 UPDATES, B = 6, 4
@@ -338,6 +339,18 @@ def test_each_rank_has_env_servers_of_its_own(monkeypatch, flags, rank, found):
             servers.own_servers(given)
     else:
         assert servers.own_servers(given) == dataclasses.replace(given, **found)
+
+
+def test_weights_to_begin_with_are_read_by_rank_0_alone(tmp_path, monkeypatch):
+    flags = small_flags(root=str(tmp_path), name="run", tensorboard=False, init_from="a file of rank 0")
+    learner = new_learner(flags)
+    weights = {name: torch.ones_like(x) for name, x in learner.net.state_dict().items()}
+    monkeypatch.setattr(ranks, "size", lambda: 2)
+    monkeypatch.setattr(ranks, "number", lambda: 1)
+    monkeypatch.setattr(ranks, "share", lambda own: {"state": {"net": weights}, "num_starts": 1, "resumed": False})
+    training = Training("mono", flags, learner, set(), 1)
+    torch.testing.assert_close(learner.net.state_dict(), weights)
+    training.cleanup.close()
 
 
 # What each rank runs: the start of a run, whose action noise it writes.

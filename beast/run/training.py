@@ -100,9 +100,12 @@ class Training:
         self.profile.cores |= {"process": time.process_time, "learner": lambda: learner.laps.cpu_seconds}
 
     def _load_weights(self) -> None:
-        """Take over the run's checkpoint, or where there is none the weights of --init_from. Ranks share those of the
-        first."""
+        """Take over the run's checkpoint, or where there is none the weights of --init_from. Ranks take those of the
+        first, which alone needs the files."""
         learner = self.learner
+        is_new = not self.run.resumed and ranks.number() == 0
+        for net in learner.nets if is_new and self.flags.init_from else []:
+            self.run.log(checkpoint.load_fitting_weights(net, self.flags.init_from))
         own = checkpoint.load(self.run.checkpoint_path) if self.run.resumed else {"net": learner.net.state_dict()}
         shared = ranks.share({"state": own, "num_starts": self.run.num_starts, "resumed": self.run.resumed})
         state, self.run.num_starts, self.run.resumed = (shared[name] for name in ("state", "num_starts", "resumed"))
@@ -121,9 +124,6 @@ class Training:
                 self.generator.set_state(state["action_rng"])
         elif ranks.size() > 1:
             learner.net.load_state_dict(state["net"])
-        if not self.run.resumed and self.flags.init_from:
-            for net in learner.nets:
-                self.run.log(checkpoint.load_fitting_weights(net, self.flags.init_from))
 
     def __enter__(self) -> Training:
         """From here on a SIGINT, SIGTERM or SIGHUP is noted; after a SIGINT the next one does what it did before."""
