@@ -325,7 +325,7 @@ def compute_loss(flags: Flags, net: Net, target: Net, batch: Batch) -> tuple[Ten
             "losses/q_mean": (chosen * mask).sum() / count,
             "losses/target_mean": (targets * mask).sum() / count,
             "stats/importance_weight": sample.weights.mean(),
-            "losses/total_loss": ranks.total(loss.detach()),
+            "losses/total_loss": loss.detach() * ranks.size(),  # metrics are means over the ranks
         }
     return loss, sequence_priorities(errors.detach(), mask, flags.priority_eta), metrics
 
@@ -451,7 +451,7 @@ def gradients(flags: Flags, learner: QLearner, batch: Batch) -> tuple:
     laps.lap("loss")
     learner.optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    ranks.sum_gradients(net.parameters())
+    metrics = ranks.sum_gradients(net.parameters(), metrics)
     grad_norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
     return metrics["losses/total_loss"], grad_norm, priorities, metrics
 
@@ -518,9 +518,11 @@ def store(flags: Flags, learner: QLearner, replay: SequenceReplay, limiter: Rati
     """Put a group's rollout [U+1, K, …] into the replay, with first priorities for the sequences that it completes.
     `replay.width` columns train, K - eval_columns."""
     is_step = ~is_final(rollout["done"], rollout["terminated"], rollout["truncated"])[:-1]  # [U, K]: an action counts
-    learner.steps += int(ranks.total(is_step.sum()))  # of all ranks: so they agree on how many updates follow
-    learner.tasks.count_steps(learner.tasks.steps_in(rollout, is_step))
-    limiter.add(int(ranks.total(is_step[:, : replay.width].sum())))
+    own = is_step.sum(), is_step[:, : replay.width].sum(), learner.tasks.steps_in(rollout, is_step)
+    steps, stored, of_tasks = ranks.totals(*own)  # of all ranks: so they agree on how many updates follow
+    learner.steps += int(steps)
+    learner.tasks.count_steps(learner.tasks.named(of_tasks))
+    limiter.add(int(stored))
     if "counts" in rollout:  # this rank has none, and takes part with nothing
         return
     learner.wait_for_batch()

@@ -26,9 +26,10 @@ import monobeast
 import r2d2
 from beast.envs.rows import is_final
 from beast.errors import InputError
-from beast.learn import ranks
+from beast.learn import normalization, ranks
 from beast.learn.nests import map_tensors
 from beast.learn.ranks import Round, decide
+from beast.learn.replay import RatioLimiter
 from beast.run.flags import ServerFlags
 from beast.run.training import Training
 
@@ -42,7 +43,7 @@ from pathlib import Path
 import monobeast
 import r2d2
 from beast.envs.probe import probe_env
-from beast.learn import ranks
+from beast.learn import normalization, ranks
 from beast.learn.nests import columns
 
 place, deal = Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -73,7 +74,7 @@ LEARN_R2D2 = """
 import json, sys, numpy, torch
 from pathlib import Path
 import r2d2
-from beast.learn import ranks
+from beast.learn import normalization, ranks
 from beast.learn.nests import columns
 from beast.learn.replay import Sample
 
@@ -203,6 +204,21 @@ def test_two_ranks_of_r2d2_learn_what_one_with_all_sequences_learns(tmp_path):
     assert max(float((x - start[name]).abs().max()) for name, x in one["net"].items() if x.is_floating_point()) > 1e-4
 
 
+@pytest.mark.parametrize(
+    "changes, count", [({}, 6), ({"normalize_returns": "on"}, 8), ({"epochs": 2, "minibatches": 2}, 15)], ids=str
+)
+def test_an_update_takes_few_messages(monkeypatch, changes, count):
+    flags = small_flags(**{"normalize_returns": "off", **changes})
+    test, messages = LockStep(flags), []
+    batch, state = test.next_rollout()
+    for module in (ranks, normalization):
+        monkeypatch.setattr(module, "size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x, *operation: messages.append(x.numel()))
+    test.learner.measure(batch)
+    monobeast.update(flags, test.learner, batch, state)
+    assert len(messages) == count, "of the batch 1, of a minibatch's loss 2, of PopArt 2, of gradients 1, of inputs 2"
+
+
 def test_a_nan_on_one_rank_skips_the_update_of_all(tmp_path):
     flags = small_flags(group_width=2 * B, batch_width=2 * B, amp="off", device="cpu", max_bad_updates=10)
     test = LockStep(flags)
@@ -217,6 +233,20 @@ def test_a_nan_on_one_rank_skips_the_update_of_all(tmp_path):
     assert [[bad for _, bad, *_ in one["told"]] for one in each] == [[False, True, False]] * 2
     torch.testing.assert_close(each[0]["net"], each[1]["net"], rtol=0, atol=0)
     assert all(x.isfinite().all() for x in each[0]["net"].values() if x.is_floating_point())
+
+
+def test_the_mean_lag_is_the_ranks_own_over_what_counts_and_then_that_of_all(monkeypatch):
+    test = LockStep(small_flags())
+    batch, _ = test.next_rollout()
+    test.learner.updates = 10
+    batch["policy_version"].fill_(4)
+    batch["policy_version"][:, 0] = -90
+    batch["counts"] = torch.ones_like(batch["done"])
+    batch["counts"][:, 0] = False
+    monkeypatch.setattr(ranks, "size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x, *operation: x.mul_(3))  # the other has twice as much
+    measured = test.learner.measure(batch)
+    assert measured.lag_mean == 9 and measured.steps == 3 * (test.flags.unroll_length * 3)
 
 
 def test_all_wait_a_moment_for_a_rank_without_a_batch_and_then_go_on_without_it():
@@ -425,6 +455,28 @@ def test_ranks_with_other_flags_are_refused_by_the_name_of_the_flag(tmp_path):
     assert "has begun" not in text(tmp_path) and "Traceback" not in text(tmp_path)
 
 
+def test_a_rank_that_has_nothing_stores_nothing_and_knows_what_the_others_store(monkeypatch):
+    flags = test_r2d2.small_flags(replay_ratio=1.0)
+    test = test_r2d2.LockStep(flags)
+    test.store(4)
+    rollout, state = test.next_rollout()
+    nothing, before = ranks.void(rollout, 0), (test.replay.num_sequences(), test.learner.steps)
+    limiter = RatioLimiter(flags.replay_ratio, flags.batch_width * flags.trained * 2, 32)
+    monkeypatch.setattr(ranks, "size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x, *operation: x.add_(32))  # of the other
+    r2d2.store(flags, test.learner, test.replay, limiter, nothing, state)
+    assert (test.replay.num_sequences(), test.learner.steps) == (before[0], before[1] + 32)
+    for _ in range(2):
+        assert not limiter.may_update()
+        r2d2.store(flags, test.learner, test.replay, limiter, nothing, state)
+    updates = 0
+    while limiter.may_update():
+        limiter.add_update()
+        updates += 1
+    assert updates == 1, "64 steps after the fill, and 2 x 4 sequences of 8 transitions an update"
+    test.close()
+
+
 # --- whole runs ------------------------------------------------------------------------------------------------------
 
 RUN = [
@@ -558,7 +610,13 @@ def test_the_other_programs_have_ranks_too(tmp_path, words):
     with started([*words, "--log_steps", "500", "--device", "cpu"], tmp_path) as processes:
         assert [process.wait(PATIENCE) for process in processes] == [0, 0], text(tmp_path)
     told = [line.partition("stopped at ")[2][:20] for line in text(tmp_path).splitlines() if "stopped at" in line]
-    assert len(told) == 2 and told[0] == told[1] and int(rows(tmp_path)[-1]["step"]) >= 4000
+    last = rows(tmp_path)[-1]
+    assert len(told) == 2 and told[0] == told[1] and int(last["step"]) >= 4000
+    if words[0].endswith("r2d2.py"):
+        flags = json.loads((tmp_path / "runs/run/config.json").read_text())
+        trained = float(last["stats/updates"]) * 2 * flags["batch_width"] * flags["trained"]
+        steps = int(last["step"]) * (flags["group_width"] - flags["eval_columns"]) / flags["group_width"]
+        assert 0.5 * (steps - flags["min_fill"]) < trained / flags["replay_ratio"] <= steps - flags["min_fill"]
     wait_until(lambda: not left_behind(tmp_path))
 
 

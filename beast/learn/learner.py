@@ -92,13 +92,14 @@ class Learner:
         """Steps and policy lag of `batch` [T+1, B, …]. The update may edit its batch: call this before it."""
         steps = ~is_final(batch["done"], batch["terminated"], batch["truncated"])[:-1]
         lag = (self.updates - batch["policy_version"][1:]).float()
-        lag_mean = ranks.total(lag.mean()) / ranks.size()
+        lag_mean = lag.mean()
         if "counts" in batch:
             counts = batch["counts"][1:]  # the other rows have another policy's versions
             lag, steps = lag.where(counts, 0), steps & counts
             lag_mean = lag.sum() / counts.sum().clamp(min=1)
-        of_tasks = self.tasks.steps_in(batch, steps)
-        return Measured(batch, ranks.total(steps.sum()), lag_mean, ranks.highest(lag.max()), of_tasks)
+        own = steps.sum(), lag_mean, ranks.of_each(lag.max()), self.tasks.steps_in(batch, steps)
+        total_steps, lags, lags_max, of_tasks = ranks.totals(*own)
+        return Measured(batch, total_steps, lags / ranks.size(), lags_max.max(), self.tasks.named(of_tasks))
 
     def count(self, measured: Measured, outcome: Outcome) -> Counted | None:
         """Count an update, and return its numbers.

@@ -204,13 +204,27 @@ def total(x: Tensor) -> Tensor:
     return summed
 
 
-def highest(x: Tensor) -> Tensor:
-    """The maximum over all ranks; with one `x` itself."""
+def totals(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The sum of each over all ranks, in one message; with one rank the tensors themselves."""
     if size() == 1:
-        return x
-    found = x.detach().clone()
-    _collective(dist.all_reduce, found, dist.ReduceOp.MAX)
-    return found
+        return tensors
+    sums = total(torch.cat([x.flatten().float() for x in tensors])).split([x.numel() for x in tensors])
+    return tuple(part.view_as(x) for part, x in zip(sums, tensors))
+
+
+def of_each(x: Tensor) -> Tensor:
+    """A row whose sum over all ranks (see `totals`) has each rank's scalar `x`."""
+    return torch.stack([x if rank == number() else torch.zeros_like(x) for rank in range(size())])
+
+
+def moments(weight: Tensor, *tensors: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Of all ranks' samples in two messages: how many there are, at least 1, and the tensors' means and variances.
+    `weight`, of the tensors' shape, is 1 for what counts and 0 elsewhere."""
+    count, *sums = totals(weight.sum(), *((x * weight).sum() for x in tensors))
+    count = count.clamp(min=1)
+    means = [x / count for x in sums]
+    squares = totals(*(((x - mean).square() * weight).sum() for x, mean in zip(tensors, means)))
+    return count, means, [x / count for x in squares]
 
 
 def all_of(condition: bool) -> bool:
@@ -218,19 +232,23 @@ def all_of(condition: bool) -> bool:
     return bool(total(torch.tensor(float(condition))) == size())
 
 
-def sum_gradients(parameters: Iterable[Tensor]) -> None:
-    """Give each parameter the sum of the ranks' gradients, in one message; a parameter without one sends zeros."""
+def sum_gradients(parameters: Iterable[Tensor], metrics: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Give each parameter the sum of the ranks' gradients; one without a gradient sends zeros. Returns the means of the
+    metrics, scalars, over the ranks. All of it is one message."""
+    metrics = metrics or {}
     if size() == 1:
-        return
+        return metrics
     parameters = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    bucket = torch.cat([gradient.flatten() for gradient in gradients])
+    numbers = [metric.detach().float().view(1) for metric in metrics.values()]
+    bucket = torch.cat([*(gradient.flatten() for gradient in gradients), *numbers])
     _collective(dist.all_reduce, bucket)
-    parts = bucket.split([gradient.numel() for gradient in gradients])
+    *parts, means = bucket.split([*(gradient.numel() for gradient in gradients), len(numbers)])
     torch._foreach_copy_(gradients, [part.view_as(gradient) for part, gradient in zip(parts, gradients)])
+    return dict(zip(metrics, (means / size()).unbind()))
 
 
 def share(state: Any) -> Any:
@@ -346,9 +364,8 @@ class Rounds:
             # Where others train meanwhile, they do not wait for this one.
             self._source = self._feed.rollouts(0.0 if is_starving and not self._is_held else WAIT)
             item = next(self._source, None)
-        if item is not None:
-            if self._first is None:
-                self._first = map_tensors(torch.clone, item[0]), tuple(x.clone() for x in item[1])
+        if item is not None and self._first is None:
+            self._first = map_tensors(torch.clone, item[0]), tuple(x.clone() for x in item[1])
         return item
 
     def _round(self, has: bool) -> str:
