@@ -495,6 +495,7 @@ def learn(training: Training, learner: QLearner, feed: Feed, weights: PublishedW
     for rollout, core_state in training.rollouts(feed):  # [U+1, K, …], one group's
         with learner.updating:  # a checkpoint never holds half an update
             store(flags, learner, replay, limiter, rollout, core_state)
+        # Of several ranks all wait until each has a sequence: none can take part with an empty one before.
         while ranks.all_of(limiter.may_update() and replay.num_sequences() > 0 and not training.ends(feed)):
             with learner.updating:
                 batch = learner.next_batch(flags, replay, training.device)
