@@ -519,11 +519,8 @@ def store(flags: Flags, learner: QLearner, replay: SequenceReplay, limiter: Rati
     """Put a group's rollout [U+1, K, …] into the replay, with first priorities for the sequences that it completes.
     `replay.width` columns train, K - eval_columns."""
     is_step = ~is_final(rollout["done"], rollout["terminated"], rollout["truncated"])[:-1]  # [U, K]: an action counts
-    own = is_step.sum(), is_step[:, : replay.width].sum(), learner.tasks.steps_in(rollout, is_step)
-    steps, stored, of_tasks = ranks.totals(*own)  # of all ranks: so they agree on how many updates follow
-    learner.steps += int(steps)
-    learner.tasks.count_steps(learner.tasks.named(of_tasks))
-    limiter.add(int(stored))
+    # Of all ranks: so they agree on how many updates follow.
+    limiter.add(learner.count_steps(rollout, is_step, is_step[:, : replay.width].sum()))
     if "counts" in rollout:  # this rank has none, and takes part with nothing
         return
     learner.wait_for_batch()

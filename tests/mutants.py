@@ -1201,13 +1201,13 @@ OTHER_MUTANTS = {
         ),
         (
             "columns that evaluate in the ratio",
-            "own = is_step.sum(), is_step[:, : replay.width].sum()",
-            "own = is_step.sum(), is_step.sum()",
+            "is_step, is_step[:, : replay.width].sum()",
+            "is_step, is_step.sum()",
         ),
         (
             "steps without the columns that evaluate",
-            "own = is_step.sum(), is",
-            "own = is_step[:, : replay.width].sum(), is",
+            "count_steps(rollout, is_step,",
+            "count_steps(rollout, is_step[:, : replay.width],",
         ),
         ("greedy at epsilon 1 takes action 0", "min(self.flags.epsilon, 1 - 1e-6)", "self.flags.epsilon"),
         ("--epsilon ignored by a test", 'own=("epsilon",)', "own=()"),

@@ -101,6 +101,14 @@ class Learner:
         total_steps, lags, lags_max, of_tasks = ranks.totals(*own)
         return Measured(batch, total_steps, lags / ranks.size(), lags_max.max(), self.tasks.named(of_tasks))
 
+    def count_steps(self, batch: dict, steps: Tensor, some: Tensor) -> int:
+        """Count the `steps`, bool [T, B], of all ranks' batches outside of an update, and return the total of `some`
+        of them, a scalar."""
+        all_steps, all_of_some, of_tasks = ranks.totals(steps.sum(), some, self.tasks.steps_in(batch, steps))
+        self.steps += int(all_steps)
+        self.tasks.count_steps(self.tasks.named(of_tasks))
+        return int(all_of_some)
+
     def count(self, measured: Measured, outcome: Outcome) -> Counted | None:
         """Count an update, and return its numbers.
 
