@@ -337,17 +337,11 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
     # With --ppo_clip the gradient flows through `ratio`, else through log_probs.
     advantages = (rewards + discounts * torch.cat([vs[1:], values[-1:].detach()]) - values[:-1].detach()) / unit
     weight = mask.float()
-    # With several ranks a sum over all of them: then their gradients add up to that of one rank with all columns.
-    count = ranks.total(weight.sum()).clamp(min=1)
-
-    def mean(x):
-        return ranks.total((x * weight).sum()) / count
-
-    def variance(x):
-        return mean((x - mean(x)).square())
-
+    # Of all ranks together: then their gradients add up to that of one rank with all columns.
+    errors = (vs - values[:-1]).detach()
+    count, means, variances = ranks.moments(weight, advantages, vs, errors)
     if flags.normalize_advantages:
-        advantages = (advantages - mean(advantages)) / variance(advantages).sqrt().clamp(min=1e-5)
+        advantages = (advantages - means[0]) / variances[0].sqrt().clamp(min=1e-5)
     if flags.ppo_clip:
         clipped = ratio.clamp(1 / (1 + flags.ppo_clip), 1 + flags.ppo_clip)
         policy_gains = torch.minimum(ratio * advantages, clipped * advantages)
@@ -360,17 +354,22 @@ def compute_loss(flags: AgentFlags, net: Net, batch: dict, core_state: tuple) ->
     if flags.reduction == "mean":
         loss = loss / count
     with torch.no_grad():
-        found = ReturnMoments(mean(vs), variance(vs).sqrt())
+        share = count / ranks.size()  # metrics are averaged over the ranks (see `ranks.sum_gradients`)
+
+        def mean(x):
+            return (x * weight).sum() / share
+
+        found = ReturnMoments(means[1], variances[1].sqrt())
         metrics = {
             "losses/return_mean": found.mean,
             "losses/return_deviation": found.deviation,
-            "losses/policy_loss": ranks.total(policy_loss) / count,
-            "losses/value_loss": ranks.total(value_loss) / count,
-            "losses/entropy": ranks.total(entropy) / count,
+            "losses/policy_loss": policy_loss / share,
+            "losses/value_loss": value_loss / share,
+            "losses/entropy": entropy / share,
             "losses/approx_kl": mean(ratio - 1 - log_ratio),
             "losses/clipfrac": mean(((ratio - 1).abs() > (flags.ppo_clip or 0.2)).float()),  # counted as in PPO
-            "losses/explained_variance": 1 - variance(vs - values[:-1]) / variance(vs).clamp(min=1e-8),
-            "losses/total_loss": ranks.total(loss.detach()),
+            "losses/explained_variance": 1 - variances[2] / variances[1].clamp(min=1e-8),
+            "losses/total_loss": loss.detach() * ranks.size(),
         }
         returns = popart.moments(vs, mask, batch) if popart else found
     return loss, returns, metrics
@@ -420,7 +419,7 @@ def gradients(flags: AgentFlags, learner: Learner, batch: dict, core_state: tupl
     laps.lap("loss")
     learner.optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    ranks.sum_gradients(net.parameters())
+    metrics = ranks.sum_gradients(net.parameters(), metrics)
     grad_norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
     return metrics["losses/total_loss"], grad_norm, returns, metrics
 
@@ -435,7 +434,7 @@ def update(flags: AgentFlags, learner: Learner, batch: dict, core_state: tuple) 
     popart = value_head(net)
     outcome: Outcome | None = None
     for param_group, initial in zip(optimizer.param_groups, learner.rates):
-        param_group["lr"] = learning_rate(flags, learner.steps, initial)
+        param_group["lr"] = learning_rate(flags, learner.schedule_steps, initial)
     for epoch in range(flags.epochs):
         for part, state in minibatches(batch, core_state, flags.minibatches):
             loss, grad_norm, returns, metrics = learner.call(partial(gradients, flags, learner), part, state)

@@ -325,7 +325,7 @@ def compute_loss(flags: Flags, net: Net, target: Net, batch: Batch) -> tuple[Ten
             "losses/q_mean": (chosen * mask).sum() / count,
             "losses/target_mean": (targets * mask).sum() / count,
             "stats/importance_weight": sample.weights.mean(),
-            "losses/total_loss": ranks.total(loss.detach()),
+            "losses/total_loss": loss.detach() * ranks.size(),  # metrics are means over the ranks
         }
     return loss, sequence_priorities(errors.detach(), mask, flags.priority_eta), metrics
 
@@ -451,7 +451,7 @@ def gradients(flags: Flags, learner: QLearner, batch: Batch) -> tuple:
     laps.lap("loss")
     learner.optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    ranks.sum_gradients(net.parameters())
+    metrics = ranks.sum_gradients(net.parameters(), metrics)
     grad_norm = nn.utils.clip_grad_norm_(net.parameters(), flags.grad_clip or math.inf)
     return metrics["losses/total_loss"], grad_norm, priorities, metrics
 
@@ -495,6 +495,7 @@ def learn(training: Training, learner: QLearner, feed: Feed, weights: PublishedW
     for rollout, core_state in training.rollouts(feed):  # [U+1, K, …], one group's
         with learner.updating:  # a checkpoint never holds half an update
             store(flags, learner, replay, limiter, rollout, core_state)
+        # Of several ranks all wait until each has a sequence: none can take part with an empty one before.
         while ranks.all_of(limiter.may_update() and replay.num_sequences() > 0 and not training.ends(feed)):
             with learner.updating:
                 batch = learner.next_batch(flags, replay, training.device)
@@ -518,9 +519,8 @@ def store(flags: Flags, learner: QLearner, replay: SequenceReplay, limiter: Rati
     """Put a group's rollout [U+1, K, …] into the replay, with first priorities for the sequences that it completes.
     `replay.width` columns train, K - eval_columns."""
     is_step = ~is_final(rollout["done"], rollout["terminated"], rollout["truncated"])[:-1]  # [U, K]: an action counts
-    learner.steps += int(ranks.total(is_step.sum()))  # of all ranks: so they agree on how many updates follow
-    learner.tasks.count_steps(learner.tasks.steps_in(rollout, is_step))
-    limiter.add(int(ranks.total(is_step[:, : replay.width].sum())))
+    # Of all ranks: so they agree on how many updates follow.
+    limiter.add(learner.count_steps(rollout, is_step, is_step[:, : replay.width].sum()))
     if "counts" in rollout:  # this rank has none, and takes part with nothing
         return
     learner.wait_for_batch()

@@ -47,9 +47,21 @@ class WorkerFailure(Exception):
     """A worker failed. The message holds the worker's own traceback, so the traceback of the raise adds nothing."""
 
 
+def of_this_rank(text: str) -> str:
+    """The text as one of several learners prints it: with its number before each line, unless that is 0."""
+    rank = os.environ.get("RANK", "0") if os.environ.get("WORLD_SIZE", "1") != "1" else "0"
+    return text if rank == "0" else "\n".join(f"rank {rank}: {line}" for line in text.splitlines())
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, to be quoted in another one."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+
+
+def full_text(error: BaseException) -> str:
+    """What a log says of an error that ends the run: its message if it has all that helps, else the traceback."""
+    has_message = isinstance(error, (WorkerFailure, UserError))
+    return str(error) if has_message else "".join(traceback.format_exception(error))
 
 
 def raised(error: BaseException) -> str:
@@ -96,9 +108,10 @@ def exit_with_message() -> Iterator[None]:
     except (UserError, WorkerFailure) as error:
         if os.environ.get(SHOW_TRACEBACKS):
             traceback.print_exc()
-        sys.exit(f"error: {error}")
+        sys.exit(of_this_rank(f"error: {error}"))
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        sys.exit(f"error: {limit} open files are the limit of this process, and too few: give `ulimit -n 1024` before")
+        what = f"error: {limit} open files are the limit of this process, and too few: give `ulimit -n 1024` before"
+        sys.exit(of_this_rank(what))

@@ -210,15 +210,14 @@ MUTANTS = [
     Mutant("final observation taken for the first of an episode", ', "done": torch.zeros_like(last["done"])}', "}"),
     # the loss
     Mutant("void transitions trained", "weight = mask.float()", "weight = torch.ones_like(discounts)"),
-    Mutant("count over all steps", "ranks.total(weight.sum()).clamp(min=1)", "torch.ones_like(weight).sum()"),
-    Mutant("count of a batch of void steps is 0", "ranks.total(weight.sum()).clamp(min=1)", "weight.sum()"),
+    Mutant("count over all steps", "ranks.moments(weight,", "ranks.moments(torch.ones_like(weight),"),
     Mutant("ratio of void steps is infinite", "ratio = log_ratio.exp()", "ratio = log_rhos.exp()"),
     Mutant(
         "advantage statistics over void steps",
-        "(advantages - mean(advantages)) / variance(advantages).sqrt()",
+        "(advantages - means[0]) / variances[0].sqrt()",
         "(advantages - advantages.mean()) / advantages.var(correction=0).sqrt()",
     ),
-    Mutant("advantages divided by their variance", "variance(advantages).sqrt().clamp", "variance(advantages).clamp"),
+    Mutant("advantages divided by their variance", "variances[0].sqrt().clamp", "variances[0].clamp"),
     Mutant("--normalize_advantages ignored", "if flags.normalize_advantages:", "if True:"),
     Mutant("advantage not detached", " - values[:-1].detach()) / unit", " - values[:-1]) / unit"),
     Mutant(
@@ -279,7 +278,9 @@ MUTANTS = [
         'last_reward = inputs["reward"]',
     ),
     Mutant(
-        "one rate for all groups", "learning_rate(flags, learner.steps, initial)", "learning_rate(flags, learner.steps)"
+        "one rate for all groups",
+        "learning_rate(flags, learner.schedule_steps, initial)",
+        "learning_rate(flags, learner.schedule_steps)",
     ),
     Mutant("last reward not zeroed where an episode begins", "unsqueeze(-1).masked_fill(begins, 0)", "unsqueeze(-1)"),
     Mutant(
@@ -316,7 +317,7 @@ MUTANTS = [
     Mutant("--initial_std ignored", "math.log(flags.initial_std)", "0.0"),
     Mutant(
         "learning rate not decayed",
-        'group["lr"] = learning_rate(flags, learner.steps, initial)',
+        'group["lr"] = learning_rate(flags, learner.schedule_steps, initial)',
         'group["lr"] = flags.learning_rate',
     ),
     Mutant("learning rate below 0", "max(1 - steps / flags.total_steps, 0.0)", "1 - steps / flags.total_steps"),
@@ -391,7 +392,7 @@ OTHER_MUTANTS = {
         ("all observations observed", "number: int | Tensor = len(x)\n", "number, counts = len(x), None\n"),
         ("images that count chosen by the first row", "counts[-1] if self.is_image", "counts[0] if self.is_image"),
         ("nothing observed divided by", "(self.count + number).clamp(min=1)", "(self.count + number)"),
-        ("a mean of nothing", "number.clamp(min=1)\n", "number\n"),
+        ("a mean of nothing", "mean = sums / number.clamp(min=1)\n", "mean = sums / number\n"),
         (
             "values follow the returns' deviation",
             "self.weight *= (old_deviation / self.deviation)",
@@ -414,10 +415,10 @@ OTHER_MUTANTS = {
             "torch.where(self.is_bad, self.grad_norm, later.grad_norm)",
             "later.grad_norm",
         ),
-        ("void transitions counted as steps", "ranks.total(steps.sum())", "ranks.total(torch.ones_like(steps).sum())"),
-        ("other policies' transitions counted as steps", "0), steps & counts\n", "0), steps\n"),
-        ("void transitions counted beside other policies", "0), steps & counts\n", "0), counts\n"),
-        ("other policies' lag", "lag.where(counts, 0), steps", "lag, steps"),
+        ("void transitions counted as steps", "own = steps.sum()", "own = torch.ones_like(steps).sum()"),
+        ("other policies' transitions counted as steps", ", steps & counts\n", ", steps\n"),
+        ("void transitions counted beside other policies", ", steps & counts\n", ", counts\n"),
+        ("other policies' lag", "lag.where(counts, 0), ", "lag, "),
         ("lag over all rows", "lag.sum() / counts.sum().clamp(min=1)", "lag.mean()"),
         ("rows that count one row late", 'batch["counts"][1:]', 'batch["counts"][:-1]'),
         ("steps counted one row late", 'batch["truncated"])[:-1]', 'batch["truncated"])[1:]'),
@@ -435,6 +436,15 @@ OTHER_MUTANTS = {
         ("bad update not skipped", "    elif not is_bad:", "    else:"),
         ("the last spoiled environment told", "spoiled.nonzero()[0]", "spoiled.nonzero()[-1]"),
         ("the next batch blamed", "[batch, next_batch or {}]", "[next_batch or {}, batch]"),
+    ],
+    "beast/learn/ranks.py": [
+        ("a failure ends others well", "2.0 if has_failed else 1.0 if", "1.0 if"),
+        ("flags of ranks not compared", "    if names:\n", "    if False:\n"),
+        ("void batches of floats that are not finite", "torch.zeros_like(x) if x.is_f", "x.clone() if x.is_f"),
+        ("metrics added up", "(means / size()).unbind()", "means.unbind()"),
+        ("means of a rank", "count, *sums = totals(", "count, *sums = ("),
+        ("deviations of a rank", "squares = totals(*(", "squares = list(("),
+        ("steps of this rank", "int(rounds[0].steps)", "int(counts[1])"),
     ],
     "beast/learn/graphs.py": [
         ("gradients left where the recording before put them", "parameter.grad = gradient", "pass"),
@@ -1240,13 +1250,13 @@ OTHER_MUTANTS = {
         ),
         (
             "columns that evaluate in the ratio",
-            "limiter.add(int(ranks.total(is_step[:, : replay.width].sum())))",
-            "limiter.add(int(is_step.sum()))",
+            "is_step, is_step[:, : replay.width].sum()",
+            "is_step, is_step.sum()",
         ),
         (
             "steps without the columns that evaluate",
-            "learner.steps += int(ranks.total(is_step.sum()))",
-            "learner.steps += int(is_step[:, : replay.width].sum())",
+            "count_steps(rollout, is_step,",
+            "count_steps(rollout, is_step[:, : replay.width],",
         ),
         ("greedy at epsilon 1 takes action 0", "min(self.flags.epsilon, 1 - 1e-6)", "self.flags.epsilon"),
         ("--epsilon ignored by a test", 'own=("epsilon",)', "own=()"),

@@ -65,7 +65,7 @@ def test_a_staged_run_is_under_way_when_all_environments_have_filled_a_rollout(m
     patched.append((staged.r2d2, "store"))
     for owner, name in patched:
         monkeypatch.setattr(owner, name, getattr(owner, name))  # to be put back
-    no_tasks = types.SimpleNamespace(steps_in=lambda *_: {})
+    no_tasks = staged.Learner(torch.nn.Module(), types.SimpleNamespace(param_groups=[]), 1).tasks
     learner = types.SimpleNamespace(steps=0, updates=0, tasks=no_tasks)
     learner.measure = types.MethodType(staged.Learner.measure, learner)
     learning = staged.LeavingOutLearning(staged.Orders(), num_envs=4)

@@ -18,17 +18,20 @@ import psutil
 import pytest
 import test_r2d2
 import torch
-from lock_step import LockStep, metrics_of, small_flags
+from lock_step import LockStep, metrics_of, new_learner, small_flags
 from programs import Program
 from waiting import PATIENCE, wait_until
 
 import monobeast
+import r2d2
 from beast.envs.rows import is_final
 from beast.errors import InputError
-from beast.learn import ranks
+from beast.learn import normalization, ranks
 from beast.learn.nests import map_tensors
 from beast.learn.ranks import Round, decide
+from beast.learn.replay import RatioLimiter
 from beast.run.flags import ServerFlags
+from beast.run.training import Training
 
 ROOT = Path(__file__).resolve().parent.parent
 UPDATES, B = 6, 4
@@ -38,8 +41,9 @@ LEARN = """
 import json, sys, torch
 from pathlib import Path
 import monobeast
+import r2d2
 from beast.envs.probe import probe_env
-from beast.learn import ranks
+from beast.learn import normalization, ranks
 from beast.learn.nests import columns
 
 place, deal = Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -70,7 +74,7 @@ LEARN_R2D2 = """
 import json, sys, numpy, torch
 from pathlib import Path
 import r2d2
-from beast.learn import ranks
+from beast.learn import normalization, ranks
 from beast.learn.nests import columns
 from beast.learn.replay import Sample
 
@@ -200,6 +204,21 @@ def test_two_ranks_of_r2d2_learn_what_one_with_all_sequences_learns(tmp_path):
     assert max(float((x - start[name]).abs().max()) for name, x in one["net"].items() if x.is_floating_point()) > 1e-4
 
 
+@pytest.mark.parametrize(
+    "changes, count", [({}, 6), ({"normalize_returns": "on"}, 8), ({"epochs": 2, "minibatches": 2}, 15)], ids=str
+)
+def test_an_update_takes_few_messages(monkeypatch, changes, count):
+    flags = small_flags(**{"normalize_returns": "off", **changes})
+    test, messages = LockStep(flags), []
+    batch, state = test.next_rollout()
+    for module in (ranks, normalization):
+        monkeypatch.setattr(module, "size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x, *operation: messages.append(x.numel()))
+    test.learner.measure(batch)
+    monobeast.update(flags, test.learner, batch, state)
+    assert len(messages) == count, "of the batch 1, of a minibatch's loss 2, of PopArt 2, of gradients 1, of inputs 2"
+
+
 def test_a_nan_on_one_rank_skips_the_update_of_all(tmp_path):
     flags = small_flags(group_width=2 * B, batch_width=2 * B, amp="off", device="cpu", max_bad_updates=10)
     test = LockStep(flags)
@@ -216,14 +235,28 @@ def test_a_nan_on_one_rank_skips_the_update_of_all(tmp_path):
     assert all(x.isfinite().all() for x in each[0]["net"].values() if x.is_floating_point())
 
 
+def test_the_mean_lag_is_the_ranks_own_over_what_counts_and_then_that_of_all(monkeypatch):
+    test = LockStep(small_flags())
+    batch, _ = test.next_rollout()
+    test.learner.updates = 10
+    batch["policy_version"].fill_(4)
+    batch["policy_version"][:, 0] = -90
+    batch["counts"] = torch.ones_like(batch["done"])
+    batch["counts"][:, 0] = False
+    monkeypatch.setattr(ranks, "size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x, *operation: x.mul_(3))  # the other has twice as much
+    measured = test.learner.measure(batch)
+    assert measured.lag_mean == 9 and measured.steps == 3 * (test.flags.unroll_length * 3)
+
+
 def test_all_wait_a_moment_for_a_rank_without_a_batch_and_then_go_on_without_it():
     has, none, long, never = (
-        Round(0, 1, 0, 0, []),
-        Round(0, 0, 1, 0, []),
-        Round(0, 0, 9, 0, []),
-        Round(0, -1, 99, 0, []),
+        Round(0, 1, 0, 0, 0, []),
+        Round(0, 0, 1, 0, 0, []),
+        Round(0, 0, 9, 0, 0, []),
+        Round(0, -1, 99, 0, 0, []),
     )
-    leaves = Round(1, 1, 0, 0, [])
+    leaves = Round(1, 1, 0, 0, 0, [])
     assert [decide(rounds) for rounds in ([has, has], [has, none], [has, long], [long, long], [has, never])] == [
         "go", "hold", "go", "hold", "hold",
     ]  # fmt: skip
@@ -253,6 +286,34 @@ def test_a_rank_that_takes_part_with_nothing_tells_the_statistics_of_observation
     torch.testing.assert_close(test.net.state_dict(), before, rtol=0, atol=0)
     test.net.observe(batch["obs"])
     assert any(not torch.equal(x, before[name]) for name, x in test.net.state_dict().items())
+
+
+def test_all_ranks_take_the_learning_rate_from_the_steps_of_rank_0(monkeypatch):
+    flags = small_flags(total_steps=1000)
+    test = LockStep(flags)
+    test.learner.steps = 300  # a checkpoint of rank 0 has counted an update early
+    monkeypatch.setattr(ranks, "exchange", lambda own: [own._replace(steps=400.0), own])
+    rounds = ranks.Rounds(Stalls(), test.learner, lambda: False)
+    assert rounds._round(True) == "go"
+    monobeast.update(flags, test.learner, *test.next_rollout())
+    assert test.learner.optimizer.param_groups[0]["lr"] == pytest.approx(0.6 * flags.learning_rate)
+    assert test.learner.steps == 300
+
+
+def test_a_rank_whose_first_batch_is_not_finite_takes_part_with_nothing(monkeypatch):
+    flags = small_flags(env="CartPole-v1", core="lstm", reward_scale=3.0)
+    test = LockStep(flags)
+    batch, state = test.next_rollout()
+    batch, state = map_tensors(torch.clone, batch), tuple(x.clone() for x in state)
+    for x in (batch["reward"], batch["policy_logits"], batch["obs"]["obs"]):
+        x.view(-1)[:3] = torch.tensor([torch.nan, torch.inf, 3e38])
+    state[0][0, 0] = torch.nan
+    rounds = ranks.Rounds(Stalls(), test.learner, lambda: False)
+    rounds._source, verdicts = iter([(batch, state)]), iter(["go", "go", "end"])
+    monkeypatch.setattr(rounds, "_round", lambda has: next(verdicts))
+    _, (rollout, core_state) = rounds.rollouts()
+    outcome = monobeast.update(flags, test.learner, rollout, core_state)
+    assert not outcome.is_bad and outcome.metrics["losses/policy_loss"] == 0 == outcome.metrics["losses/value_loss"]
 
 
 class Stalls:
@@ -310,10 +371,23 @@ def test_each_rank_has_env_servers_of_its_own(monkeypatch, flags, rank, found):
         assert servers.own_servers(given) == dataclasses.replace(given, **found)
 
 
+def test_weights_to_begin_with_are_read_by_rank_0_alone(tmp_path, monkeypatch):
+    flags = small_flags(root=str(tmp_path), name="run", tensorboard=False, init_from="a file of rank 0")
+    learner = new_learner(flags)
+    weights = {name: torch.ones_like(x) for name, x in learner.net.state_dict().items()}
+    monkeypatch.setattr(ranks, "size", lambda: 2)
+    monkeypatch.setattr(ranks, "number", lambda: 1)
+    monkeypatch.setattr(ranks, "share", lambda own: {"state": {"net": weights}, "num_starts": 1, "resumed": False})
+    training = Training("mono", flags, learner, set(), 1)
+    torch.testing.assert_close(learner.net.state_dict(), weights)
+    training.cleanup.close()
+
+
 # What each rank runs: the start of a run, whose action noise it writes.
 NOISE = """
-import sys, torch, monobeast
+import sys, tempfile, torch, monobeast
 from beast.learn import ranks
+tempfile.tempdir = "."
 from beast.run.training import Training, prepare
 
 flags, spaces = prepare(monobeast.Flags(env="CartPole-v1", root="runs", name="run", tensorboard=False, device="cpu"),
@@ -335,6 +409,72 @@ def test_ranks_draw_noise_and_seeds_of_their_own_at_every_start(tmp_path):
     assert len({seed for _, seed, _ in seen}) == 4
     assert seen[2][0] == seen[0][0], "rank 0 goes on with its noise"
     assert len({noise for noise, *_ in seen}) == 3
+    assert not list(tmp_path.glob("beast-rank*"))
+
+
+def test_what_rank_0_refuses_ends_the_others_with_the_same_line(tmp_path):
+    run = tmp_path / "runs/run"
+    run.mkdir(parents=True)
+    (run / "checkpoint.pt").touch()
+    (tmp_path / "noise.py").write_text(
+        NOISE.replace("with Training", "from beast.errors import exit_with_message\nwith exit_with_message(), Training")
+    )
+    began = time.monotonic()
+    with started([str(tmp_path / "noise.py")], tmp_path) as processes:
+        assert [process.wait(PATIENCE) for process in processes] == [1, 1], text(tmp_path)
+    assert time.monotonic() - began < 30
+    refusal = f"{run}: there is a checkpoint.pt but no config.json"
+    assert f"error: {refusal}" in (tmp_path / "output0").read_text()
+    told = (tmp_path / "output1").read_text()
+    assert f"rank 1: error: rank 0: {refusal}" in told and "Traceback" not in told
+    assert not list(tmp_path.glob("beast-rank*"))
+
+
+JOIN = """
+import sys, tempfile, monobeast
+from beast.errors import exit_with_message
+from beast.learn import ranks
+tempfile.tempdir = "."
+with exit_with_message():
+    ranks.join(monobeast.Flags(device="cpu", learning_rate=float(sys.argv[1]), num_actors=int(sys.argv[2])))
+    print("has begun")
+    ranks.leave()
+"""
+
+
+def test_ranks_with_other_flags_are_refused_by_the_name_of_the_flag(tmp_path):
+    (tmp_path / "join.py").write_text(JOIN)
+    script = str(tmp_path / "join.py")
+    for rate, code in (("1e-4", 0), ("3e-4", 1)):
+        with started([script, "1e-4", "2"], tmp_path, codes={1: [script, rate, "1"]}) as processes:
+            assert [process.wait(PATIENCE) for process in processes] == [code, code], text(tmp_path)
+    told = [(tmp_path / f"output{rank}").read_text() for rank in range(2)]
+    what = "--learning_rate 0.0003 (rank 0 has 0.0001): start all ranks with the same flags"
+    assert f"rank 1: error: {what}" in told[1] and told[0].startswith(f"error: rank 1: {what}")
+    assert not list(tmp_path.glob("beast-rank*"))
+    assert "has begun" not in text(tmp_path) and "Traceback" not in text(tmp_path)
+
+
+def test_a_rank_that_has_nothing_stores_nothing_and_knows_what_the_others_store(monkeypatch):
+    flags = test_r2d2.small_flags(replay_ratio=1.0)
+    test = test_r2d2.LockStep(flags)
+    test.store(4)
+    rollout, state = test.next_rollout()
+    nothing, before = ranks.void(rollout, 0), (test.replay.num_sequences(), test.learner.steps)
+    limiter = RatioLimiter(flags.replay_ratio, flags.batch_width * flags.trained * 2, 32)
+    monkeypatch.setattr(ranks, "size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x, *operation: x.add_(32))  # of the other
+    r2d2.store(flags, test.learner, test.replay, limiter, nothing, state)
+    assert (test.replay.num_sequences(), test.learner.steps) == (before[0], before[1] + 32)
+    for _ in range(2):
+        assert not limiter.may_update()
+        r2d2.store(flags, test.learner, test.replay, limiter, nothing, state)
+    updates = 0
+    while limiter.may_update():
+        limiter.add_update()
+        updates += 1
+    assert updates == 1, "64 steps after the fill, and 2 x 4 sequences of 8 transitions an update"
+    test.close()
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------------
@@ -374,6 +514,8 @@ def test_ranks_train_to_the_last_step_resume_and_have_one_directory(tmp_path):
     told = [(tmp_path / f"output{rank}").read_text() for rank in range(2)]
     stops = [line.partition("stopped at ")[2][:50] for out in told for line in out.splitlines() if "stopped at" in line]
     assert len(stops) == 2 and stops[0] == stops[1], "steps, and the mean return of both ranks' games"
+    assert all(line.startswith("rank 1: ") for line in told[1].splitlines()) and "beast-rank" not in told[1]
+    assert "learner" in told[0] and "learner" not in told[1], "the table of stages"
     state = torch.load(tmp_path / "runs/run/checkpoint.pt", weights_only=True)
     assert state["counts"]["steps"] == int(last["step"]) and os.listdir(tmp_path / "runs") == ["run"]
     assert "learner_wait" in str(last.keys()) and float(last["time/learner_round"]) > 0
@@ -434,18 +576,22 @@ def test_a_rank_that_is_stopped_for_a_while_is_waited_for_and_one_without_actors
         assert [process.wait(PATIENCE) for process in processes] == [0, 0], text(tmp_path)
 
 
-def test_an_exception_in_one_rank_ends_all(tmp_path):
+@pytest.mark.parametrize("function", ["compute_loss", "scale_rewards"], ids=["learning", "acting"])
+def test_an_exception_in_one_rank_ends_all_with_its_text(tmp_path, function):
     fork = tmp_path / "fork.py"
     fork.write_text(
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); import monobeast\n"
-        "def compute_loss(*arguments, original=monobeast.compute_loss, calls=[]):\n"
-        "    calls.append(None)\n"
-        "    return original(*arguments) if len(calls) < 50 else 1 / 0\n"
-        "monobeast.compute_loss = compute_loss\nmonobeast.main()\n"
+        f"def broken(*arguments, original=monobeast.{function}, calls=[]):\n"
+        "    is_counted = arguments[-1].shape[0] == 1 if len(arguments) == 2 else True  # acting alone\n"
+        "    calls += [None] * is_counted\n"
+        "    return original(*arguments) if len(calls) < 50 or not is_counted else 1 / 0\n"
+        f"monobeast.{function} = broken\nmonobeast.main()\n"
     )
     with started(RUN, tmp_path, codes={1: [str(fork), *RUN[1:]]}) as processes:
         assert [process.wait(PATIENCE) for process in processes] == [1, 1], text(tmp_path)
     assert "ZeroDivisionError" in (tmp_path / "output1").read_text()
+    told = (tmp_path / "output0").read_text()
+    assert "rank 1: Traceback" in told and "ZeroDivisionError" in told and "RuntimeError" not in told
     wait_until(lambda: not left_behind(tmp_path))
 
 
@@ -464,7 +610,13 @@ def test_the_other_programs_have_ranks_too(tmp_path, words):
     with started([*words, "--log_steps", "500", "--device", "cpu"], tmp_path) as processes:
         assert [process.wait(PATIENCE) for process in processes] == [0, 0], text(tmp_path)
     told = [line.partition("stopped at ")[2][:20] for line in text(tmp_path).splitlines() if "stopped at" in line]
-    assert len(told) == 2 and told[0] == told[1] and int(rows(tmp_path)[-1]["step"]) >= 4000
+    last = rows(tmp_path)[-1]
+    assert len(told) == 2 and told[0] == told[1] and int(last["step"]) >= 4000
+    if words[0].endswith("r2d2.py"):
+        flags = json.loads((tmp_path / "runs/run/config.json").read_text())
+        trained = float(last["stats/updates"]) * 2 * flags["batch_width"] * flags["trained"]
+        steps = int(last["step"]) * (flags["group_width"] - flags["eval_columns"]) / flags["group_width"]
+        assert 0.5 * (steps - flags["min_fill"]) < trained / flags["replay_ratio"] <= steps - flags["min_fill"]
     wait_until(lambda: not left_behind(tmp_path))
 
 
@@ -473,6 +625,7 @@ def test_the_other_programs_have_ranks_too(tmp_path, words):
     [
         ({"MASTER_PORT": None}, [], "MASTER_PORT are not set: use torchrun"),
         ({}, ["--auto"], "--auto with 2 ranks: measure with one process first"),
+        ({}, ["--save_replay"], "--save_replay with 2 ranks: leave it out"),
         (
             {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": "3"}, [],
             "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
@@ -482,6 +635,7 @@ def test_the_other_programs_have_ranks_too(tmp_path, words):
 def test_what_ranks_cannot_have_is_refused(tmp_path, monkeypatch, environment, words, message):
     for name, value in {**variables(0, 2, 1), **environment}.items():
         monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name, raising=False)
-    flags = monobeast.Flags(auto="--auto" in words, root=str(tmp_path))
+    agent = r2d2 if words == ["--save_replay"] else monobeast
+    flags = agent.Flags(**{word[2:]: True for word in words}, root=str(tmp_path))
     with pytest.raises(InputError, match=message):
         ranks.join(flags)

@@ -460,7 +460,7 @@ def test_steps_games_and_scores_are_counted_by_task():
     records = TaskRecords(tasks[:2])
     batch = {"task": torch.tensor([[0, 1, 1, 7]]).expand(3, 4)}
     steps = torch.tensor([[True, True, False, True], [True, True, True, True]])
-    numbers = {name: x.item() for name, x in records.steps_in(batch, steps).items()} | {"loss": 1.0}
+    numbers = {name: x.item() for name, x in records.named(records.steps_in(batch, steps)).items()} | {"loss": 1.0}
     assert numbers == {"task/0": 2, "task/1": 5, "loss": 1.0}
     records.count_steps(numbers)
     assert records.steps == [2, 5] and numbers == {"loss": 1.0}

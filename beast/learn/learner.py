@@ -60,6 +60,7 @@ class Learner:
         self.nets = [net]  # several policies have one each (learners.py)
         self.rates = [group["lr"] for group in optimizer.param_groups]  # of the flags, whatever a checkpoint has
         self.steps = self.updates = self.bad_updates = self.bad_updates_in_a_row = 0
+        self.agreed_steps: int | None = None  # of rank 0, where there are others
         self.seconds = 0.0  # of training, all starts of the run together
         self.returns: deque[float] = deque(maxlen=100)
         self.lengths: deque[int] = deque(maxlen=100)
@@ -83,17 +84,31 @@ class Learner:
         """`function(*tensors)`, with --cuda_graphs a recording of it (see `Graphs`)."""
         return self.graphs.call(function, *tensors) if self.graphs else function(*tensors)
 
+    @property
+    def schedule_steps(self) -> int:
+        """Steps for schedules, of all ranks the same; of `steps` a GPU counts an update's earlier at a checkpoint."""
+        return self.steps if self.agreed_steps is None else self.agreed_steps
+
     def measure(self, batch: dict) -> Measured:
         """Steps and policy lag of `batch` [T+1, B, …]. The update may edit its batch: call this before it."""
         steps = ~is_final(batch["done"], batch["terminated"], batch["truncated"])[:-1]
         lag = (self.updates - batch["policy_version"][1:]).float()
-        lag_mean = ranks.total(lag.mean()) / ranks.size()
+        lag_mean = lag.mean()
         if "counts" in batch:
             counts = batch["counts"][1:]  # the other rows have another policy's versions
             lag, steps = lag.where(counts, 0), steps & counts
             lag_mean = lag.sum() / counts.sum().clamp(min=1)
-        of_tasks = self.tasks.steps_in(batch, steps)
-        return Measured(batch, ranks.total(steps.sum()), lag_mean, ranks.highest(lag.max()), of_tasks)
+        own = steps.sum(), lag_mean, ranks.of_each(lag.max()), self.tasks.steps_in(batch, steps)
+        total_steps, lags, lags_max, of_tasks = ranks.totals(*own)
+        return Measured(batch, total_steps, lags / ranks.size(), lags_max.max(), self.tasks.named(of_tasks))
+
+    def count_steps(self, batch: dict, steps: Tensor, some: Tensor) -> int:
+        """Count the `steps`, bool [T, B], of all ranks' batches outside of an update, and return the total of `some`
+        of them, a scalar."""
+        all_steps, all_of_some, of_tasks = ranks.totals(steps.sum(), some, self.tasks.steps_in(batch, steps))
+        self.steps += int(all_steps)
+        self.tasks.count_steps(self.tasks.named(of_tasks))
+        return int(all_of_some)
 
     def count(self, measured: Measured, outcome: Outcome) -> Counted | None:
         """Count an update, and return its numbers.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from beast.envs.spaces import category_sizes, channels_first, image_shape
 from beast.learn.distributions import action_layout, to_features
-from beast.learn.ranks import size, total
+from beast.learn.ranks import size, total, totals
 
 STATISTICS = ("count", "mean", "variance", "scale", "offset")
 
@@ -111,15 +111,14 @@ class Observations(nn.Module):
         number: int | Tensor = len(x)
         if counts is not None:  # no index of what counts, which would make the CPU wait for a GPU
             weight = counts.float()
-            number = total(weight.sum())
             weight = weight.view(-1, *[1] * len(self.shape))
-
-        def mean_of(x: Tensor) -> Tensor:
-            return x.mean(0) if isinstance(number, int) else total((x * weight).sum(0)) / number.clamp(min=1)
-
+            number, sums = totals(weight.sum(), (x * weight).sum(0))
+            mean = sums / number.clamp(min=1)
+            variance = total(((x - mean).square() * weight).sum(0)) / number.clamp(min=1)
+        else:
+            mean = x.mean(0)
+            variance = (x - mean).square().mean(0)
         share = number / (self.count + number).clamp(min=1)
-        mean = mean_of(x)
-        variance = mean_of((x - mean).square())
         difference = mean - self.mean
         self.mean += difference * share
         self.variance += (variance - self.variance + difference.square() * (1 - share)) * share
@@ -198,8 +197,8 @@ class ValueHead(nn.Linear):
         if self.out_features > 1:
             tasks = torch.arange(self.out_features, device=mask.device).view(-1, 1, 1)
             mask = mask & (task_of(batch, self.out_features)[:-1] == tasks)
-        count = total(mask.sum((-2, -1)))
-        mean = total(returns.where(mask, 0).sum((-2, -1))) / count  # NaN of none
+        count, sums = totals(mask.sum((-2, -1)), returns.where(mask, 0).sum((-2, -1)))
+        mean = sums / count  # NaN of none
         variance = total((returns - mean.view(-1, 1, 1)).square().where(mask, 0).sum((-2, -1))) / count
         return ReturnMoments(mean, variance.sqrt().view(mean.shape))
 

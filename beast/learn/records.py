@@ -12,7 +12,7 @@ from torch import Tensor
 from beast.envs.groups import finished_episodes
 from beast.envs.tasks import Task, mean_score
 from beast.learn.normalization import task_of
-from beast.learn.ranks import Game, total
+from beast.learn.ranks import Game
 
 LATEST = 100  # games of a task that its means are of
 OF_GAMES = ("done", "terminated", "truncated", "episode_step", "episode_return", "reward", "counts")  # fields
@@ -28,17 +28,20 @@ class TaskRecords:
         self.steps, self.episodes = [0] * len(tasks), [0] * len(tasks)
         self._games: list[deque[tuple[float, int]]] = [deque(maxlen=LATEST) for _ in tasks]  # return and length
 
-    def steps_in(self, batch: dict, steps: Tensor) -> dict[str, Tensor]:
-        """How many of the `steps`, bool [T, B], of all ranks' batches are of each task; nothing of what a replay
-        holds, whose steps were counted when they came."""
+    def steps_in(self, batch: dict, steps: Tensor) -> Tensor:
+        """How many of the `steps`, bool [T, B], are of each task; empty for what a replay holds, whose steps were
+        counted when they came."""
         if not self.names or "task" not in batch:
-            return {}
+            return torch.zeros(0, device=steps.device)
         task = task_of(batch, len(self.names))[:-1]
-        sums = torch.zeros(len(self.names), device=task.device).index_add_(0, task.flatten(), steps.flatten().float())
-        return {f"task/{number}": x for number, x in enumerate(total(sums).unbind())}
+        return torch.zeros(len(self.names), device=task.device).index_add_(0, task.flatten(), steps.flatten().float())
+
+    def named(self, counts: Tensor) -> dict[str, Tensor]:
+        """What `steps_in` has found, as numbers of an update."""
+        return {f"task/{number}": x for number, x in enumerate(counts.unbind())}
 
     def count_steps(self, numbers: dict) -> None:
-        """Take what `steps_in` has named out of the numbers of an update."""
+        """Take what `named` has added out of the numbers of an update."""
         for number in range(len(self.names)):
             self.steps[number] += int(numbers.pop(f"task/{number}", 0))
 

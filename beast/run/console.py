@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import sys
 import time
 from collections import deque
@@ -15,16 +14,15 @@ from rich.live import Live
 from rich.text import Text
 
 from beast.envs.tasks import short_names
+from beast.errors import of_this_rank
 
-RANK = int(os.environ.get("RANK", "0")) if os.environ.get("WORLD_SIZE", "1") != "1" else 0  # of several learners
 MOST_TASKS = 8  # of whose returns the line tells; the log ends with a table of all
 
 
 def tell(message: str) -> None:
     """Print on stderr. Training goes on if the terminal is gone."""
-    rank = f"rank {RANK}: " if RANK else ""
     with contextlib.suppress(OSError, ValueError):  # ValueError: stderr is closed
-        print(rank + message, file=sys.stderr, flush=True)
+        print(of_this_rank(message), file=sys.stderr, flush=True)
 
 
 class Console:
@@ -51,8 +49,6 @@ class Console:
         `final` shows it in any case, with the speed of this whole start.
         """
         now = time.monotonic()
-        if RANK:
-            return
         if step > self._start_step and (not self._samples or now - self._samples[-1][0] >= 1):
             self._samples.append((now, step))
             self._first = self._first or (now, step)

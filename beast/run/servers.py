@@ -75,7 +75,9 @@ def connect(flags, validate: Validate, program, to_close: contextlib.ExitStack) 
         to_close: ends the servers or the listener.
     """
     keep_freed_memory()  # before any thread starts
-    flags = own_servers(ranks.join(flags))
+    flags = ranks.join(flags)
+    to_close.enter_context(ranks.telling())
+    flags = own_servers(flags)
     runs_servers = not (flags.addresses or flags.listen)
     validate(flags, runs_servers)
     for address in flags.addresses:

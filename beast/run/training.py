@@ -6,12 +6,11 @@ import contextlib
 import copy
 import math
 import os
-import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -30,7 +29,7 @@ from beast.envs.probe import probe_env
 from beast.envs.rows import rollout_fields
 from beast.envs.spaces import EnvSpaces, categories_by_part
 from beast.envs.tasks import with_tasks
-from beast.errors import InputError, UserError, WorkerFailure
+from beast.errors import InputError, full_text
 from beast.feeds.actors import ActorProcesses, Actors, LocalActors, name_of_maker
 from beast.feeds.feed import Consumer, Feed
 from beast.feeds.memory import Fields, RolloutMemory
@@ -70,17 +69,19 @@ class Training:
         self.device = next(learner.net.parameters()).device
         self.cleanup = contextlib.ExitStack()
         self._config = {"variant": variant, **asdict(flags), "ranks": ranks.size()}
-        self.run = Run(flags.root, flags.name, self._config, resume_free)
-        if ranks.number():  # its directory is a temporary one
-            self.cleanup.callback(shutil.rmtree, flags.root, ignore_errors=True)
-        self.cleanup.callback(self.run.close)
         self.told: dict[str, float] = {}  # numbers for the environments
         self.page = progress.Page()  # that they read
         self.spaces: dict[str, Any] = {}  # of the environments, as checkpoints have them
         self.generator = torch.Generator(self.device)  # of action noise
         try:
-            self._load_weights()
-            self.run.record_start()  # not where the checkpoint does not fit: it would change what the run's flags are
+            with ranks.telling():
+                root = flags.root
+                if ranks.number():  # its files are nobody's
+                    root = self.cleanup.enter_context(tempfile.TemporaryDirectory(prefix="beast-rank"))
+                self.run = Run(root, flags.name, self._config, resume_free)
+                self.cleanup.callback(self.run.close)
+                self._load_weights()
+                self.run.record_start()  # last: a checkpoint that does not fit leaves the flags as they are
         except BaseException:
             self.cleanup.close()
             raise
@@ -99,9 +100,12 @@ class Training:
         self.profile.cores |= {"process": time.process_time, "learner": lambda: learner.laps.cpu_seconds}
 
     def _load_weights(self) -> None:
-        """Take over the run's checkpoint, or where there is none the weights of --init_from. Ranks share those of the
-        first."""
+        """Take over the run's checkpoint, or where there is none the weights of --init_from. Ranks take those of the
+        first, which alone needs the files."""
         learner = self.learner
+        is_new = not self.run.resumed and ranks.number() == 0
+        for net in learner.nets if is_new and self.flags.init_from else []:
+            self.run.log(checkpoint.load_fitting_weights(net, self.flags.init_from))
         own = checkpoint.load(self.run.checkpoint_path) if self.run.resumed else {"net": learner.net.state_dict()}
         shared = ranks.share({"state": own, "num_starts": self.run.num_starts, "resumed": self.run.resumed})
         state, self.run.num_starts, self.run.resumed = (shared[name] for name in ("state", "num_starts", "resumed"))
@@ -110,7 +114,8 @@ class Training:
             checkpoint.load_weights(learner.net, state["net"], self.run.checkpoint_path)
             learner.load_state_dict(state)
             self.told = dict(state.get("told", {}))
-            self.run.log(f"resumed at step {learner.steps:,}")
+            if ranks.number() == 0:
+                self.run.log(f"resumed at step {learner.steps:,}")
             if (
                 state["action_rng"].shape != self.generator.get_state().shape
             ):  # a GPU's generator has another than a CPU's
@@ -119,9 +124,6 @@ class Training:
                 self.generator.set_state(state["action_rng"])
         elif ranks.size() > 1:
             learner.net.load_state_dict(state["net"])
-        if not self.run.resumed and self.flags.init_from:
-            for net in learner.nets:
-                self.run.log(checkpoint.load_fitting_weights(net, self.flags.init_from))
 
     def __enter__(self) -> Training:
         """From here on a SIGINT, SIGTERM or SIGHUP is noted; after a SIGINT the next one does what it did before."""
@@ -141,9 +143,11 @@ class Training:
                 signal.signal(number, note)
         return self
 
-    def __exit__(self, kind, *exception) -> None:
+    def __exit__(self, kind, exception, trace) -> None:
         if kind is None or kind is KeyboardInterrupt:
             ranks.leave()
+        elif isinstance(exception, Exception):
+            ranks.tell(exception)
         self.cleanup.close()
 
     def env_seed(self, group: int, life: int) -> int:
@@ -230,15 +234,25 @@ class Training:
         name = flags.env + (emulator if family_of(flags.env).has_emulators else "")
         net = f"{parameters:,} parameters on {self.device}{precision}"
         observed = dict.fromkeys(each for net in learner.nets for each in describe_encoders(net))
-        run.log(", ".join([f"{flags.name}: {name}", *observed, net, feed.description, introduction]))
+        note = (lambda line: None) if ranks.number() else run.log  # of the run, which one rank tells
+        note(", ".join([f"{flags.name}: {name}", *observed, net, feed.description, introduction]))
         limits = self.total_steps, flags.total_minutes
         console = Console(*limits, self.frames_per_step, learner.steps, learner.seconds / 60)
         self.cleanup.callback(console.close)
+        show = (lambda *_, **__: None) if ranks.number() else console.update
         stop = threading.Event()
-        ended: list[Future] = []  # in this order
+        failure: BaseException | None = None
+
+        def fail(error: BaseException) -> None:
+            nonlocal failure
+            if failure is None:  # later ones may follow from it
+                failure = error
+                run.log(full_text(error))
+                ranks.tell(error)
 
         def end_all(future: Future) -> None:
-            ended.append(future)
+            if error := future.exception():
+                fail(error)
             stop.set()
             feed.close()
 
@@ -259,21 +273,12 @@ class Training:
         self._row_began = self._began = time.monotonic()
         self.profile.begin()
         threads = ThreadPoolExecutor(len(works))
-        failure: BaseException | None = None
-
-        def fail(error: BaseException) -> None:
-            nonlocal failure
-            if failure is None:  # later ones may follow from it
-                failure = error
-                has_message = isinstance(error, (WorkerFailure, UserError))
-                run.log(str(error) if has_message else "".join(traceback.format_exception(error)))
-
         try:
             for work in works:
                 threads.submit(work).add_done_callback(end_all)
             next_save = time.monotonic() + 60 * flags.checkpoint_minutes
             while not (stop.wait(0.25) or self._signal or self.finished()):
-                console.update(learner.steps, self.latest)
+                show(learner.steps, self.latest)
                 self._evaluate()
                 if time.monotonic() >= next_save:
                     self.save()
@@ -284,26 +289,24 @@ class Training:
             times = self.profile.table(time.monotonic() - self._began)  # before those that wait for the others' end
             feed.close()
             threads.shutdown()
-            for cause in filter(None, (future.exception() for future in ended)):
-                fail(cause)
             for finish in (lambda: self._gather(learner.settle()), self._write_metrics, self.save):
                 try:
                     finish()
                 except Exception as error:  # the checkpoint is written in any case
                     fail(error)
-        console.update(learner.steps, self.latest, final=True)
+        show(learner.steps, self.latest, final=True)
         mean_return = float(np.mean(learner.returns)) if learner.returns else math.nan
         mean = f"mean return of the last {len(learner.returns)} episodes {mean_return:.2f}"
         mean = mean if learner.returns else "no episode has ended yet"
-        path = os.path.join(flags.root, flags.name, run.checkpoint_path.name)
-        run.log(f"stopped at step {learner.steps:,}: {mean}, {learner.seconds / 60:.1f} minutes, {path}")
-        run.log(times)
+        path = "" if ranks.number() else ", " + os.path.join(flags.root, flags.name, run.checkpoint_path.name)
+        run.log(f"stopped at step {learner.steps:,}: {mean}, {learner.seconds / 60:.1f} minutes{path}")
+        note(times)
         if learner.tasks.names:
-            run.log(learner.tasks.table())
+            note(learner.tasks.table())
         if failure:
             sys.exit(1)
         if learner.steps >= self.total_steps:
-            run.log("all of --total_steps are done: raise them to train on, or give another --name")
+            note("all of --total_steps are done: raise them to train on, or give another --name")
         if self._signal == signal.SIGINT:
             raise KeyboardInterrupt
         best = learner.best_eval if self._evaluations else learner.best
@@ -406,10 +409,11 @@ def prepare(flags, create_env: Callable, validate: Callable, several_kinds: bool
     """
     keep_freed_memory()
     flags = ranks.join(flags)
-    validate(flags)
-    flags = with_tasks(flags)
-    spaces = probe_env(create_env, flags, several_kinds)
-    return validate(replace(flags, env=spaces.env_id, atari_backend=spaces.atari_backend)), spaces
+    with ranks.telling():
+        validate(flags)
+        flags = with_tasks(flags)
+        spaces = probe_env(create_env, flags, several_kinds)
+        return validate(replace(flags, env=spaces.env_id, atari_backend=spaces.atari_backend)), spaces
 
 
 def consumer_of(learner: Learner, max_policy_lag: int) -> Consumer:
