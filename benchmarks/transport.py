@@ -289,7 +289,8 @@ def step_pool(task: dict) -> dict:
         minimum_batch_size=batch_width, maximum_batch_size=batch_width, maximum_queue_size=2 * batch_width
     )
     batcher = libbeast.DynamicBatcher(maximum_batch_size=1024)
-    pool = libbeast.ActorPool(task["T"], queue, batcher, task["addresses"], (), connect_timeout=LONGEST_START)
+    options = {"connect_timeout": LONGEST_START, **task.get("options", {})}
+    pool = libbeast.ActorPool(task["T"], queue, batcher, task["addresses"], (), **options)
     rows = np.zeros(num_streams, np.int64)  # that each stream has shown inference
     num_rollouts = 0
     failures: list[Exception] = []
