@@ -11,13 +11,12 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-
 core = threading.Lock()  # of the groups of one process, where a step takes time
 
 
 class NullVectorEnv(VectorEnv):
-    """The same random bytes for ever; no reward, no end. With `step_ms` all groups of a process share a core, on which a
-    step of one environment takes so long; no CPU time is used."""
+    """The same random bytes for ever; no reward, no end. With `step_ms` all groups of a process share a core, on which
+    a step of one environment takes so long; no CPU time is used."""
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
 

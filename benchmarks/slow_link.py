@@ -137,12 +137,15 @@ class Setting:
 
 
 def measure(setting: Setting, seconds: float) -> dict:
-    """What transport.py's `step_pool` finds on the learner's host."""
-    link = slow_link(setting.round_trip_ms / 1e3, setting.loss, setting.megabits * 1e6 / 8, setting.control)
+    """What transport.py's `step_pool` finds on the learner's host; without a round trip, over loopback."""
+    link: contextlib.AbstractContextManager = contextlib.nullcontext(([], []))
+    if setting.round_trip_ms:
+        link = slow_link(setting.round_trip_ms / 1e3, setting.loss, setting.megabits * 1e6 / 8, setting.control)
+    host = ENVS_ADDRESS if setting.round_trip_ms else "127.0.0.1"
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks'}"}
     with link as (on_env_host, on_learner_host):
         kwargs = json.dumps({"shape": setting.shape, "step_ms": setting.step_ms})
-        words = ["--env", "null_env:Null-v0", "--env_kwargs", kwargs, "--address", f"{ENVS_ADDRESS}:0", "--insecure"]
+        words = ["--env", "null_env:Null-v0", "--env_kwargs", kwargs, "--address", f"{host}:0", "--insecure"]
         words += ["--group_width", str(setting.width), "--max_streams", str(setting.streams)]
         command = [*on_env_host, sys.executable, str(ROOT / "polybeast_env.py"), *words]
         with subprocess.Popen(
@@ -151,7 +154,7 @@ def measure(setting: Setting, seconds: float) -> dict:
             try:
                 address = server.stdout.readline().split()[-1]
                 task = {"root": str(ROOT), "addresses": [address] * setting.streams, "T": 5, "seconds": seconds}
-                task["options"] = {"insecure": True}
+                task |= {"options": {"insecure": True}, "servers": [server.pid]}
                 done = subprocess.run(
                     [*on_learner_host, sys.executable, str(ROOT / "benchmarks/transport.py"), "--step-pool"],
                     input=json.dumps(task), capture_output=True, text=True, env=environment,
@@ -168,6 +171,8 @@ def measure(setting: Setting, seconds: float) -> dict:
 ROUND_TRIPS = (20, 50, 100)  # ms
 GROUPS = ((1, 16), (4, 16), (16, 4), (16, 16), (4, 64))  # streams, width
 ONE_CORE = ((2, 16), (4, 16), (8, 16), (2, 64), (4, 64))
+MEASURED = ("per_second", "cpu_us", "servers_cpu_us")
+COSTS = "No delay: CPU of both ends"
 LOSSES = ((0.0, "cubic"), (0.01, "cubic"), (0.01, "bbr"))
 PARTS = {
     "Small rows": [
@@ -193,6 +198,7 @@ PARTS = {
         for streams in (2, 4, 8)
         for control in ("cubic", "bbr")
     ],
+    COSTS: [Setting(64, width, 0, shape=shape) for shape in (SMALL, FRAME, STACK) for width in (1, 16, 64)],
 }  # fmt: skip
 ABOUT = {
     "Small rows": "Environments that take no time and observe 400 bytes, as much as a compressed stack of Pong.",
@@ -200,10 +206,11 @@ ABOUT = {
     "The same environments in few streams and in many": "Stacks, 128 environments.",
     "A core of fast environments": "A step takes 0.42 ms of the env host's only core, as Atari's. Rows of 400 bytes.",
     "A core of slow environments": "A step takes 4 ms of the env host's only core. Rows are stacks.",
+    COSTS: "64 streams over loopback, without TLS; all that the processes do, but no net and no environment.",
 }
 
 
-def report(result: dict) -> str:
+def report(parts: dict[str, dict]) -> str:
     """The Markdown file."""
     lines = [
         "# PolyBeast's streams over a slow link",
@@ -211,52 +218,72 @@ def report(result: dict) -> str:
         "*Rule* is the least of streams x width / (round trip + the group's step), link / bytes of a row, and what the "
         "env host's core does. The round trip is the link's (ping), half of it in each direction. The link carries "
         "1 Gb/s. Lost packets are lost in both directions, at random. Medians of the repetitions (lowest to highest).",
-        "",
-        f"`{result['command']}`, {result['seconds']:g} s each. {result['hardware']}, beside other jobs, commit "
-        f"{result['commit'][:10]}.",
     ]
-    for part, rows in result["parts"].items():
-        lines += ["", f"## {part}", "", ABOUT[part], ""]
-        lines += ["| round trip | loss | TCP | bytes of a row | streams | width | rule, steps/s | steps/s | share |"]
-        lines += ["|---|---|---|---|---|---|---|---|---|"]
-        for row in rows:
-            setting, found = Setting(**row["setting"]), row["per_second"]
-            middle = statistics.median(found)
-            among = f" ({min(found):,.0f} to {max(found):,.0f})" if len(found) > 1 else ""
-            where = f"| {setting.round_trip_ms:g} ms | {setting.loss:.0%} | {setting.control} | {setting.row_bytes:,} "
-            what = f"| {setting.streams} | {setting.width} | {setting.rule():,.0f} | {middle:,.0f}{among} "
-            lines.append(f"{where}{what}| {middle / setting.rule():.0%} |")
+    for part, found in parts.items():
+        origin = f"`{found['command']}`, {found['seconds']:g} s each. {found['hardware']}, beside other jobs, commit "
+        lines += ["", f"## {part}", "", f"{ABOUT[part]} {origin}{found['commit'][:10]}.", ""]
+        lines += report_costs(found["rows"]) if part == COSTS else report_speeds(found["rows"])
     return "\n".join(lines) + "\n"
+
+
+def spread(values: list[float]) -> str:
+    among = f" ({min(values):,.0f} to {max(values):,.0f})" if len(values) > 1 else ""
+    return f"{statistics.median(values):,.0f}{among}"
+
+
+def report_speeds(rows: list[dict]) -> list[str]:
+    lines = ["| round trip | loss | TCP | bytes of a row | streams | width | rule, steps/s | steps/s | share |"]
+    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    for row in rows:
+        setting, found = Setting(**row["setting"]), row["per_second"]
+        where = f"| {setting.round_trip_ms:g} ms | {setting.loss:.0%} | {setting.control} | {setting.row_bytes:,} "
+        what = f"| {setting.streams} | {setting.width} | {setting.rule():,.0f} | {spread(found)} "
+        lines.append(f"{where}{what}| {statistics.median(found) / setting.rule():.0%} |")
+    return lines
+
+
+def report_costs(rows: list[dict]) -> list[str]:
+    lines = ["| bytes of a row | streams | width | learner, µs/step | env server, µs/step | of a row of K, both, µs |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for row in rows:
+        setting = Setting(**row["setting"])
+        both = [setting.width * (a + b) for a, b in zip(row["cpu_us"], row["servers_cpu_us"])]
+        sides = f"{spread(row['cpu_us'])} | {spread(row['servers_cpu_us'])}"
+        lines.append(f"| {setting.row_bytes:,} | {setting.streams} | {setting.width} | {sides} | {spread(both)} |")
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=8.0, help="measured seconds of each setting")
     parser.add_argument("--repeats", type=int, default=2, help="repetitions of all")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="tables to measure")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="others stay in the report")
     parser.add_argument("--out", default=str(ROOT / "benchmarks/results"), help="directory for slow-link.{json,md}")
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     from beast.machine import cpu_model, usable_cores
     from beast.run.directory import git
 
-    result: dict = {
-        "command": shlex.join(["python", "benchmarks/slow_link.py", *sys.argv[1:]]),
-        "commit": git(ROOT, "rev-parse", "HEAD"),
-        "hardware": f"{cpu_model()}, {usable_cores()} cores",
-        "seconds": options.seconds,
-        "parts": {
-            part: [{"setting": asdict(each), "per_second": []} for each in PARTS[part]] for part in options.parts
-        },
-    }
+    path = Path(options.out, "slow-link.json")
+    parts = json.loads(path.read_text()) if path.exists() else {}
+    for part in options.parts:
+        parts[part] = {
+            "command": shlex.join(["python", "benchmarks/slow_link.py", *sys.argv[1:]]),
+            "commit": git(ROOT, "rev-parse", "HEAD"),
+            "hardware": f"{cpu_model()}, {usable_cores()} cores",
+            "seconds": options.seconds,
+            "rows": [{"setting": asdict(each), **{name: [] for name in MEASURED}} for each in PARTS[part]],
+        }
     for repeat in range(options.repeats):
-        for part, rows in result["parts"].items():
-            for row, setting in zip(rows, PARTS[part]):
-                row["per_second"].append(measure(setting, options.seconds)["per_second"])
-                print(f"{repeat + 1} of {options.repeats}: {setting}: {row['per_second']}", flush=True)
-        Path(options.out, "slow-link.json").write_text(json.dumps(result, indent=1) + "\n")
-        Path(options.out, "slow-link.md").write_text(report(result))
-    print(report(result))
+        for part in options.parts:
+            for row, setting in zip(parts[part]["rows"], PARTS[part]):
+                found = measure(setting, options.seconds)
+                for name in MEASURED:
+                    row[name].append(found[name])
+                print(f"{repeat + 1} of {options.repeats}: {setting}: {row}", flush=True)
+        path.write_text(json.dumps(parts, indent=1) + "\n")
+        path.with_suffix(".md").write_text(report(parts))
+    print(report(parts))
 
 
 if __name__ == "__main__":
