@@ -124,6 +124,8 @@ class Setting:
     shape: tuple[int, ...] = SMALL
     step_ms: float = 0.0  # of one environment, on the env host's one core
     megabits: float = 1000.0
+    env: str = "null_env:Null-v0"  # another one has neither `shape` nor `step_ms`
+    deflate: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -144,8 +146,9 @@ def measure(setting: Setting, seconds: float) -> dict:
     host = ENVS_ADDRESS if setting.round_trip_ms else "127.0.0.1"
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks'}"}
     with link as (on_env_host, on_learner_host):
-        kwargs = json.dumps({"shape": setting.shape, "step_ms": setting.step_ms})
-        words = ["--env", "null_env:Null-v0", "--env_kwargs", kwargs, "--address", f"{host}:0", "--insecure"]
+        words = ["--env", setting.env, "--address", f"{host}:0", "--insecure", *["--deflate"] * setting.deflate]
+        if setting.env == Setting.env:
+            words += ["--env_kwargs", json.dumps({"shape": setting.shape, "step_ms": setting.step_ms})]
         words += ["--group_width", str(setting.width), "--max_streams", str(setting.streams)]
         command = [*on_env_host, sys.executable, str(ROOT / "polybeast_env.py"), *words]
         with subprocess.Popen(
@@ -198,6 +201,12 @@ PARTS = {
         for streams in (2, 4, 8)
         for control in ("cubic", "bbr")
     ],
+    "Pong": [
+        Setting(8, 16, ms, 0.01, control, STACK, env="PongNoFrameskip-v4", deflate=deflate)
+        for ms in ROUND_TRIPS
+        for control in ("cubic", "bbr")
+        for deflate in (False, True)
+    ],
     COSTS: [Setting(64, width, 0, shape=shape) for shape in (SMALL, FRAME, STACK) for width in (1, 16, 64)],
 }  # fmt: skip
 ABOUT = {
@@ -206,6 +215,8 @@ ABOUT = {
     "The same environments in few streams and in many": "Stacks, 128 environments.",
     "A core of fast environments": "A step takes 0.42 ms of the env host's only core, as Atari's. Rows of 400 bytes.",
     "A core of slow environments": "A step takes 4 ms of the env host's only core. Rows are stacks.",
+    "Pong": "PongNoFrameskip-v4, its stacks as they are and behind zlib (`--deflate`, z). The rule knows nothing "
+    "of the emulator's time and of zlib.",
     COSTS: "64 streams over loopback, without TLS; all that the processes do, but no net and no environment.",
 }
 
@@ -236,7 +247,8 @@ def report_speeds(rows: list[dict]) -> list[str]:
     lines += ["|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
         setting, found = Setting(**row["setting"]), row["per_second"]
-        where = f"| {setting.round_trip_ms:g} ms | {setting.loss:.0%} | {setting.control} | {setting.row_bytes:,} "
+        z = " z" if setting.deflate else ""
+        where = f"| {setting.round_trip_ms:g} ms | {setting.loss:.0%} | {setting.control} | {setting.row_bytes:,}{z} "
         what = f"| {setting.streams} | {setting.width} | {setting.rule():,.0f} | {spread(found)} "
         lines.append(f"{where}{what}| {statistics.median(found) / setting.rule():.0%} |")
     return lines
