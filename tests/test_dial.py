@@ -143,8 +143,9 @@ def test_hello_and_rows_are_those_that_a_learner_gets_who_calls_the_server(tmp_p
     ):
         call = learner.call().accept(seed=2**63 + 17, env="toy")
         assert call.hello == stream.hello
-        here, there = call.row(), stream.row()
-        assert here["done"].all()
+        first, there = call.receive(), stream.row()
+        here = arrays_of(first, call.hello)
+        assert here["done"].all() and bool(first.deflated) == deflate
         sizes = [3, 4] if env == "MultiDiscrete" else [2]
         for _ in range(100):
             for name, array in there.items():
