@@ -294,7 +294,7 @@ class Simulation:
 
 
 def simulate(plan: Plan, constants: Constants = CONSTANTS, warmup: float = 0.0, seconds: float = 15.0) -> Found:
-    """What a plan does behind its start: by default the time of three rollouts, at 100,000 steps/s of a rank at most."""
+    """What a plan does behind its start: by default three rollouts, at 100,000 steps/s of a rank at most."""
     simulation = Simulation(plan, constants)
     speed = min(100_000, plan.batch_width * plan.unroll_length / max(simulation.update_seconds, 1e-9))
     start = 3 * plan.unroll_length * (0.15 + plan.environments / plan.ranks / speed)
