@@ -38,10 +38,10 @@ class Constants:
     """What things take. A row is what one stream sends for a step of its K environments."""
 
     env_step_us: float = constant(430.0, "a step of an Atari game, of a core", "throughput-BreakoutNoFrameskip-v4.md")
-    env_row_us: float = constant(480.0, "a row on the env host, of a core", COSTS)
-    env_byte_ns: float = constant(0.8, "and each of its bytes", COSTS)
-    learner_row_us: float = constant(290.0, "a row on the learner's host, of a core", COSTS)
-    learner_byte_ns: float = constant(0.93, "and each of its bytes, joined to batches", COSTS)
+    env_row_us: float = constant(620.0, "a row on the env host, of a core", COSTS)
+    env_byte_ns: float = constant(0.75, "and each of its bytes", COSTS)
+    learner_row_us: float = constant(310.0, "a row on the learner's host, of a core", COSTS)
+    learner_byte_ns: float = constant(1.0, "and each of its bytes, joined to batches", COSTS)
     deflate_us: float = constant(50.0, "zlib level 1 of a stack, of a core of the env host", "far-rows.md")
     inflate_us: float = constant(33.0, "and back, of a core of the learner's host", "far-rows.md")
     inference_us: float = constant(1000.0, "a forward pass on a GPU", "assumed")
