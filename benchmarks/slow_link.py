@@ -173,7 +173,7 @@ def measure(setting: Setting, seconds: float) -> dict:
 
 ROUND_TRIPS = (20, 50, 100)  # ms
 GROUPS = ((1, 16), (4, 16), (16, 4), (16, 16), (4, 64))  # streams, width
-ONE_CORE = ((2, 16), (4, 16), (8, 16), (2, 64), (4, 64))
+ONE_CORE = ((2, 16), (4, 16), (8, 16), (16, 16), (24, 16), (2, 64), (4, 64))
 MEASURED = ("per_second", "cpu_us", "servers_cpu_us")
 COSTS = "No delay: CPU of both ends"
 LOSSES = ((0.0, "cubic"), (0.01, "cubic"), (0.01, "bbr"))
