@@ -33,6 +33,7 @@ WIRE = [  # of test_env_server.py, where others wait for what goes wrong
     f"tests/test_env_server.py::test_{name}"
     for name in (
         "a_row_is_serialized_as_protobuf_would",
+        "the_message_of_a_row_is_what_its_views_say_now",
         "structures_keep_their_nesting",
         "the_arrays_of_a_nest_arrive_in_their_places",
         "arrays_arrive_as_they_were",
