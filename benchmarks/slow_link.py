@@ -232,7 +232,7 @@ def report(parts: dict[str, dict]) -> str:
     ]
     for part, found in parts.items():
         origin = f"`{found['command']}`, {found['seconds']:g} s each. {found['hardware']}, beside other jobs, commit "
-        lines += ["", f"## {part}", "", f"{ABOUT[part]} {origin}{found['commit'][:10]}.", ""]
+        lines += ["", f"## {part}", "", f"{ABOUT[part]} {origin}{found['commit'][:10]}.{found.get('remark', '')}", ""]
         lines += report_costs(found["rows"]) if part == COSTS else report_speeds(found["rows"])
     return "\n".join(lines) + "\n"
 
