@@ -27,7 +27,7 @@ PolyBeast's extension libbeast cannot be built: {missing}.{built} Install what i
 
     Debian, Ubuntu   apt-get install g++ pkg-config libgrpc++-dev libprotobuf-dev protobuf-compiler \\
                          protobuf-compiler-grpc python3-dev
-    conda            conda install -c conda-forge cxx-compiler pkg-config grpc-cpp libprotobuf
+    conda            conda install -c conda-forge cxx-compiler pkg-config grpc-cpp libprotobuf zlib
     macOS            xcode-select --install; brew install pkg-config grpc protobuf
 
 MonoBeast needs no compiler and no installation: python monobeast.py
@@ -104,7 +104,7 @@ class BuildExtensions(build_ext):
         libbeast.sources += [str(generated / "rpcenv.pb.cc")]
         libbeast.include_dirs += [str(generated)]
         libbeast.extra_compile_args += flags[0]
-        libbeast.extra_link_args += flags[1]
+        libbeast.extra_link_args += [*flags[1], "-lz"]
         super().run()
         if not self.inplace:
             shutil.copy("libbeast.pyi", self.build_lib)

@@ -289,7 +289,8 @@ def step_pool(task: dict) -> dict:
         minimum_batch_size=batch_width, maximum_batch_size=batch_width, maximum_queue_size=2 * batch_width
     )
     batcher = libbeast.DynamicBatcher(maximum_batch_size=1024)
-    pool = libbeast.ActorPool(task["T"], queue, batcher, task["addresses"], (), connect_timeout=LONGEST_START)
+    options = {"connect_timeout": LONGEST_START, **task.get("options", {})}
+    pool = libbeast.ActorPool(task["T"], queue, batcher, task["addresses"], (), **options)
     rows = np.zeros(num_streams, np.int64)  # that each stream has shown inference
     num_rollouts = 0
     failures: list[Exception] = []
@@ -326,7 +327,9 @@ def step_pool(task: dict) -> dict:
         if time.monotonic() - began > LONGEST_START:
             raise TimeoutError(f"{(rows == 0).sum()} of {num_streams} streams have no row after {LONGEST_START:g} s")
         time.sleep(0.05)
+    server_pids = task.get("servers", [])
     rows_before, rollouts_before, cpu_before = rows.copy(), num_rollouts, cpu_seconds()
+    servers_before = sum(map(cpu_of_process, server_pids))
     started, steps_before = time.monotonic(), pool.count()
     time.sleep(task["seconds"])
     seconds, steps = time.monotonic() - started, pool.count() - steps_before
@@ -335,6 +338,7 @@ def step_pool(task: dict) -> dict:
         "per_second": steps / seconds,
         "rollouts_per_second": (num_rollouts - rollouts_before) / seconds,
         "cpu_us": 1e6 * used / steps,
+        "servers_cpu_us": 1e6 * (sum(map(cpu_of_process, server_pids)) - servers_before) / steps,
         "memory_mb": (status_of_process("VmRSS") - memory_before) / 1e3 / num_streams,
         "threads": status_of_process("Threads"),
         "descriptors": len(os.listdir("/proc/self/fd")),
@@ -350,6 +354,12 @@ def step_pool(task: dict) -> dict:
     for thread in threads:
         thread.join()
     return result
+
+
+def cpu_of_process(pid: int) -> float:
+    """Seconds of CPU that a process has used, in steps of 10 ms."""
+    numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def status_of_process(name: str) -> int:

@@ -2,8 +2,10 @@
 
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/wire_format_lite.h>
+#include <zlib.h>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <set>
 #include <stdexcept>
@@ -153,6 +155,20 @@ StreamSpec check_hello(const rpc::ServerHello& hello) {
   throw ConnectionError("received a message that is not one of rpcenv.proto: is this an environment server?");
 }
 
+// The row of so many bytes that is behind zlib. Takes no more memory than the row has, whatever was sent.
+std::string inflate(const std::string& deflated, size_t row_bytes) {
+  std::string row(row_bytes + 1, '\0');  // one byte more, to see that it does not end there
+  uLongf size = row.size();
+  uLong used = deflated.size();
+  const int result = uncompress2(reinterpret_cast<Bytef*>(row.data()), &size,
+                                 reinterpret_cast<const Bytef*>(deflated.data()), &used);
+  if (result != Z_OK || size != row_bytes || used != deflated.size()) {
+    throw ConnectionError("received a deflated row that is damaged, or not of the " + std::to_string(row_bytes) +
+                          " bytes that the hello announced");
+  }
+  return row;
+}
+
 void fill(rpc::Array& message, const Array& array) {
   message.set_dtype(dtype_name(array.dtype()));
   message.mutable_shape()->Add(array.shape().begin(), array.shape().end());
@@ -268,6 +284,21 @@ std::string read_row(ZeroCopyInputStream* input, size_t length, const std::vecto
         }
         found = true;
         break;
+      case tag_of(rpc::FromServer::kDeflatedFieldNumber): {
+        if (found) throw ConnectionError("received two rows in one message");
+        std::string deflated;
+        if (!coded.ReadVarint32(&size) || size > length - coded.CurrentPosition() ||
+            !coded.ReadString(&deflated, static_cast<int>(size))) {
+          throw_malformed();
+        }
+        const std::string row = inflate(deflated, row_bytes);
+        const char* next = row.data();
+        for (size_t i = 0; i < sizes.size(); next += sizes[i++]) {
+          if (sizes[i]) std::memcpy(destinations[i], next, sizes[i]);
+        }
+        found = true;
+        break;
+      }
       case tag_of(rpc::FromServer::kErrorFieldNumber): {
         std::string text;
         // Within the message, whose length is limited, so that no more memory is taken than has come.

@@ -7,6 +7,7 @@ import queue
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import grpc
@@ -149,14 +150,15 @@ class Stream:
 
 def arrays_of(message, hello) -> dict[str, np.ndarray]:
     """The arrays [K, *shape] of a message's row, by name."""
-    assert message.WhichOneof("kind") == "row", message
+    row = zlib.decompress(message.deflated) if message.deflated else message.row
+    assert message.deflated or message.WhichOneof("kind") == "row", message
     arrays, offset = {}, 0
     for field in hello.fields:
         shape, dtype = (hello.num_envs, *field.shape), np.dtype(field.dtype)
         count = int(np.prod(shape))
-        arrays[field.name] = np.frombuffer(message.row, dtype, count, offset).reshape(shape)
+        arrays[field.name] = np.frombuffer(row, dtype, count, offset).reshape(shape)
         offset += count * dtype.itemsize
-    assert offset == len(message.row)
+    assert offset == len(row)
     return arrays
 
 

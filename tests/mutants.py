@@ -33,6 +33,7 @@ WIRE = [  # of test_env_server.py, where others wait for what goes wrong
     f"tests/test_env_server.py::test_{name}"
     for name in (
         "a_row_is_serialized_as_protobuf_would",
+        "the_message_of_a_row_is_what_its_views_say_now",
         "structures_keep_their_nesting",
         "the_arrays_of_a_nest_arrive_in_their_places",
         "arrays_arrive_as_they_were",
@@ -102,6 +103,12 @@ TESTS = {  # of each file, those that fail first
     "beast/hosts/dialer.py": [
         "tests/test_dial.py::test_a_learner_that_refuses_is_left_out_while_another_trains",
         "tests/test_dial.py::test_a_certificate_of_no_use_is_told_in_a_line_and_again_later_while_others_are_served",
+        "tests/test_dial.py::test_hello_and_rows_are_those_that_a_learner_gets_who_calls_the_server",
+    ],
+    "benchmarks/plan.py": [
+        "tests/test_benchmarks.py::test_customers_of_a_station_wait_as_long_as_queueing_theory_says",
+        "tests/test_benchmarks.py::test_a_plan_is_as_fast_as_its_slowest_part",
+        "tests/test_benchmarks.py::test_the_policy_lag_of_a_plan_is_what_its_rollouts_and_its_queue_hold",
     ],
     "beast/machine.py": [
         "tests/test_own_processes.py::test_a_program_ends_with_all_that_the_environments_which_it_tried_have_left",
@@ -1134,6 +1141,7 @@ OTHER_MUTANTS = {
         ("guesses without a limit", "+ FREE_GUESSES - 1", "+ 1e9"),
     ],
     "beast/hosts/dialer.py": [
+        ("a server that dials deflates nothing", ", self._dialer.deflate)", ")"),
         ("one refusal ends all", "if self.refusals.keys() >= set(self.addresses):", "if self.refusals:"),
         ("an expired certificate without a remedy", '"CERTIFICATE_VERIFY_FAILED" in details or', "False or"),
         ("a lost learner told at each call", "time.monotonic() > told + RETOLD_SECONDS", "True"),
@@ -1166,6 +1174,8 @@ OTHER_MUTANTS = {
     ],
     "beast/hosts/served_group.py": [
         ("fields one byte early", "memory, size - layout.itemsize)", "memory, size - layout.itemsize - 1)"),
+        ("deflated rows one byte early", "[size - layout.itemsize :]", "[size - layout.itemsize - 1 :]"),
+        ("metrics left out of deflated rows", "deflated=deflated, metrics=self.metrics)", "deflated=deflated)"),
         ("every stream with one seed", "hello.seed % (2**31 - self.num_envs)", "0"),
         ("seeds beyond 31 bits", "seed % (2**31 - self.num_envs)", "seed % 2**32"),
         ("one environment fewer than the hello says", "(num_envs, *shape))", "(max(num_envs - 1, 1), *shape))"),
@@ -1174,6 +1184,14 @@ OTHER_MUTANTS = {
             'name.removeprefix("obs/"): name',
             'name.removeprefix("final_").removeprefix("obs/"): name',
         ),
+    ],
+    "benchmarks/plan.py": [
+        ("everyone is served at once", "max(now, self._free[0]) + service", "now + service"),
+        ("who waits longest is overtaken", "heapq.heapreplace(self._free, leaves)", "self._free[0] = leaves"),
+        ("rows arrive at once", "self.plan.round_trip_ms / 2e3 + own", "own"),
+        ("rollouts without an age", "[group.versions / self.plan.unroll_length]", "[self.version]"),
+        ("the queue holds as much as comes", "len(rank.queue) + self.plan.width <= self.queue_width", "True"),
+        ("a pass for each group", "groups = list(rank.ready)", "groups = [rank.ready[0]]"),
     ],
     "beast/learn/replay.py": [
         (

@@ -94,8 +94,9 @@ def test_the_handshake_tells_what_the_pool_then_gets(tmp_path):
                 assert observation["image"].shape == (UNROLL_LENGTH + 1, 3, 8, 8, 1)
 
 
-def test_every_dtype_arrives_as_it_was_sent_from_transposed_arrays(tmp_path):
-    with ServerProcess(tmp_path, "server_toys:Dtypes-v0", "--group_width", "2") as server:
+@pytest.mark.parametrize("flags", [(), ("--deflate",)])
+def test_every_dtype_arrives_as_it_was_sent_from_transposed_arrays(tmp_path, flags):
+    with ServerProcess(tmp_path, "server_toys:Dtypes-v0", "--group_width", "2", *flags) as server:
         with Learner([server.address], width=2) as learner:
             for (env_outputs, _), _ in learner.rollouts(3):
                 for name in wire.DTYPES:

@@ -296,3 +296,86 @@ def test_a_difference_between_the_emulators_in_any_part_of_a_step_is_reported_by
         with pytest.raises(RuntimeError, match=f"step 1: {name} differ, first at"):
             both.compare((*expected, info), (*values[:4], dict(zip(info, values[4:]))))
     both.close()
+
+
+# ------------------------------------------------------------------------------------------------ the plan
+
+
+@pytest.mark.parametrize("servers, load", [(1, 0.5), (1, 0.8), (2, 0.8)])
+def test_customers_of_a_station_wait_as_long_as_queueing_theory_says(servers, load):
+    plan = load_plan()
+    rng, station, now, waited = np.random.default_rng(1), plan.Station(servers), 0.0, []
+    for _ in range(100_000):
+        now += rng.exponential(1 / (servers * load))
+        waited.append(station.admit(now, 1.0) - now - 1.0)
+    if servers == 1:  # M/D/1: Pollaczek and Khinchine
+        assert np.mean(waited) == pytest.approx(load / (2 * (1 - load)), rel=0.05)
+    else:  # M/D/2: between half of M/M/2's wait and all of it
+        of_m_m_2 = load**2 / (1 - load**2)
+        assert 0.5 * of_m_m_2 < np.mean(waited) < 0.65 * of_m_m_2
+
+
+def load_plan():
+    return load("plan.py")
+
+
+def simulate(constants: dict, **plan):
+    """30 s of a plan whose parts take no time but for these constants; no chance."""
+    module = load_plan()
+    nothing = {each: 0.0 for each in module.Constants.__dataclass_fields__}
+    free = dict(nic_gbps=1e9, round_trip_ms=0.0, jitter=0.0, batch_width=16, width=16, streams_per_core=1)
+    return module.simulate(module.Plan(**{**free, **plan}), module.Constants(**{**nothing, **constants}), 30.0, 30.0)
+
+
+@pytest.mark.parametrize(
+    "constants, plan, steps_per_second",
+    [
+        ({"env_step_us": 1000}, {}, 4 * 16 / 16e-3),  # 4 groups, a core each
+        ({"env_step_us": 1000}, {"streams_per_core": 2}, 2 * 16 / 16e-3),
+        ({"env_step_us": 1000}, {"round_trip_ms": 48.0}, 4 * 16 / 64e-3),  # nothing else goes on meanwhile
+        ({"env_step_us": 1000}, {"round_trip_ms": 12.0, "streams_per_core": 4}, 16 / 16e-3),  # the delay is hidden
+        ({"learner_row_us": 40_000}, {"transport_cores": 2, "round_trip_ms": 1.0}, 2 * 16 / 40e-3),
+        ({"inference_us": 10_000}, {"round_trip_ms": 5.0}, 4 * 16 / 20e-3),  # a pass for all; back after the next began
+        ({"update_step_us": 1000}, {"round_trip_ms": 1.0}, 1000.0),
+        ({}, {"nic_gbps": 1e-3, "observation_bytes": 125, "round_trip_ms": 1.0}, 1000.0),
+        ({}, {"uplink_mbps": 1.0, "observation_bytes": 125, "streams_per_core": 2, "round_trip_ms": 1.0}, 2000.0),
+    ],
+)
+def test_a_plan_is_as_fast_as_its_slowest_part(constants, plan, steps_per_second):
+    found = simulate(constants, environments=64, **plan)
+    assert found.steps_per_second == pytest.approx(steps_per_second, rel=0.03)
+    assert found.steps_per_second * found.mean_latency == pytest.approx(64, rel=0.03)  # Little's law
+
+
+def test_the_policy_lag_of_a_plan_is_what_its_rollouts_and_its_queue_hold():
+    busy = {"update_step_us": 1000, "env_step_us": 10}
+    assert simulate(busy, environments=64).mean_lag == pytest.approx(5, abs=0.3)  # (N + queue) / B, of a rank
+    assert simulate(busy, environments=256).mean_lag == pytest.approx(17, abs=0.3)
+    assert simulate(busy, environments=64, queue_width=64).mean_lag == pytest.approx(8, abs=0.3)
+    assert simulate(busy, environments=128, ranks=2).mean_lag == pytest.approx(5, abs=0.3)
+    idle = simulate({"update_us": 1, "env_step_us": 1000}, environments=64)  # trained as soon as they are full
+    assert idle.shares["learner"] < 0.01 and idle.shares["env hosts"] == pytest.approx(1, abs=0.01)
+
+
+def test_packets_of_a_slow_link_are_late_and_few_and_wait_for_their_turn():
+    link = load("slow_link.py")
+    lossless = link.Direction(delay=0.05, loss=0.0, rate=1000.0)
+    for packet in (b"a" * 10, b"b" * 10):
+        lossless.take(packet, now=1.0)
+    assert lossless.arrived(1.055) == []
+    assert lossless.arrived(1.0601) == [b"a" * 10] and lossless.arrived(2.0) == [b"b" * 10]
+    for _ in range(100):  # 10 ms each: the buffer holds a tenth of a second
+        lossless.take(b"c" * 10, now=3.0)
+    assert len(lossless.arrived(9.0)) == 11
+    lossy = link.Direction(delay=0.0, loss=0.01, random=link.random.Random(1))
+    for number in range(20_000):
+        lossy.take(b"", now=float(number))
+    assert len(lossy.arrived(1e9)) == pytest.approx(0.99 * 20_000, abs=60)
+
+
+def test_the_rule_of_a_slow_link_is_its_delay_its_rate_or_the_core():
+    setting = load("slow_link.py").Setting
+    assert setting(4, 16, 50).rule() == 4 * 16 / 0.05
+    assert setting(64, 64, 50, shape=(1235,), megabits=100).rule() == 100e6 / 8 / 1250
+    assert setting(2, 16, 50, step_ms=1.0).rule() == 2 * 16 / 0.066
+    assert setting(8, 16, 50, step_ms=1.0).rule() == 1000

@@ -127,8 +127,8 @@ def impatient(monkeypatch):
 # --------------------------------------------------------------------------------------------- what is said
 
 
-@pytest.mark.parametrize("env", ["Counting", "Dict", "MultiDiscrete"])
-def test_hello_and_rows_are_those_that_a_learner_gets_who_calls_the_server(tmp_path, unix, env):
+@pytest.mark.parametrize("env, deflate", [("Counting", False), ("Dict", True), ("MultiDiscrete", False)])
+def test_hello_and_rows_are_those_that_a_learner_gets_who_calls_the_server(tmp_path, unix, env, deflate):
     def make():
         return toy_group(env, 3)
 
@@ -138,13 +138,14 @@ def test_hello_and_rows_are_those_that_a_learner_gets_who_calls_the_server(tmp_p
     rng = np.random.default_rng(0)
     with (
         Learner(unix) as learner,
-        Dialing(learner.address, make_group=make),
+        Dialing(learner.address, make_group=make, deflate=deflate),
         Stream(called, seed=2**63 + 17) as stream,
     ):
         call = learner.call().accept(seed=2**63 + 17, env="toy")
         assert call.hello == stream.hello
-        here, there = call.row(), stream.row()
-        assert here["done"].all()
+        first, there = call.receive(), stream.row()
+        here = arrays_of(first, call.hello)
+        assert here["done"].all() and bool(first.deflated) == deflate
         sizes = [3, 4] if env == "MultiDiscrete" else [2]
         for _ in range(100):
             for name, array in there.items():

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from pathlib import Path
 
 import grpc
@@ -77,6 +78,7 @@ def test_a_row_is_serialized_as_protobuf_would():
 def test_the_message_of_a_row_is_what_its_views_say_now():
     fields = {"obs/image": ((2, 3), "uint8"), "obs/number": ((), "float64"), "reward": ((), "float32")}
     row, rng = served_group.Row(fields, 4), np.random.default_rng(0)
+    deflated = served_group.Row(fields, 4, deflate=True)
     for _ in range(3):
         image, number, reward = rng.integers(256, size=(4, 2, 3)), rng.normal(size=4), rng.normal(size=4)
         row.views["obs"]["image"][...], row.views["obs"]["number"][...], row.views["reward"][...] = (
@@ -87,6 +89,10 @@ def test_the_message_of_a_row_is_what_its_views_say_now():
         data = image.astype("uint8").tobytes() + number.tobytes() + reward.astype("float32").tobytes()
         assert row.SerializeToString() == wire.FromServer(row=data).SerializeToString()
         assert wire.FromServer.FromString(row.SerializeToString()).row == data
+        deflated.views["obs"]["image"][...], deflated.views["obs"]["number"][...] = image, number
+        deflated.views["reward"][...], deflated.metrics = reward, b"{}"
+        message = wire.FromServer.FromString(deflated.SerializeToString())
+        assert zlib.decompress(message.deflated) == data and message.metrics == b"{}" and not message.row
 
 
 def test_rows_have_memory_of_their_own_which_their_views_keep():

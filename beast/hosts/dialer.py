@@ -54,7 +54,7 @@ class Dialer:
         self, make_group: Callable, addresses: list[str], *,
         env_id: str = "", max_streams: int = 2, token: str = "", root_certificates: bytes | None = None,
         log: Callable = lambda line: None, on_first_stream: Callable = lambda address: None,
-        stuck_seconds: float = 0.0,
+        stuck_seconds: float = 0.0, deflate: bool = False,
     ):  # fmt: skip
         """`start` dials.
 
@@ -68,12 +68,12 @@ class Dialer:
             root_certificates: in PEM, for TLS; None speaks plain text.
             log: gets a line when a stream begins, is lost or fails, and while its environments are made.
             on_first_stream: called once, with the address of the first learner that takes a stream.
-            stuck_seconds: as of an `EnvServer`.
+            stuck_seconds, deflate: as of an `EnvServer`.
         """
         self.failure = ""  # why this server cannot go on
         self.make_group, self.addresses, self.env_id, self.log = make_group, addresses, env_id, log
         self.log_connection = throttle.Throttled(log)
-        self.stuck_seconds, self.stopping = stuck_seconds, threading.Event()
+        self.stuck_seconds, self.deflate, self.stopping = stuck_seconds, deflate, threading.Event()
         self._credentials = grpc.ssl_channel_credentials(root_certificates) if root_certificates else None
         self.headers = [(wire.TOKEN_HEADER, f"Bearer {token}")] if token else []
         self._on_first_stream: Callable | None = on_first_stream
@@ -223,7 +223,7 @@ class DialedStream(threading.Thread):
         progress.page_of_thread()  # for processes, too, that the environments start
         try:
             self._group = self._dialer.make_group()
-            self._served = served_group.ServedGroup(self._group, self._dialer.env_id)
+            self._served = served_group.ServedGroup(self._group, self._dialer.env_id, self._dialer.deflate)
         except InputError:
             raise
         except (Exception, SystemExit, KeyboardInterrupt):

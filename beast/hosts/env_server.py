@@ -25,7 +25,8 @@ END_SECONDS = 0.7, 9.0  # when the server ends, for steps to be done, and for en
 CONNECTING_MS, IDLE_MS = 5000, 20_000  # then a connection ends that does not speak HTTP/2, or has no stream
 # Then a connection takes no more calls, so that who is refused again and again does not keep it. Its stream goes on.
 AGE_MS = 30_000
-# A small message could grow a thousandfold before its length is compared. Beast compresses none.
+# A small message could grow a thousandfold before its length is compared. Beast lets gRPC compress none; a
+# deflated row has a known length.
 NO_COMPRESSION = ("grpc.per_message_decompression", 0)
 # A learner that lost its power or its network says no goodbye. It is missed within 50 seconds; a link that is cut for
 # less than 20 costs nothing. Newer versions of gRPC go by ping_timeout, which is a minute by default.
@@ -45,6 +46,7 @@ class EnvServer(grpc.GenericRpcHandler):
         self, make_group: Callable, address: str, *,
         example: served_group.VectorEnvGroup | None = None, env_id: str = "", max_streams: int = 2, token: str = "",
         tls: tuple[bytes, bytes] | None = None, log: Callable = lambda line: None, stuck_seconds: float = 0.0,
+        deflate: bool = False,
     ):  # fmt: skip
         """Bind the address; `start` serves. Raises InputError if the address is malformed, taken, or not one of this
         machine, or if the certificate is bad.
@@ -61,9 +63,11 @@ class EnvServer(grpc.GenericRpcHandler):
             log: gets a line when a stream begins, ends, is refused or fails, and while its environments are made.
             stuck_seconds: the process ends when a step goes on for so long after its learner has left, or environments
                 take 4 minutes to close, as nothing else ends a thread that hangs there; 0: never.
+            deflate: rows go through zlib, for slow links.
         """
         self._make_group, self._env_id, self._max_streams = make_group, env_id, max_streams
         self._token, self._log, self._stuck_seconds = token.encode(), log, stuck_seconds
+        self._deflate = deflate
         self._log_refusal, self._guesses = Throttled(log), Guesses()
         self._closing: set = set()  # groups of environments
         self._places = threading.BoundedSemaphore(max_streams)
@@ -199,7 +203,7 @@ class EnvServer(grpc.GenericRpcHandler):
         progress.page_of_thread().write(hello.progress[: progress.MAX_BYTES])
         group = self._make_group()
         try:
-            served, width = served_group.ServedGroup(group, self._env_id), group.num_envs
+            served, width = served_group.ServedGroup(group, self._env_id, self._deflate), group.num_envs
             # Before the hello: a learner gives making and the first reset more time together than it gives a step.
             self._log(f"made {width} environments for {peer} in {time.monotonic() - began:.1f} s, resetting them")
             try:

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import traceback
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from beast.machine import kill_family
 
 CLOSING_SECONDS = 240.0  # for environments to close, before they count as hanging
 MAX_ACTION_BYTES = 2**20  # of one message, where it is not known what the actions are
+DEFLATE_LEVEL = 1  # higher ones take longer and gain little
 MAX_ERROR = 60_000  # bytes of a traceback that a learner gets: it takes 64 KB more than a row
 
 
@@ -66,9 +68,10 @@ class VectorEnvGroup(EnvGroup):
 
 
 class Row:
-    """One row as it lies on the wire: its fields side by side in the memory of its message, with a view of each."""
+    """One row as it lies on the wire: its fields side by side in the memory of its message, with a view of each. With
+    `deflate` its message has them behind zlib."""
 
-    def __init__(self, fields: dict[str, tuple[tuple[int, ...], str]], num_envs: int):
+    def __init__(self, fields: dict[str, tuple[tuple[int, ...], str]], num_envs: int, deflate: bool = False):
         """`fields` maps names to (shape, dtype) of one environment. `views` maps them to arrays [num_envs, *shape];
         `obs/<name>` is `views["obs"][name]`."""
         layout = np.dtype([(name, wire.little_endian(d), (num_envs, *shape)) for name, (shape, d) in fields.items()])
@@ -79,11 +82,15 @@ class Row:
         memory: Any = (ctypes.c_ubyte * size).from_address(np.frombuffer(self._message, np.uint8).ctypes.data)
         memory.owner = self._message  # which the views keep alive, also after this row
         record = np.ndarray((), layout, memory, size - layout.itemsize)
+        self._plain = memoryview(self._message)[size - layout.itemsize :] if deflate else None
         self.metrics = b""  # that go with it
         self.views = nest_observations({name: record[name] for name in fields})
 
     def SerializeToString(self) -> bytes:
         """The message FromServer(row=…), as protobuf would serialize it. The next row overwrites it in place."""
+        if self._plain:
+            deflated = zlib.compress(self._plain, DEFLATE_LEVEL)
+            return wire.FromServer(deflated=deflated, metrics=self.metrics).SerializeToString()
         more = wire.FromServer(metrics=self.metrics).SerializeToString() if self.metrics else b""
         return self._message + more if more else self._message
 
@@ -91,11 +98,11 @@ class Row:
 class ServedGroup:
     """A group of environments (see `VectorEnvGroup`) with what is said of it: `hello` and, time after time, `row`."""
 
-    def __init__(self, group, env_id: str):
+    def __init__(self, group, env_id: str, deflate: bool = False):
         """Raises InputError where its spaces cannot be sent."""
         self._group, self.num_envs = group, group.num_envs
         self.hello = describe(group, env_id)
-        self.row = Row(_fields(group), group.num_envs)
+        self.row = Row(_fields(group), group.num_envs, deflate)
         self._page = training.page_of_thread()
 
     def reset(self, hello) -> None:

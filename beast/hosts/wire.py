@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from beast.errors import InputError
 
-PROTOCOL = 4  # both sides' must be equal; raise it with every change to the meaning of a message
+PROTOCOL = 5  # both sides' must be equal; raise it with every change to the meaning of a message
 PACKAGE = "beast.rpc"
 STREAM, DIAL = f"/{PACKAGE}.Environments/Stream", f"/{PACKAGE}.Environments/Dial"
 HELLO_HEADER, TOKEN_HEADER = "hello-bin", "authorization"  # the learner's hello; of who calls
@@ -26,7 +26,7 @@ DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32
 
 # The messages of csrc/rpcenv.proto and their fields, which count from 1.
 MESSAGES = {
-    "FromServer": "ServerHello hello, bytes row, string error, bytes metrics",
+    "FromServer": "ServerHello hello, bytes row, string error, bytes metrics, bytes deflated",
     "LearnerHello": "uint32 protocol, uint64 seed, string env, bool only_hello, bytes progress",
     "ServerHello": "uint32 protocol, string env, uint32 num_envs, repeated Field fields, Structure observation, "
     "Field action, string observation_space, string action_space, uint32 frames_per_step",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 import sys
+import zlib
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -39,6 +40,10 @@ def row(size):
     return wire.FromServer(row=bytes(i % 251 for i in range(size)))
 
 
+def deflated(size):
+    return wire.FromServer(deflated=zlib.compress(row(size).row))
+
+
 def stream(*messages, piece=63) -> bytes:
     """The target's input: the size of the pieces, then each message after its length in two bytes."""
     parts = [m if isinstance(m, bytes) else m.SerializeToString() for m in messages]
@@ -58,6 +63,7 @@ CORPUS = {
     "error_first": stream(ERROR),
     "unknown_fields": stream(UNKNOWN + hello(SCALAR, "x").SerializeToString(), UNKNOWN + row(18).SerializeToString()),
     "unknown_group": stream(hello(SCALAR, "x"), b"\xc3\x3e\x08\x01\xc4\x3e" + row(18).SerializeToString()),
+    "deflated": stream(hello(SCALAR, "x"), deflated(18), deflated(17), deflated(4000)),
     "short_row": stream(hello(SCALAR, "x"), row(17)),
     "long_row": stream(hello(SCALAR, "x"), row(19)),
     "cut_row": stream(hello(SCALAR, "x"), row(18).SerializeToString()[:-1]),

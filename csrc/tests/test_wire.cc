@@ -3,6 +3,7 @@
 
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <gtest/gtest.h>
+#include <zlib.h>
 
 #include "rpcenv.pb.h"
 
@@ -107,6 +108,45 @@ TEST(Wire, MemoryIsNotTouchedByARowThatIsCutOff) {
     Memory memory(sizes);
     EXPECT_THROW(read(whole.substr(0, size), sizes, memory), ConnectionError);
     EXPECT_TRUE(memory.untouched());
+  }
+}
+
+std::string deflated_message(const std::string& row) {
+  std::string deflated(compressBound(row.size()), '\0');
+  uLongf size = deflated.size();
+  compress(reinterpret_cast<Bytef*>(deflated.data()), &size, reinterpret_cast<const Bytef*>(row.data()), row.size());
+  rpc::FromServer message;
+  message.set_deflated(deflated.substr(0, size));
+  return message.SerializeAsString();
+}
+
+TEST(Wire, ADeflatedRowArrivesAsItWasAndOneThatIsDamagedOrOfAnotherLengthDoesNotTouchMemory) {
+  const std::vector<size_t> sizes = field_bytes(decoded(hello()));
+  std::string row;
+  for (size_t i = 0; i < kRowBytes; ++i) row.push_back(static_cast<char>(i));
+  const std::string whole = deflated_message(row);
+  for (int piece : {-1, 1, 7}) {
+    Memory memory(sizes);
+    read(whole, sizes, memory, piece);
+    size_t next = 0;
+    for (const auto& field : memory.fields) {
+      for (std::byte byte : field) EXPECT_EQ(byte, std::byte(next++));
+    }
+  }
+  Memory memory(sizes);
+  for (size_t size = 0; size < whole.size(); ++size) {
+    EXPECT_THROW(read(whole.substr(0, size), sizes, memory), ConnectionError);
+  }
+  std::string damaged = whole;
+  damaged[whole.size() - 1] ^= 1;  // of the checksum
+  const std::string bomb(size_t{64} << 20, 'x');
+  for (const std::string& bad : {damaged, deflated_message(row + "x"), deflated_message(row.substr(1)),
+                                 deflated_message(""), deflated_message(bomb)}) {
+    EXPECT_THROW(read(bad, sizes, memory), ConnectionError);
+  }
+  EXPECT_TRUE(memory.untouched());
+  for (const std::string& twice : {row_message(kRowBytes) + whole, whole + row_message(kRowBytes), whole + whole}) {
+    EXPECT_THROW(read(twice, sizes, memory), ConnectionError);
   }
 }
 
