@@ -564,7 +564,6 @@ OTHER_MUTANTS = {
         ("policies of some tasks", "num_columns % (flags.num_policies * num_tasks)", "False"),
         ("policies of one task", 'flags.balance == "compute" or', ""),
         ("the best of rivals", "len(kinds) == 1 and not flags.past_every", "len(kinds) == 1"),
-        ("the best of agents that differ", "len(kinds) == 1 and not flags.past_every", "not flags.past_every"),
         ("a copy is no update", "    learner.updates += 1\n", "    pass\n"),
         ("what older weights chose is trained on", "dealer.forget(policy, learners.each[policy].updates)", "pass"),
         ("games of former weights count", "games.forget(policy, learners.each[policy].updates)", "pass"),

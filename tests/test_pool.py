@@ -361,3 +361,4 @@ def test_past_policies_play_and_are_not_trained_and_their_run_resumes(tmp_path, 
     state = torch.load(again.directory / "checkpoint.pt", weights_only=True)["population"]
     assert state["next_number"] > kept[-1]["number"] + 1
     assert [past for past in state["kept"] if past["number"] == kept[0]["number"]], "the oldest one is still there"
+    assert not (result.directory / "best.pt").exists(), "what one rival wins the other loses"
