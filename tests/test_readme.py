@@ -16,6 +16,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import monobeast
@@ -71,10 +72,10 @@ SHORTER = {
 SCONTROL = "#!/bin/bash\necho localhost\n"
 SRUN = """#!/bin/bash
 trap 'kill $(jobs -p)' TERM
-number=${2#--ntasks=}
-shift 3
-for task in $(seq 0 $((number - 1))); do SLURM_LOCALID=$task "$@" & done
-wait
+number=$SLURM_NTASKS
+while [[ $1 == --* ]]; do [[ $1 == --ntasks=* ]] && number=${1#*=}; shift; done
+for task in $(seq 0 $((number - 1))); do SLURM_PROCID=$task SLURM_LOCALID=$task "$@" & done
+wait -n && wait
 """
 
 
@@ -223,6 +224,42 @@ def test_the_slurm_job_trains_and_ends_with_a_checkpoint_when_slurm_says_so(chec
 
 
 @pytest.mark.long
+def test_the_slurm_job_with_ranks_starts_them_again_and_ends_with_a_checkpoint(checkout, tmp_path):
+    for name, script in (("scontrol", SCONTROL), ("srun", SRUN)):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    (job,) = (block for block in SCRIPTS if "#SBATCH --nodes=4" in block)
+    for old, new in (
+        ("PongNoFrameskip-v4", "CartPole-v1"),
+        ('"pong"', "slurm-ranks"),
+        ("python ", f"{sys.executable} "),
+    ):
+        assert old in job
+        job = job.replace(old, new)
+    (tmp_path / "job").write_text(job.replace("sleep 10", "sleep 1"))
+    given = f"SLURM_NNODES=1 SLURM_NTASKS=2 SLURM_JOB_ID={os.getpid()} SLURM_SUBMIT_DIR={checkout}"
+    command = f"env PATH={tmp_path}:{os.environ['PATH']} {given} bash {tmp_path / 'job'}"
+
+    def ranks(process) -> list[psutil.Process]:
+        children = psutil.Process(process.pid).children(recursive=True)
+        return [child for child in children if child.environ().get("RANK") and "--beast-actor" not in child.cmdline()]
+
+    with started(checkout, command) as process:
+        output = read_until(process, r"[1-9][\d,]* steps +\d+ %")
+        first = [child for child in ranks(process) if "python" in child.name()]
+        assert sorted(child.environ()["RANK"] for child in first) == ["0", "1"]
+        next(child for child in first if child.environ()["RANK"] == "1").kill()
+        output += read_until(process, r"resumed at step [1-9][\d,]*[^$]*[1-9][\d,]* steps +\d+ %")
+        for child in ranks(process):  # as --signal=TERM@60 does: to the tasks, not to the job's shell
+            with contextlib.suppress(psutil.Error):
+                child.send_signal(signal.SIGTERM) if "python" in child.name() else None
+        output += process.communicate(timeout=PATIENCE)[0].decode()
+    assert process.returncode == 0, output
+    stops = [line.partition("stopped at ")[2][:20] for line in output.splitlines() if "stopped at" in line]
+    assert stops[-1] == stops[-2] and (checkout / "runs" / "slurm-ranks" / "checkpoint.pt").exists()
+
+
+@pytest.mark.long
 def test_the_slurm_job_of_one_node_resumes_where_slurm_stopped_it(checkout, tmp_path):
     (job,) = (block for block in SCRIPTS if "#SBATCH --nodes=1" in block)
     for old, new in (("PongNoFrameskip-v4", "CartPole-v1"), ('"pong"', "slurm-1"), ("python ", f"{sys.executable} ")):
@@ -284,6 +321,8 @@ def test_every_flag_that_the_pages_name_exists():
     programs = (monobeast.Flags, ServerFlags, plot.Flags, throughput.Options)
     known = {field.name for flags in programs for field in dataclasses.fields(flags)}
     known |= set(vars(polybeast_env.parse_flags([])))
+    for path in (ROOT / "examples" / "ray").glob("*.py"):
+        known |= set(re.findall(r'"--(\w+)"', path.read_text()))
     for diff in (ROOT / "examples" / "forks").glob("*.diff"):
         known |= set(re.findall(r"^\+    (\w+): ", diff.read_text(), re.MULTILINE))
     # Read as text: these need libbeast, and peers.
@@ -292,6 +331,7 @@ def test_every_flag_that_the_pages_name_exists():
     named = {name.removeprefix("no_") for name in re.findall(r"--([a-z_]+)", BEAST_COMMANDS)}
     named -= {"help", "preset", "logdir", "level", "output", "input"}  # TensorBoard's, an example's and patch's
     named -= {"standalone", "nproc", "nproc_per_node", "nnodes", "max", "rdzv"}  # torchrun's
+    named -= {"working", "head"}  # Ray's
     assert len(named) > 20
     assert named <= known, named - known
 
