@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -21,11 +21,9 @@ from beast.machine import FAMILY
 
 SCREEN = (72, 128, 3)  # what agents see of 160 x 120 pixels
 STEP_SECONDS = 10.0  # a game that answers later hangs
-START_SECONDS = 60.0  # until a game runs, and has found those that it plays with
-STARTS = 3  # tries to start a game, which STARTER makes
-STARTER = Path(__file__).with_name("doom_start.sh")
-PROGRAM = "BEAST_DOOM_GAME"  # environment variable for STARTER: VizDoom's program
+STARTS = 3  # tries to start a game
 SCENARIOS = "BEAST_DOOM_SCENARIOS"
+STARTERS = concurrent.futures.ThreadPoolExecutor(8, "doom-start")  # the games of a match start together
 OWNER = "BEAST_DOOM_OWNER"  # environment variable of a game: whose it is
 # A shell that waits until this process has ended, in whatever way. Then it ends its games, and removes their folder
 # unless others use it, and files of instances in shared memory that no process names now and two seconds later.
@@ -66,7 +64,6 @@ def vizdoom() -> Any:
         import vizdoom
     except ImportError as error:
         raise MissingPackage(f"Doom/… needs VizDoom ({raised(error)}): pip install vizdoom") from error
-    os.environ[PROGRAM] = str(Path(vizdoom.__file__).with_name("vizdoom"))
     return vizdoom
 
 
@@ -95,45 +92,38 @@ class Game:
         crosshair: bool = False,
     ):  # fmt: skip
         """`wad` and `config` are names of files; `rewards` are the living reward of a tic and the death penalty."""
-        self._vizdoom, self._wad = vizdoom(), str(scenario_file(wad, folder))
-        self._config = str(scenario_file(config, folder)) if config else ""
-        self._buttons, self._variables = list(buttons), list(variables)
-        self._skill, self._rewards, self._arguments = skill, rewards, arguments
-        self._hud, self._crosshair = hud, crosshair
-        self._pid, self._due = 0, 0.0
-        self._start: concurrent.futures.Future | None = None
-        self._last = Seen(np.zeros((120, 160, 3), np.uint8), dict.fromkeys(self._variables, 0.0))
-
-    def start(self) -> None:
-        self._game, self._start = self._new_game(), concurrent.futures.Future()
-        # A thread that nobody waits for at the end of this process: VizDoom never tells it that no game comes.
-        threading.Thread(target=self._init, args=(self._game, self._start), name="doom-start", daemon=True).start()
-
-    def _new_game(self) -> Any:
-        game = self._vizdoom.DoomGame()
-        if self._config:
-            game.load_config(self._config)
-        game.set_vizdoom_path(str(STARTER))
-        game.set_doom_scenario_path(self._wad)
+        self._vizdoom = vizdoom()
+        path = scenario_file(wad, folder)
+        game = self._game = self._vizdoom.DoomGame()
+        if config:
+            game.load_config(str(scenario_file(config, folder)))
+        game.set_doom_scenario_path(str(path))
         game.set_doom_config_path(os.devnull)  # else it takes settings from a file here
         game.set_window_visible(False)
         game.set_sound_enabled(False)
         game.set_mode(self._vizdoom.Mode.PLAYER)
         game.set_screen_resolution(self._vizdoom.ScreenResolution.RES_160X120)
         game.set_screen_format(self._vizdoom.ScreenFormat.RGB24)
-        game.set_render_hud(self._hud)
-        game.set_render_crosshair(self._crosshair)
+        game.set_render_hud(hud)
+        game.set_render_crosshair(crosshair)
         game.set_episode_timeout(0)  # a game that has ended has no last frame: whoever steps it has a clock
+        self._buttons, self._variables = list(buttons), list(variables)
         game.set_available_buttons([getattr(self._vizdoom.Button, name) for name in self._buttons])
         game.set_available_game_variables([getattr(self._vizdoom.GameVariable, name) for name in self._variables])
-        if self._skill is not None:
-            game.set_doom_skill(self._skill)
-        if self._rewards:
-            game.set_living_reward(self._rewards[0])
-            game.set_death_penalty(self._rewards[1])
-        if self._arguments:
-            game.add_game_args(self._arguments)
-        return game
+        if skill is not None:
+            game.set_doom_skill(skill)
+        if rewards:
+            game.set_living_reward(rewards[0])
+            game.set_death_penalty(rewards[1])
+        self._arguments = arguments
+        if arguments:
+            game.add_game_args(arguments)
+        self._pid, self._due = 0, 0.0
+        self._start: concurrent.futures.Future | None = None
+        self._last = Seen(np.zeros((120, 160, 3), np.uint8), dict.fromkeys(self._variables, 0.0))
+
+    def start(self) -> None:
+        self._start = STARTERS.submit(self._init)
 
     def begin(self, seed: int, commands: Iterable[str] = ()) -> None:
         """Begin an episode, and send `commands` of DOOM's console."""
@@ -184,39 +174,26 @@ class Game:
             remove_files(self._id)
         self._pid = 0
 
-    def _init(self, game: Any, start: concurrent.futures.Future) -> None:
-        """Start this game, and answer the `start`."""
-        try:
-            with _lock:  # or each thread would start a watchdog
-                _watchdog()
-            # It makes this folder for the user's files. Of two games that find none at once, one ends with an error.
-            os.makedirs("_vizdoom", exist_ok=True)
-            self._due = time.monotonic() + START_SECONDS
-            game.init()
-            pid = process_of(game.get_instance_id())
-            with _lock:
-                if start is self._start:
-                    self._id, self._pid = game.get_instance_id(), pid
-                else:  # nobody waits for it any more
-                    kill(pid, game.get_instance_id())
-            start.set_result(None)
-        except Exception as error:
-            start.set_exception(GameCrashed(raised(error)))
+    def _init(self) -> None:
+        with _lock:  # or each thread would start a watchdog
+            _watchdog()
+        # It makes this folder for the user's files. Of two games that find none at once, one ends with an error, and
+        # VizDoom crashes this process.
+        os.makedirs("_vizdoom", exist_ok=True)
+        for left in reversed(range(STARTS)):
+            try:
+                with self._answering(60.0), _without_stderr() if self._arguments else contextlib.nullcontext():
+                    self._game.init()
+                break
+            except GameCrashed:
+                if not left:
+                    raise
+        self._id = self._game.get_instance_id()
+        self._pid = process_of(self._id)
 
     def _wait_for_start(self) -> None:
-        """Raises GameCrashed where the game does not start in as many tries, each of which is given START_SECONDS."""
         if self._start is None:
             raise GameCrashed("it was not started")
-        _waiting.add(self)
-        deadline = time.monotonic() + STARTS * START_SECONDS + 5
-        while not self._start.done():
-            with contextlib.suppress(concurrent.futures.TimeoutError):
-                self._start.exception(timeout=0.2)
-            instance = self._game.get_instance_id()
-            if time.monotonic() > deadline or (instance and os.path.exists(f"/dev/shm/ViZDoomGaveUp{instance}")):
-                _waiting.discard(self)
-                raise GameCrashed(f"it has ended {STARTS} times at its start, or hangs")
-        _waiting.discard(self)
         self._start.result()
 
     @contextlib.contextmanager
@@ -234,29 +211,41 @@ class Game:
             _waiting.discard(self)
 
     def end_if_late(self) -> None:
-        """Kill the process if it should have answered by now: the call that waits for it raises then, and a start is
-        tried again."""
-        if time.monotonic() <= self._due:
-            return
-        if self._pid:
+        """Kill the process if it should have answered by now: the call that waits for it raises then."""
+        if time.monotonic() > self._due and self._pid:
             kill(self._pid, self._id)
-        elif instance := self._game.get_instance_id():
-            self._due = time.monotonic() + START_SECONDS
-            with contextlib.suppress(GameCrashed):
-                kill(process_of(instance), instance)
 
 
+@contextlib.contextmanager
+def _without_stderr():
+    """Nothing that is printed to stderr within it is seen: games that wait for each other would print a page."""
+    global _stderr, _starting
+    with _lock:
+        if not _starting:
+            _stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 2)
+            os.close(nowhere)
+        _starting += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _starting -= 1
+            if not _starting:
+                os.dup2(_stderr, 2)
+                os.close(_stderr)
+
+
+_stderr, _starting = -1, 0
 _waiting: set[Game] = set()  # for their processes to answer
 _lock = threading.Lock()
 
 
 def process_of(instance: str) -> int:
-    """The process of a game, not that of its starter, by VizDoom's name for it. Raises GameCrashed if it has ended."""
-    program = os.environ[PROGRAM].encode() + b"\0"
+    """The process of a game by VizDoom's name for it. Raises GameCrashed if it has ended."""
     for path in glob.glob("/proc/[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            words = Path(path).read_bytes()
-            if words.startswith(program) and instance.encode() in words:
+            if instance.encode() in Path(path).read_bytes():
                 return int(path.split("/")[2])
     raise GameCrashed("it has ended at its start")
 
@@ -275,7 +264,7 @@ def remove_files(instance: str) -> None:
 
 
 @functools.cache
-def _watchdog() -> int:
+def _watchdog() -> IO[bytes]:
     """Starts what cares for this process's games: a thread that ends those that hang, and a shell that outlives it."""
 
     def watch() -> None:
@@ -293,5 +282,4 @@ def _watchdog() -> int:
     shell = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)
     shell.wait()  # its other half goes on in the background
     assert shell.stdin
-    # The end of this process closes it, not that of its interpreter: a start that nobody waits for would crash then.
-    return os.dup(shell.stdin.fileno())
+    return shell.stdin  # which the end of this process closes
