@@ -48,10 +48,10 @@ def test_rock_paper_scissors_is_learned_against_past_selves_and_goes_in_circles_
         """Exploitability of the newest policy, a mean over the second half of a run, and of its past ones' mixture."""
         newest, grow = [], Population.grow
 
-        def watching(population, policy, steps):
+        def watching(population, policy, steps, playing):
             if steps // 4000 > len(newest):
                 newest.append(exploitability(strategy(population._nets[0])))
-            grow(population, policy, steps)
+            grow(population, policy, steps, playing)
 
         monkeypatch.setattr(Population, "grow", watching)
         result = multibeast.train(
