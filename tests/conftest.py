@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -75,3 +76,23 @@ def quick(monkeypatch):
 
     monkeypatch.setattr(dialer, "PAUSE", (0.01, 0.02))
     monkeypatch.setattr(dialer, "FULL_PAUSE", (0.01, 0.02))
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    """Two hosts with a cable between them."""
+    from namespaces import Hosts
+
+    hosts = None
+    try:
+        hosts = Hosts()
+        subprocess.run([*hosts.learner, "true"], check=True, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("there is no `ip` command to make network namespaces with (Linux: iproute2)")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"network namespaces cannot be made here: {error.stderr.strip()}")
+    else:
+        yield hosts
+    finally:
+        if hosts:
+            hosts.close()

@@ -19,6 +19,7 @@ import pytest
 import test_r2d2
 import torch
 from lock_step import LockStep, metrics_of, new_learner, small_flags
+from namespaces import LEARNER_ADDRESS
 from programs import Program
 from waiting import PATIENCE, wait_until
 
@@ -576,6 +577,44 @@ def test_a_rank_that_is_stopped_for_a_while_is_waited_for_and_one_without_actors
         assert [process.wait(PATIENCE) for process in processes] == [0, 0], text(tmp_path)
 
 
+@pytest.mark.long
+def test_a_cut_link_is_waited_for_and_ends_both_sides_when_it_stays_cut(tmp_path, hosts):
+    training = tmp_path / "training.py"
+    training.write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import monobeast; from beast.learn import ranks\n"
+        "ranks.TIMEOUT = 10.0\nmonobeast.main()\n"
+    )
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for rank, place in enumerate((hosts.learner, hosts.envs)):
+            environment = variables(rank, 2, 29_500) | {
+                "MASTER_ADDR": LEARNER_ADDRESS, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+                "GLOO_SOCKET_IFNAME": hosts.ends[rank], "BEAST_TEST_RANKS": str(tmp_path),
+            }  # fmt: skip
+            output = stack.enter_context(open(tmp_path / f"output{rank}", "w"))
+            command = [*place, sys.executable, str(training), *RUN[1:]]
+            process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=output, stderr=subprocess.STDOUT)
+            processes.append(process)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        wait_until_training(tmp_path, processes)
+        with hosts.cut():
+            time.sleep(1)
+            before = len(rows(tmp_path))
+            time.sleep(2)
+            assert len(rows(tmp_path)) == before, "the link is not cut"
+        wait_until(lambda: len(rows(tmp_path)) > before + 2, lambda: text(tmp_path))
+        with hosts.cut():
+            began = time.monotonic()
+            assert [process.wait(PATIENCE) for process in processes] == [1, 1], text(tmp_path)
+            assert 5 < time.monotonic() - began < 30
+    for rank in range(2):
+        assert "another rank has ended or cannot be reached" in (tmp_path / f"output{rank}").read_text()
+    steps = torch.load(tmp_path / "runs/run/checkpoint.pt", weights_only=True)["counts"]["steps"]
+    assert steps >= int(rows(tmp_path)[-1]["step"]), "nothing is lost"
+    wait_until(lambda: not left_behind(tmp_path))
+
+
 @pytest.mark.parametrize("function", ["compute_loss", "scale_rewards"], ids=["learning", "acting"])
 def test_an_exception_in_one_rank_ends_all_with_its_text(tmp_path, function):
     fork = tmp_path / "fork.py"
@@ -617,6 +656,42 @@ def test_the_other_programs_have_ranks_too(tmp_path, words):
         trained = float(last["stats/updates"]) * 2 * flags["batch_width"] * flags["trained"]
         steps = int(last["step"]) * (flags["group_width"] - flags["eval_columns"]) / flags["group_width"]
         assert 0.5 * (steps - flags["min_fill"]) < trained / flags["replay_ratio"] <= steps - flags["min_fill"]
+    wait_until(lambda: not left_behind(tmp_path))
+
+
+@pytest.mark.on_demand  # PolyBeast without ranks has tests of the same that are quick
+def test_ranks_train_on_when_an_env_server_is_killed_or_stopped(tmp_path):
+    pytest.importorskip("libbeast", exc_type=ImportError)
+    words = [str(ROOT / "polybeast.py"), "--num_servers", "1", *RUN[1 : RUN.index("--num_actors")]]
+
+    def server_of(process) -> psutil.Process:
+        """Of that rank, the one that runs now."""
+
+        def find() -> psutil.Process | None:
+            children = psutil.Process(process.pid).children()
+            return next((child for child in children if "polybeast_env.py" in " ".join(child.cmdline())), None)
+
+        return wait_until(find, lambda: text(tmp_path))
+
+    def wait_for_rows(count: int) -> None:
+        before = len(rows(tmp_path))
+        wait_until(lambda: len(rows(tmp_path)) >= before + count, lambda: text(tmp_path))
+
+    with started([*words, "--log_steps", "500", "--no_tensorboard", "--device", "cpu"], tmp_path) as processes:
+        wait_until_training(tmp_path, processes)
+        for process in processes:
+            killed = server_of(process)
+            killed.kill()
+            wait_for_rows(2)
+            wait_until(lambda: server_of(process) != killed, lambda: text(tmp_path))
+        server = server_of(processes[1])
+        server.suspend()
+        time.sleep(ranks.PATIENCE + 2)
+        wait_for_rows(3)
+        server.resume()
+        wait_for_rows(3)
+        processes[0].terminate()
+        assert [process.wait(PATIENCE) for process in processes] == [0, 0], text(tmp_path)
     wait_until(lambda: not left_behind(tmp_path))
 
 

@@ -11,65 +11,14 @@ import time
 
 import pytest
 from env_hosts import ROOT, ServerProcess, make_certificate
+from namespaces import ENVS_ADDRESS, Hosts
 from waiting import PATIENCE, wait_until
 
 from beast.hosts import wire
 
 pytest.importorskip("libbeast", reason="libbeast is not built: pip install .", exc_type=ImportError)
 
-LEARNER_ADDRESS, ENVS_ADDRESS = "10.213.77.1", "10.213.77.2"
 CUT_SECONDS = 10
-
-
-class Hosts:
-    """Two network namespaces, `learner` and `envs`; each is a command that runs another one in it."""
-
-    def __init__(self):
-        names = [f"beast-{host}-{os.getpid()}" for host in ("learner", "envs")]
-        self._names, self._cable = names, f"beast{os.getpid() % 100_000}"
-        self.learner, self.envs = (["ip", "netns", "exec", name] for name in names)
-        for name in names:
-            _ip("netns", "add", name)
-        ends = ["a", "b"]
-        _ip("link", "add", self._cable + ends[0], "type", "veth", "peer", "name", self._cable + ends[1])
-        for name, end, address in zip(names, ends, (LEARNER_ADDRESS, ENVS_ADDRESS)):
-            _ip("link", "set", self._cable + end, "netns", name)
-            _ip("-n", name, "address", "add", f"{address}/24", "dev", self._cable + end)
-            _ip("-n", name, "link", "set", self._cable + end, "up")
-
-    @contextlib.contextmanager
-    def cut(self):
-        """The cable is out of its socket meanwhile."""
-        for state in ("down", "up"):
-            _ip("-n", self._names[1], "link", "set", self._cable + "b", state)
-            if state == "down":
-                yield
-
-    def close(self) -> None:
-        for name in self._names:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
-        subprocess.run(["ip", "link", "delete", self._cable + "a"], capture_output=True)
-
-
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    hosts = None
-    try:
-        hosts = Hosts()
-        subprocess.run([*hosts.learner, "true"], check=True, capture_output=True, text=True)
-    except FileNotFoundError:
-        pytest.skip("there is no `ip` command to make network namespaces with (Linux: iproute2)")
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"network namespaces cannot be made here: {error.stderr.strip()}")
-    else:
-        yield hosts
-    finally:
-        if hosts:
-            hosts.close()
 
 
 @pytest.fixture(scope="module")
