@@ -1,0 +1,136 @@
+"""What policy lag costs, and what corrects for it: returns in MinAtar with weights that are so many updates old.
+
+    python benchmarks/lag.py                  # all runs that the results lack, one on each core: six hours on two
+    python benchmarks/lag.py --seeds 1        # those of one seed
+    python benchmarks/lag.py --draw           # only the picture
+
+Each run is a fork of monobeast.py in lock step, so that every action is exactly as old as it is meant to be: inference
+gets the weights of the update that many updates ago. The results have a row for each run.
+"""
+
+import argparse
+import csv
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "lag.csv"
+GAMES = ("Breakout", "SpaceInvaders")
+LAGS = (0, 5, 20, 100)  # in updates
+SEEDS = (1, 2, 3, 4, 5)
+CORRECTIONS = {  # are there importance weights, and the clip of the policy's ratio
+    "V-trace and clip": (True, 0.2),
+    "clip alone": (False, 0.2),
+    "V-trace alone": (True, 0.0),
+    "neither": (False, 0.0),
+}
+STEPS = 600_000
+FLAGS = "--deterministic --num_actors 1 --group_width 16 --batch_width 32 --hidden_size 128 --vtrace_lambda 0.95"
+FLAGS += f" --entropy_cost 0.02 --learning_rate 2e-3 --normalize_returns off --total_steps {STEPS} --log_steps 20000"
+FLAGS += " --no_tensorboard"
+# The fork's edits of monobeast.py.
+PUBLISH = "weights.publish(learner.net, learner.updates)"
+LATE = """kept.append((copy.deepcopy(learner.net), learner.updates))
+            if len(kept) > {lag}:
+                weights.publish(*kept.pop(0))"""
+START = "    learner = training.learner\n    for batch, core_state in training.rollouts(feed):"
+WEIGHTS = {  # of V-trace's targets and of the policy's gradient
+    "log_rhos=log_rhos.detach().masked_fill": "log_rhos=torch.zeros_like(log_rhos).masked_fill",
+    "ratio.detach().clamp(max=flags.clip_pg_rho) * advantages": "advantages",
+}
+COLUMNS = ("game", "lag", "correction", "seed", "return", "measured_lag", "entropy", "minutes")
+
+
+def fork(lag: int, weigh: bool) -> str:
+    """The text of monobeast.py with its edits."""
+    edits = {START: START.replace("\n", "\n    kept: list = []\n", 1), PUBLISH: LATE.format(lag=lag)}
+    text = (ROOT / "monobeast.py").read_text()
+    for old, new in (edits if weigh else edits | WEIGHTS).items():
+        assert text.count(old) == 1, f"monobeast.py has changed: {old}"
+        text = text.replace(old, new)
+    return text
+
+
+def run(game: str, lag: int, correction: str, seed: int) -> dict:
+    """A row of the results. Its return is the mean of the games that ended in the run's last fifth."""
+    weigh, clip = CORRECTIONS[correction]
+    with tempfile.TemporaryDirectory() as place:
+        script = Path(place, "monobeast.py")
+        script.write_text(fork(lag, weigh))
+        command = [sys.executable, str(script), "--env", f"MinAtar/{game}-v0", "--ppo_clip", str(clip), *FLAGS.split()]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        began = time.monotonic()
+        command += ["--seed", str(seed), "--root", place, "--name", "run"]
+        subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+        minutes = (time.monotonic() - began) / 60
+        with open(Path(place, "run", "metrics.csv")) as file:
+            rows = list(csv.DictReader(file))
+    rows = rows[-len(rows) // 5 :]
+
+    def mean(name: str) -> float:
+        values = [float(row[name]) for row in rows]
+        return sum(values) / len(values)
+
+    numbers = mean("charts/episodic_return"), mean("stats/policy_lag_mean"), mean("losses/entropy"), minutes
+    texts = (f"{x:.{digits}f}" for x, digits in zip(numbers, (2, 1, 3, 1)))
+    return dict(zip(COLUMNS, (game, lag, correction, seed, *texts)))
+
+
+def read() -> list[dict]:
+    if not RESULTS.exists():
+        return []
+    with open(RESULTS) as file:
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+
+
+def draw(rows: list[dict]) -> None:
+    """The mean over seeds at each lag, and their lowest and highest."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, plots = pyplot.subplots(1, len(GAMES), figsize=(10, 4), layout="constrained")
+    for plot, game in zip(plots, GAMES):
+        for offset, correction in enumerate(CORRECTIONS):
+            found = [
+                [float(row["return"]) for row in rows if (row["game"], row["correction"]) == (game, correction)
+                 and int(row["lag"]) == lag] for lag in LAGS
+            ]  # fmt: skip
+            means = [sum(each) / len(each) for each in found]
+            ranges = [(mean - min(each), max(each) - mean) for each, mean in zip(found, means)]
+            x = [place + 0.06 * offset for place in range(len(LAGS))]
+            plot.errorbar(x, means, list(zip(*ranges)), marker="o", capsize=3, label=correction)
+        plot.set_xticks(range(len(LAGS)), [str(lag) for lag in LAGS])
+        plot.set(title=f"MinAtar {game}", xlabel="policy lag in updates", ylabel="mean return", ylim=(0, None))
+    plots[0].legend()
+    figure.savefig(RESULTS.with_suffix(".png"), dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--draw", action="store_true", help="only draw the picture")
+    flags = parser.parse_args()
+    rows = read()
+    done = {(row["game"], int(row["lag"]), row["correction"], int(row["seed"])) for row in rows}
+    wanted = [(*each, seed) for seed, *each in itertools.product(flags.seeds, GAMES, LAGS, CORRECTIONS)]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool, open(RESULTS, "a") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if not rows:
+            writer.writeheader()
+        for row in pool.map(lambda each: run(*each), [] if flags.draw else [x for x in wanted if x not in done]):
+            print(*row.values(), flush=True)
+            writer.writerow(row)
+            file.flush()
+    draw(read())
+
+
+if __name__ == "__main__":
+    main()
