@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv, VectorWrapper
@@ -17,6 +17,7 @@ from beast.envs.masks import MASK, legal_choices, spaces_with_mask
 from beast.envs.numbers import keep_numbers
 from beast.envs.rows import OBJECTIVE, REWARD_TERMS, is_final, rollout_fields, written_by
 from beast.envs.spaces import CATEGORICAL, EnvSpaces, choices, env_actions, in_a_line, misfit_observation, parts_by_name
+from beast.envs.tensors import in_arrays
 from beast.errors import InputError, raised
 from beast.machine import CLOSING_SECONDS
 
@@ -47,6 +48,7 @@ class EnvGroup:
     def __init__(self, env: VectorEnv, has_mask: bool = False, metrics: str = ""):
         """`metrics` are names of more numbers in the infos (--env_metrics), with commas between them. Raises
         InputError for a space that is not supported and for an env that does not reset itself."""
+        env = in_arrays(env)
         keep_numbers(env)
         # ale-py 0.12.1 writes its mode into the dict that all vector env classes share, so the env's own attribute
         # comes first.
@@ -82,10 +84,9 @@ class EnvGroup:
         self._write_observations(observations, row["obs"], info)
         for array in row.get("final_obs", {}).values():
             array[...] = 0
-        # NEXT_STEP: whether the row before was the last of its episode, and of its game.
-        self._was_final = self._was_game_over = absent = self._absent(info)
+        absent = self._absent(info)
+        self._games = Games(absent, absent, np.zeros(self.num_envs), np.zeros(self.num_envs, np.int32))
         self.ended = []
-        self._return, self._step = np.zeros(self.num_envs), np.zeros(self.num_envs, np.int32)
         self._objective = np.full(self.num_envs, np.nan)
         nothing_yet = dict.fromkeys(("reward", "terminated", "truncated", "episode_return", "episode_step"), 0)
         self._write_numbers({**nothing_yet, "done": ~absent, "terminated": absent, "task": self._task}, info, row)
@@ -111,27 +112,13 @@ class EnvGroup:
         absent = self._absent(info)
         newly_over = game_over & ~absent
         self.ended = env_metrics.read_games(info, newly_over, self._metrics) if newly_over.any() else []
-        if self.spaces.final_observations:
-            done, new_game = ended, game_over
-        else:
-            # A life may end in the very step that began it (a frame limit). Both rows are final then: a row that is
-            # `done` and ended would read as a SAME_STEP reset, and its void transition would be trained on.
-            done, new_game = self._was_final & ~ended, self._was_game_over
-            self._was_final, self._was_game_over = ended, game_over
-            reward = np.where(new_game, 0.0, reward)  # of a void step
-            comes, was_over = new_game & ~absent, new_game.reshape(-1, self._agents).all(1)
-            begins = was_over & comes.reshape(-1, self._agents).any(1)  # also for those who come later
-            new_game = comes | np.repeat(begins, self._agents)
-        self._return = np.where(new_game, 0.0, self._return + reward)
-        self._step = np.where(new_game, 0, self._step + ~absent)
+        same_step = self.spaces.final_observations
+        computed, self._games = next_row(np, self._games, reward, ended, game_over, absent, self._agents, same_step)
         if "final_obs" in row and truncated.any():
             lost = truncated & ~self._write_final_observations(info, truncated, row["final_obs"])
             self.loses_final_obs |= bool((lost & ~terminated).any())
             terminated = terminated | lost
-        computed = {
-            "reward": reward, "done": done, "terminated": terminated, "truncated": truncated,
-            "episode_return": self._return, "episode_step": self._step, "task": self._task,
-        }  # fmt: skip
+        computed |= {"terminated": terminated, "truncated": truncated, "task": self._task}
         self._write_numbers(computed, info, row)
 
     def close(self) -> None:
@@ -148,7 +135,7 @@ class EnvGroup:
             row[REWARD_TERMS][...] = info.get(REWARD_TERMS, 0)
         if OBJECTIVE in row:
             told = np.where(info.get("_true_objective", True), info.get("true_objective", np.nan), np.nan)
-            is_held = self._absent(info) & (self._step > 0)
+            is_held = self._absent(info) & (self._games.steps > 0)
             row[OBJECTIVE][...] = self._objective = np.where(is_held, self._objective, told)
         if "final_info" in info:
             for k in np.flatnonzero(computed["terminated"] | computed["truncated"]).tolist():
@@ -208,6 +195,35 @@ class EnvGroup:
             fields[MASK][found] = self._legal(final, info.get("final_info", {}))[found]
         self._check_limits(fields, found)
         return found
+
+
+class Games(NamedTuple):
+    """Where the games of a group are after their newest row: arrays or tensors [K]."""
+
+    was_final: Any  # NEXT_STEP: that row was the last of its episode,
+    was_over: Any  # and of its game
+    returns: Any  # float64
+    steps: Any  # int32
+
+
+def next_row(
+    xp: Any, games: Games, reward, ended, game_over, absent, agents: int, same_step: bool
+) -> tuple[dict, Games]:
+    """Fields of the row that a step gave, and the games after it. `xp` is numpy or torch, `reward` float64 and all
+    others bool, [K]; each `agents` columns are one game. No branch depends on data, so that a GPU's need not come."""
+    done, new_game = ended, game_over
+    if not same_step:
+        # A life may end in the very step that began it (a frame limit). Both rows are final then: a row that is
+        # `done` and ended would read as a SAME_STEP reset, and its void transition would be trained on.
+        done, new_game = games.was_final & ~ended, games.was_over
+        reward = xp.where(new_game, 0.0, reward)  # of a void step
+        comes, was_over = (new_game & ~absent).reshape(-1, agents), new_game.reshape(-1, agents).all(1)
+        begins = was_over & comes.any(1)  # also for those who come later
+        new_game = (comes | begins.reshape(-1, 1)).reshape(-1)
+    returns = xp.where(new_game, 0.0, games.returns + reward)
+    steps = xp.where(new_game, 0, games.steps + ~absent)
+    row = {"reward": reward, "done": done, "episode_return": returns, "episode_step": steps}
+    return row, Games(ended, game_over, returns, steps)
 
 
 def name_of(env: VectorEnv) -> str:

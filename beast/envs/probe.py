@@ -29,6 +29,7 @@ from beast.envs.spaces import (
     misfit_observation,
     random_actions,
 )  # fmt: skip
+from beast.envs.tensors import in_arrays, is_of_tensors
 from beast.errors import InputError, MissingPackage, UserError, first_line, raised
 from beast.files import same_directory
 
@@ -78,6 +79,8 @@ def probe_env(create_env: Callable, flags, several_kinds: bool = False, **overri
         raise
     except BaseException as error:  # a panic of Rust's and a cancelled task are no Exceptions
         raise _not_made(error, flags.env if "env" in read else "create_env()", overrides) from error
+    on_device = is_of_tensors(env)
+    env = in_arrays(env)
     _check_kind(env, num_envs)
     num_envs, agents = env.num_envs, (env.metadata or {}).get("agents", 1)
     has_all_tasks = getattr(flags, "balance", "samples") == "samples" and not getattr(flags, "task", "")
@@ -122,7 +125,7 @@ def probe_env(create_env: Callable, flags, several_kinds: bool = False, **overri
             _warn(f"{name}: the agent will not see {what}, which the observation space lacks: add it there or drop it")
         known = {key: x for key, x in (env.metadata or {}).items() if key in ("frames_per_step", "atari_backend")}
         terms = _reward_terms(env, name)
-        own = {"env_id": name, "agents": agents, "tasks": tasks, "reward_terms": terms, **known}
+        own = {"env_id": name, "agents": agents, "tasks": tasks, "reward_terms": terms, "on_device": on_device, **known}
         return group.spaces._replace(flags=frozenset(read), **own)
 
 

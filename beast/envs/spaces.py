@@ -43,6 +43,7 @@ class EnvSpaces(NamedTuple):
     agents: int = 1  # columns that belong together (agents.py)
     tasks: int = 1  # of which a group has equally many environments (tasks.py)
     reward_terms: dict[str, float] = {}  # parts of the reward, and the coefficient of each in it
+    on_device: bool = False  # they are of torch tensors (tensors.py)
     flags: frozenset[str] = frozenset()  # at which `create_env` has looked, where `probe_env` found it
 
 

@@ -10,6 +10,7 @@ import torch
 
 from beast.envs.rows import written_by
 from beast.feeds.actors import Actors
+from beast.feeds.device import TensorMemory
 from beast.feeds.feed import Consumer, Feed, Rows
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.slots import NO_SLOT, Slots, SlotTensors
@@ -34,7 +35,7 @@ class SharedMemoryFeed(Feed):
     """
 
     def __init__(
-        self, consumer: Consumer, memory: RolloutMemory, actors: Actors, batch_width: int, *,
+        self, consumer: Consumer, memory: RolloutMemory | TensorMemory, actors: Actors, batch_width: int, *,
         lock_step: bool = False, joins_groups: bool | None = None, arrived: Callable[[dict], None] | None = None,
     ):  # fmt: skip
         """`lock_step` is for `--deterministic`. `joins_groups` is for tests: answer all ready groups at once, as on a
@@ -42,12 +43,15 @@ class SharedMemoryFeed(Feed):
         super().__init__(consumer, actors.processes)
         self.workers, self.memory, self.actors, self.batch_width = actors.workers, memory, actors, batch_width
         self.slots = Slots(memory.num_slots, lock_step, memory.group_width)
-        self.tensors = SlotTensors(memory, self.device)
+        is_here = isinstance(memory, TensorMemory)  # on the device
+        self.tensors = SlotTensors(memory, self.device, is_twin=False if is_here else None)
         self.groups = [Group() for _ in range(actors.num_groups)]
-        size = f"{memory.num_bytes / 1e6:.0f} MB of slots"
+        size = f"{memory.num_bytes / 1e6:.0f} MB of slots{f' on {self.device}' if is_here else ''}"
         self.description = f"{actors.num_groups} groups of {memory.group_width} environments, {size}"
         # A group's rows fit a CPU's cache, and need no gathering. A GPU is faster with more of them.
-        self._joins_groups = self.device.type != "cpu" if joins_groups is None else joins_groups
+        # Environments on a GPU step while the net computes for another group.
+        on_gpu = self.device.type != "cpu" and not is_here
+        self._joins_groups = on_gpu if joins_groups is None else joins_groups
         self._input_names = [name for name in memory.row(0, 0) if name not in written_by("agent")] + ["action"]
         self._new_state = tuple(
             x.to(self.device).repeat_interleave(memory.group_width, dim=1) for x in consumer.core_state

@@ -5,12 +5,12 @@ import itertools
 import math
 import threading
 import time
+from typing import Any
 
 import torch
 
 from beast.device import Fence
 from beast.envs.rows import OBJECTIVE, REWARD_TERMS, nest_observations, written_by
-from beast.feeds.memory import RolloutMemory
 
 NO_SLOT = -1
 RECENT = 0.1  # weight of the newest value in a running mean
@@ -178,11 +178,12 @@ class SlotTensors:
     when all rows of a rollout are queued, the learner `free` when its last read of them is.
     """
 
-    def __init__(self, memory: RolloutMemory, device: torch.device, is_twin: bool | None = None):
-        """`is_twin` is for tests: a twin on a CPU."""
+    def __init__(self, memory: Any, device: torch.device, is_twin: bool | None = None):
+        """`memory` is a RolloutMemory, or a TensorMemory, which lies on the device and has no twin. `is_twin` is for
+        that and for tests: a twin on a CPU."""
         self.memory, self.device = memory, device
         self.is_twin = device.type != "cpu" if is_twin is None else is_twin
-        self._shared = {name: torch.from_numpy(array) for name, array in memory.arrays.items()}
+        self._shared = {name: torch.as_tensor(array) for name, array in memory.arrays.items()}  # views
         self._shared["env_number"][:] = torch.arange(memory.group_width)
         self._tensors = self._shared
         if self.is_twin:

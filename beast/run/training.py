@@ -31,6 +31,7 @@ from beast.envs.spaces import EnvSpaces, categories_by_part
 from beast.envs.tasks import with_tasks
 from beast.errors import InputError, full_text
 from beast.feeds.actors import ActorProcesses, Actors, LocalActors, name_of_maker
+from beast.feeds.device import TensorEnvs, TensorMemory
 from beast.feeds.feed import Consumer, Feed
 from beast.feeds.memory import Fields, RolloutMemory
 from beast.feeds.shared_memory import SharedMemoryFeed
@@ -438,7 +439,8 @@ def open_feed(
     """
     flags, log, script = training.flags, training.run.log, os.path.abspath(script)
     training.spaces = checkpoint.describe_spaces(spaces)
-    has_others = not flags.deterministic or flags.eval_minutes  # processes with environments
+    has_actors = not flags.deterministic and not spaces.on_device
+    has_others = has_actors or flags.eval_minutes  # processes with environments
     if has_others:
         hand_over(flags.env, script)
     maker = name_of_maker(script, create_env) if has_others else ""
@@ -448,16 +450,22 @@ def open_feed(
             "out, or edit create_env in a copy of that file"
         )
     layout = {**rollout_fields(spaces), **(more_fields or {})}, flags.num_slots, flags.unroll_length, flags.group_width
-    memory = RolloutMemory(*layout, categories_by_part(spaces))
-    if training.device.type == "cuda":
-        training.cleanup.callback(pin_memory(memory.buffer, training.device, log))
+    memory: RolloutMemory | TensorMemory
     actors: Actors
-    if flags.deterministic:
-        progress.follow(training.page)
-        actors = LocalActors(create_env, flags, memory, num_groups, training.env_seed)
+    seed, page = training.env_seed, training.page
+    if not has_actors:
+        progress.follow(page)
+    if spaces.on_device:
+        memory = TensorMemory(*layout, training.device)
+        actors = TensorEnvs(create_env, flags, spaces, memory, num_groups, seed)
     else:
-        seed, page = training.env_seed, training.page
-        actors = ActorProcesses(script, actor_flags or flags, memory, num_groups, seed, log, maker, page)
+        memory = RolloutMemory(*layout, categories_by_part(spaces))
+        if training.device.type == "cuda":
+            training.cleanup.callback(pin_memory(memory.buffer, training.device, log))
+        if has_actors:
+            actors = ActorProcesses(script, actor_flags or flags, memory, num_groups, seed, log, maker, page)
+        else:
+            actors = LocalActors(create_env, flags, memory, num_groups, seed)
     training.cleanup.callback(actors.close)
     consumer = consumer_of(training.learner, max_policy_lag)
     return SharedMemoryFeed(consumer, memory, actors, batch_width, lock_step=flags.deterministic, arrived=arrived)
