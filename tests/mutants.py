@@ -1007,6 +1007,7 @@ OTHER_MUTANTS = {
         ("categories not compared", "{name: str(space) for", "{name: '' for"),
     ],
     "beast/envs/doom.py": [
+        ("the only weapon earns", '"DAMAGECOUNT": (0.01, 0)}, held=0,', '"DAMAGECOUNT": (0.01, 0)},'),
         ("a crashed game has a result", 'info |= {} if crashed else {"true', 'info |= {"true'),
         ("telefrags drown all", 'max(now["HEALTH"], 0.0)', 'now["HEALTH"]'),
         (
@@ -1045,6 +1046,7 @@ OTHER_MUTANTS = {
         ("pixels of the row above", "self.seen.screen.reshape(-1)", "np.roll(self.seen.screen, 1, 0).reshape(-1)"),
     ],
     "beast/envs/doom_match.py": [
+        ("a scenario's own rules lost", '{RULES} {self._scenario.rules}"', '{RULES}"'),
         ("a tie wins", "float(frags[seat] > most)", "float(frags[seat] >= most)"),
         ("bots do not count", " + self._players[0].of_bots()", ""),
         (
@@ -1062,6 +1064,7 @@ OTHER_MUTANTS = {
         ),
     ],
     "beast/envs/doom_game.py": [
+        ("an older arena kept", "if not path.exists() or path.read_bytes() != arena():", "if not path.exists():"),
         ("hung games are waited for", "time.monotonic() > self._due and self._pid", "False and self._pid"),
         ("games outlive their process", "kill -9 ", "echo "),
         ("files outlive their games", 'rm -f "$file"', "true"),

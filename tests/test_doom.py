@@ -16,7 +16,7 @@ from test_failures import Training
 from waiting import wait_until
 
 from beast import envs
-from beast.envs import doom, doom_game, doom_match
+from beast.envs import doom, doom_arena, doom_game, doom_match
 from beast.errors import InputError, MissingFile, MissingPackage
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -126,7 +126,11 @@ def test_shaping_pays_what_was_gained_and_lost_and_nothing_where_a_game_begins_e
     assert paid(HEALTH=-999_900, FRAGCOUNT=5, DEATHCOUNT=1) == {"HEALTH-": -0.3}, "no less than dead"
     assert paid(HEALTH=0, is_over=True) == {}
     small = doom.Terms(doom.SCENARIOS["DuelSmall"]).coefficients
-    assert [small[name] for name in ("FRAGCOUNT+", "DEATHCOUNT+", "DAMAGECOUNT+", "HEALTH-")] == [1, -1, 0.01, -0.01]
+    assert small == {"FRAGCOUNT+": 1, "FRAGCOUNT-": -1, "DAMAGECOUNT+": 0.01, "DAMAGECOUNT-": 0}
+    terms = doom.Terms(doom.SCENARIOS["DuelSmall"])
+    terms.begin()
+    held = [terms.step(variables(SELECTED_WEAPON=2, SELECTED_WEAPON_AMMO=50), False) for _ in range(9)]
+    assert not np.any(held), "there is one weapon, which nobody can lose"
 
 
 def test_a_weapon_with_ammunition_is_worth_something_from_its_fifth_step_on():
@@ -306,6 +310,31 @@ def match(make, monkeypatch):
 
 def duel(env) -> doom_match.DoomMatch:
     return env.envs[0]
+
+
+def test_small_duels_are_fought_in_a_room_of_our_own_whose_players_see_each_other(match, monkeypatch, tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    path = doom_game.scenario_file(doom_game.ARENA)
+    assert path == cache / "beast/arena.wad" and path.read_bytes() == doom_arena.arena()
+    path.write_bytes(b"of an older version")
+    env = match(limit=840)
+    assert path.read_bytes() == doom_arena.arena()
+    env.reset(seed=1)
+    games = duel(env)._games
+
+    def of_each(name: str) -> list[float]:
+        return [game._game.get_game_variable(getattr(vizdoom.GameVariable, name)) for game in games]
+
+    for _ in range(20):  # two who begin in one place are parted at once
+        env.step(np.array([[0, 0], [0, 0]]))
+    assert np.allclose(sorted(of_each("ANGLE")), [doom_arena.NORTH, doom_arena.SOUTH])
+    assert abs(np.subtract(*of_each("POSITION_Y"))) > 300 and of_each("POSITION_X") == [doom_arena.WIDTH / 2] * 2
+    rewards = np.zeros(2)
+    for _ in range(190):  # stand and shoot
+        rewards += env.step(np.array([[0, 1], [0, 1]]))[1]
+    assert sum(of_each("FRAGCOUNT")) >= 2 and rewards.sum() > 3, "shots hit who stands opposite"
+    assert of_each("SELECTED_WEAPON_AMMO") == [50, 50], "there is no end of it"
 
 
 def test_players_of_a_match_see_and_do_what_is_theirs_until_its_time_is_over(match):

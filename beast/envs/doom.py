@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from beast.envs.doom_game import SCREEN, Game, GameCrashed, Seen, vizdoom
+from beast.envs.doom_game import ARENA, SCREEN, Game, GameCrashed, Seen, vizdoom
 from beast.errors import InputError
 
 PREFIX = "Doom/"
@@ -53,7 +53,7 @@ DUEL = BOTS | {
     "HEALTH": (0.01, -0.01),
 }  # fmt: skip
 WORTH = (1, 1, 1, 5, 5, 5, 10, 10)  # of the weapon in each slot
-HELD = 0.0002  # of a step with a weapon in hand that has ammunition, times its worth
+HELD = 0.0002  # reward of a step with a weapon in hand that has ammunition, times its worth
 HELD_STEPS = 4  # before it counts as held
 LARGEST = {"DAMAGECOUNT": 200, "HITCOUNT": 5}  # gain in one step
 COUNTERS = ("FRAGCOUNT", "DEATHCOUNT", "HITCOUNT", "DAMAGECOUNT")  # which DOOM does not reset with every episode
@@ -81,9 +81,11 @@ class Scenario:
     skill: int | None = None
     frames: int = 4  # tics of a step
     measured: bool = False  # shows measurements
-    shaping: dict[str, tuple[float, float]] = field(default_factory=dict)  # and a weapon in hand is worth HELD
+    shaping: dict[str, tuple[float, float]] = field(default_factory=dict)
+    held: float = HELD  # of a step with a weapon in hand, times its worth, where there is shaping
     bots: int = 0
     seats: int = 1  # players that are agents
+    rules: str = ""  # arguments of the game, beside RULES
     objective: str = ""  # the variable that counts as success; "reward": the scenario's own reward, without shaping
 
 
@@ -125,10 +127,10 @@ SCENARIOS = {
     "Deathmatch": Scenario(
         "freedm.wad", (*FIGHT, press("USE")), 8400, frames=2, measured=True, shaping=DUEL, seats=4, bots=4
     ),
-    # In the package, with nothing to fetch.
+    # In a room of our own, with nothing to fetch. Only what a player does earns: what others do is noise to learn from.
     "DuelSmall": Scenario(
-        "multi_duel.wad", (press("MOVE_LEFT", "MOVE_RIGHT"), ATTACK), 2100, measured=True, seats=2,
-        shaping={name: DUEL[name] for name in ("FRAGCOUNT", "DEATHCOUNT", "DAMAGECOUNT", "HEALTH")},
+        ARENA, (press("MOVE_LEFT", "MOVE_RIGHT"), ATTACK), 2100, measured=True, seats=2, rules="+sv_infiniteammo 1",
+        shaping={"FRAGCOUNT": (1, -1), "DAMAGECOUNT": (0.01, 0)}, held=0,
     ),
 }  # fmt: skip
 
@@ -162,7 +164,7 @@ class Doom(gymnasium.Env):
         self._player = Player(scenario)
         self.action_space, self.observation_space = self._player.action_space, self._player.observation_space
         self.reward_terms = self._player.terms.coefficients
-        self._game = make_game(scenario, scenarios, f"-host 1 {RULES}" if scenario.bots else "")
+        self._game = make_game(scenario, scenarios, f"-host 1 {RULES} {scenario.rules}" if scenario.bots else "")
         self._game.start()
 
     def reset(self, *, seed=None, options=None):
@@ -301,15 +303,15 @@ class Terms:
 
     def __init__(self, scenario: Scenario):
         self.coefficients: dict[str, float] = {}
-        self._variables = []
+        self._variables, self._held = [], scenario.held
         for name, (gain, loss) in scenario.shaping.items():
             slots = SLOTS if name in ("WEAPON", "AMMO") else (None,)
             for slot in slots:
                 variable, worth = (name, 1) if slot is None else (f"{name}{slot}", WORTH[slot])
                 self._variables.append(variable)
                 self.coefficients |= {f"{variable}+": gain * worth, f"{variable}-": loss * worth}
-        if scenario.shaping:
-            self.coefficients |= {f"HELD{slot}": HELD * WORTH[slot] for slot in SLOTS}
+        if scenario.shaping and scenario.held:
+            self.coefficients |= {f"HELD{slot}": scenario.held * WORTH[slot] for slot in SLOTS}
 
     def begin(self) -> None:
         self._before: dict[str, float] = {}
@@ -329,7 +331,7 @@ class Terms:
         for name in self._variables:
             change = min(now[name] - before[name], LARGEST.get(name, math.inf))
             amounts[f"{name}+" if change > 0 else f"{name}-"] = abs(change)
-        if is_held:
+        if is_held and self._held:
             amounts[f"HELD{int(weapon)}"] = 1.0
         return np.fromiter(amounts.values(), np.float32)
 

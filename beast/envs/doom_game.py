@@ -16,13 +16,16 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from beast.envs.doom_arena import arena
 from beast.errors import MissingFile, MissingPackage, raised
+from beast.files import replace_file
 from beast.machine import FAMILY
 
 SCREEN = (72, 128, 3)  # what agents see of 160 x 120 pixels
 STEP_SECONDS = 10.0  # a game that answers later hangs
 STARTS = 3  # tries to start a game
 SCENARIOS = "BEAST_DOOM_SCENARIOS"
+ARENA = "arena.wad"
 STARTERS = concurrent.futures.ThreadPoolExecutor(8, "doom-start")  # the games of a match start together
 OWNER = "BEAST_DOOM_OWNER"  # environment variable of a game: whose it is
 # A shell that waits until this process has ended, in whatever way. Then it ends its games, and removes their folder
@@ -68,7 +71,14 @@ def vizdoom() -> Any:
 
 
 def scenario_file(name: str, folder: str = "") -> Path:
-    """The path of a scenario's file: in `folder`, in $BEAST_DOOM_SCENARIOS, or in the package. Raises MissingFile."""
+    """The path of a scenario's file: in `folder`, in $BEAST_DOOM_SCENARIOS, or in the package; of our own arena, which
+    is written there, in the user's cache. Raises MissingFile."""
+    if name == ARENA:
+        path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "beast", name)
+        if not path.exists() or path.read_bytes() != arena():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, lambda file: file.write(arena()))
+        return path
     given = [Path(each) for each in (folder, os.environ.get(SCENARIOS, "")) if each]
     for directory in (*given, Path(vizdoom().scenarios_path)):
         if (directory / name).is_file():

@@ -107,7 +107,7 @@ class DoomMatch:
         self._reserved.close()
         self._reserved = reserve_port()
         port = self._reserved.getsockname()[1]
-        host = f"-host {self._scenario.seats} -port {port} {RULES}"
+        host = f"-host {self._scenario.seats} -port {port} {RULES} {self._scenario.rules}"
         others = [f"-join 127.0.0.1:{port}"] * (self._scenario.seats - 1)
         self._games = [make_game(self._scenario, self._folder, arguments) for arguments in (host, *others)]
         for game in self._games:
