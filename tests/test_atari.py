@@ -685,7 +685,7 @@ REFUSED = r"nest calls: 1000 of them take \d{5,} bytes of stack, .*; compile wit
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("-O1", REFUSED),
+        pytest.param("-O1", REFUSED, marks=pytest.mark.on_demand),
         pytest.param("-O2", "", marks=pytest.mark.on_demand),
         pytest.param("-O0", "", marks=pytest.mark.on_demand),
         pytest.param("-O1 -fsanitize=address", "", marks=pytest.mark.on_demand),  # takes 38 s

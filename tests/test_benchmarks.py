@@ -89,7 +89,7 @@ def test_a_staged_run_ends_with_its_orders_and_refuses_what_is_none():
     assert not orders.have_reached("simulation")  # and does not wait any more
 
 
-@pytest.mark.long
+@pytest.mark.on_demand  # a minute; the stages of one variant are measured above
 def test_throughput_measures_every_stage_of_both_variants_and_writes_what_it_found(tmp_path):
     arguments = "--env CartPole-v1 --envs 16 --repeats 1 --seconds 2 --warmup 0.5 --out".split()
     told = run("throughput.py", *arguments, str(tmp_path))

@@ -380,7 +380,8 @@ def test_bots_are_players_whose_frags_count(match, monkeypatch):
     assert env.step(np.zeros((2, 2), int))[-1]["true_objective"].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("seat", [0, 1])  # the host of the match, and another one
+# The host of the match, and another one, without which the host waits for a minute.
+@pytest.mark.parametrize("seat", [0, pytest.param(1, marks=pytest.mark.on_demand)])
 def test_a_match_whose_game_dies_ends_for_all_and_is_started_again(match, capfd, seat):
     env = match(limit=2000)
     env.reset(seed=1)

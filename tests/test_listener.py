@@ -379,7 +379,7 @@ def test_a_negative_max_env_restarts_is_refused_with_a_listener_too(unix):
             learning(listener, max_env_restarts=-1)
 
 
-@pytest.mark.long
+@pytest.mark.on_demand  # waits that long
 def test_a_connection_takes_calls_for_half_a_minute_only_and_its_stream_goes_on(unix):
     states = []
     with listening(unix, token="sesame") as listener, learning(listener) as learner:

@@ -26,7 +26,7 @@ def test_an_installation_has_the_agents_and_all_of_beast_but_no_module_with_a_co
     assert (tmp_path / "installed" / "beast" / "py.typed").exists()
 
 
-@pytest.mark.long
+@pytest.mark.on_demand  # compiles for more than a minute
 def test_the_emulator_is_built_without_grpc(tmp_path):
     pytest.importorskip("pybind11", reason="setup.py needs pybind11: make libbeast")
     programs = {name: shutil.which(name) for name in ("g++", "gcc", "c++", "cc", "as", "ld")}

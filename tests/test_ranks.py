@@ -577,7 +577,7 @@ def test_a_rank_that_is_stopped_for_a_while_is_waited_for_and_one_without_actors
         assert [process.wait(PATIENCE) for process in processes] == [0, 0], text(tmp_path)
 
 
-@pytest.mark.long
+@pytest.mark.on_demand  # waits for timeouts
 def test_a_cut_link_is_waited_for_and_ends_both_sides_when_it_stays_cut(tmp_path, hosts):
     training = tmp_path / "training.py"
     training.write_text(

@@ -260,7 +260,7 @@ def test_the_slurm_job_with_ranks_starts_them_again_and_ends_with_a_checkpoint(c
     assert stops[-1] == stops[-2] and (checkout / "runs" / "slurm-ranks" / "checkpoint.pt").exists()
 
 
-@pytest.mark.long
+@pytest.mark.on_demand  # the job of several ranks above begins and stops in the same way
 def test_the_slurm_job_of_one_node_resumes_where_slurm_stopped_it(checkout, tmp_path):
     (job,) = (block for block in SCRIPTS if "#SBATCH --nodes=1" in block)
     for old, new in (("PongNoFrameskip-v4", "CartPole-v1"), ('"pong"', "slurm-1"), ("python ", f"{sys.executable} ")):
