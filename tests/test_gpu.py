@@ -3,6 +3,7 @@
 import copy
 import csv
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,12 +12,16 @@ from lock_step import new_net, spaces_of, step
 
 import monobeast
 from beast.device import pin_memory
+from beast.envs.probe import probe_env
+from beast.envs.rows import rollout_fields
 from beast.errors import InputError
+from beast.feeds.device import TensorGroup, TensorMemory
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.shared_memory import SharedMemoryFeed
 from beast.feeds.slots import SlotTensors
 from beast.learn.graphs import WARM_UP, Graphs
 from beast.learn.nests import map_tensors
+from examples.tensor_envs import CartPoles
 
 NO_LIBBEAST = "libbeast is not built: make libbeast"
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -261,3 +266,37 @@ def test_a_compiled_run_trains(tmp_path, core):
     monobeast.train(monobeast.Flags(**flags, total_steps=10_000, log_steps=2000, tensorboard=False))
     with open(tmp_path / "run" / "metrics.csv") as file:
         assert all(np.isfinite(float(row["losses/total_loss"])) for row in csv.DictReader(file))
+
+
+def test_environments_of_tensors_are_stepped_as_on_a_cpu_and_the_host_does_not_wait(monkeypatch):
+    starts = torch.linspace(-0.04, 0.04, 32).reshape(8, 4)
+    monkeypatch.setattr(CartPoles, "_starts", lambda poles: starts[: poles.num_envs].to(poles.device))
+    spaces = probe_env(lambda flags, num_envs: CartPoles(num_envs), monobeast.Flags(env="CartPoles-v0"))
+    groups = []
+    for device in map(torch.device, ("cpu", "cuda")):
+        memory = TensorMemory(rollout_fields(spaces), 1, 60, 8, device)
+        groups.append(TensorGroup(CartPoles(8, device), spaces, memory))
+        groups[-1].reset(1, 0, 0)
+        memory.arrays["action"].copy_((torch.arange(61)[:, None] // 3 + torch.arange(8)) % 2)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for row in range(1, 61):
+                groups[-1].step(0, row)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    on_cpu, on_gpu = (group.memory.arrays for group in groups)
+    for name in ("obs/obs", "reward", "done", "terminated", "episode_return", "episode_step"):
+        torch.testing.assert_close(on_gpu[name].cpu(), on_cpu[name], rtol=1e-4, atol=1e-4)
+    assert on_cpu["terminated"].any()
+
+
+def test_an_agent_trains_on_environments_of_tensors_on_the_gpu(tmp_path):
+    flags = monobeast.Flags(
+        env="examples.tensor_envs:CartPoles-v0", env_kwargs='{"device": "cuda"}', device="cuda", root=str(tmp_path),
+        name="run", num_actors=1, group_width=256, batch_width=256, vtrace_lambda=0.95, learning_rate=3e-3, epochs=2,
+        minibatches=2, hidden_size=256, normalize_returns="on", tensorboard=False,
+    )  # fmt: skip
+    for total_steps in (500_000, 1_000_000):
+        result = monobeast.train(replace(flags, total_steps=total_steps))
+    assert result.steps >= 1_000_000 and result.mean_return >= 150, "poles of an untrained policy fall after 20 steps"
