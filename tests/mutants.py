@@ -78,6 +78,7 @@ TESTS = {  # of each file, those that fail first
         "tests/test_tuned.py::test_the_last_step_of_a_game_tells_terms_and_success_in_both_conventions",
     ],
     "beast/envs/probe.py": ["tests/test_oddities.py", "tests/test_masks.py"],
+    "beast/envs/emulator.py": ["tests/test_atari_env.py"],
     "beast/envs/tensors.py": ["tests/test_device.py"],
     "beast/feeds/device.py": ["tests/test_device.py"],
     "beast/envs/spaces.py": ["tests/test_net.py", "tests/test_oddities.py", "tests/test_kinds.py"],
@@ -944,6 +945,13 @@ OTHER_MUTANTS = {
         ("infos below a wrapper fail", "_tolerate(each)", "pass"),
         ("rewards of shape (1,) refused", "view(_Rewards)", "view()"),
         ("others stay open", "single.close()", "pass"),
+    ],
+    "beast/envs/emulator.py": [
+        ("games off the list taken", "if not unlisted and (reason := why_not(game)):", "if False:"),
+        ("other arguments swallowed", "        refuse_unknown(others)", "        pass"),
+        ("stepped when closed", "        if self.closed:", "        if False:"),
+        ("a first mask of all refused", "(self._received is None and not mask.all())", "self._received is None"),
+        ("states that are no bytes", "if not isinstance(state, bytes):", "if False:"),
     ],
     "beast/envs/tensors.py": [
         ("an environment in arrays taken for one of tensors", "is_torch and not isinstance(env, OfArrays)", "is_torch"),

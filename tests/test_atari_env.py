@@ -694,6 +694,15 @@ def test_a_film_without_a_seed_shows_the_game_that_is_played():
 
 @pytest.mark.parametrize("settings, message", [
     ({"game": "chess"}, "knows no game 'chess'; its games are adventure"),
+    ({"game": "ALE/Pong-v5"}, "knows no game 'ALE/Pong-v5'; give the name of a ROM: pong$"),
+    ({"game": "MontezumaRevengeNoFrameskip-v4"}, "give the name of a ROM: montezuma_revenge$"),
+    ({"game": "space_invader"}, "give the name of a ROM: space_invaders or"),
+    ({"game": "tic_tac_toe_3d"}, "tic_tac_toe_3d is not on the list .*: unlisted=True plays it all the same"),
+    ({"game": "video_chess"}, "video_chess is not on the list"),
+    ({"mode": 1}, "mode: Atari games are played in their default mode, as in ale-py's vector env"),
+    ({"difficulty": 0}, "difficulty: Atari games are played in their default difficulty"),
+    ({"frame_skip": 4}, "takes no 'frame_skip'; its arguments are game, num_envs, .*frameskip"),
+    ({"unlisted": 1}, "unlisted is 1: give True or False"),
     ({"num_envs": 0}, "num_envs is 0: it must lie between 1 and"),
     ({"stack_num": 0}, "stack_num is 0"),
     ({"frameskip": 0}, "frameskip is 0"),
@@ -728,15 +737,22 @@ def test_wrong_actions_seeds_and_masks_are_refused_and_nothing_moves():
     with pytest.raises(InputError, match="without anything under way"):
         env.recv()
     with pytest.raises(InputError, match="reset_mask needs .* a reset of all environments before it"):
-        env.reset(seed=1, options={"reset_mask": np.array([True, True])})
-    env.reset(seed=1)
+        env.reset(seed=1, options={"reset_mask": np.array([True, False])})
+    first, _ = env.reset(seed=1, options={"reset_mask": np.array([True, True])})
     before = env.clone_state()
+    assert (env.reset(seed=1)[0] == first).all() and env.clone_state() == before
     for actions, message in [
         ([0, 6], r"action 6 of environment 1 is none of 6: give an index from 0 to 5"), ([-1, 0], "action -1"),
         ([0], r"int64 of shape \(1,\): give integers of shape \(2,\)"), ([[0, 0]], "shape"), ([0.0, 0.0], "float64"),
+        ([[0], [0, 0]], "actions are object of shape"),
     ]:  # fmt: skip
         with pytest.raises(InputError, match=message):
-            env.step(np.array(actions))
+            env.step(actions)
+    for states, message in (([None, before[1]], "a state is None: give bytes"), ([before[0]], "1 states for 2")):
+        with pytest.raises(InputError, match=message):
+            env.restore_state(states)
+    with pytest.raises(TypeError, match="clone_state.* gives bytes"):
+        pickle.dumps(env)
     for seed, message in [
         (-1, "seeds -1 to 0"), (2**31 - 1, "seeds"), ([1], r"shape \(1,\): give one number, or 2"),
         (1.7, "seed is 1.7: give whole numbers"), (2**70, "give whole numbers from 0"),
@@ -754,6 +770,9 @@ def test_wrong_actions_seeds_and_masks_are_refused_and_nothing_moves():
             refused()
     assert len(env.recv()) == 5, "what was under way is still there"
     env.close()
+    for call in (lambda: env.step(np.array([0, 0])), lambda: env.reset(seed=1), lambda: env.send(np.array([0, 0]))):
+        with pytest.raises(InputError, match="the environments are closed: make others"):
+            call()
 
 
 def test_a_second_thread_is_refused_while_the_first_one_steps_and_the_step_is_right():
@@ -784,9 +803,11 @@ def test_a_second_thread_is_refused_while_the_first_one_steps_and_the_step_is_ri
 
 def test_a_rom_that_jams_at_its_start_is_told_by_the_reset(monkeypatch):
     monkeypatch.setattr(emulator, "read_rom", lambda game: b"\x02" * 2042 + b"\x00\xf8" * 3)  # JAM
-    env = AtariVectorEnv("pong", 2, num_threads=1)
+    env = AtariVectorEnv("pong", 2, num_threads=1, unlisted=True)
     with pytest.raises(RuntimeError, match="environment 0 cannot go on: its ROM has an instruction that stops"):
         env.reset(seed=1)
+    with pytest.raises(InputError, match="the ROM of pong is another one than ale-py 0.12.1 brings: unlisted=True"):
+        AtariVectorEnv("pong", 2, num_threads=1)
 
 
 def test_a_rom_that_jams_in_play_is_told_by_the_step_and_by_recv(monkeypatch):
@@ -795,7 +816,8 @@ def test_a_rom_that_jams_in_play_is_told_by_the_step_and_by_recv(monkeypatch):
     program.new_frame().add(0xE6, 0xA0, 0xA5, 0xA0, 0xC9, 100, 0xD0, 1, 0x02)  # INC A0; JAM in the 100th frame
     rom = program.lines(200).jump(frame).build()
     monkeypatch.setattr(emulator, "read_rom", lambda game: rom)
-    env, actions = AtariVectorEnv("pong", 2, num_threads=1, noop_max=0, use_fire_reset=False), np.zeros(2, int)
+    settings = {"num_threads": 1, "noop_max": 0, "use_fire_reset": False, "unlisted": True}
+    env, actions = AtariVectorEnv("pong", 2, **settings), np.zeros(2, int)
     env.reset(seed=1)  # 68 frames
     for step in range(7):
         env.step(actions)
@@ -817,7 +839,7 @@ def test_a_start_script_that_never_ends_is_told_by_the_reset(monkeypatch, game):
     rom = programs.still_program(len(emulator.read_rom(game)), b"\1" * 128)
     monkeypatch.setattr(emulator, "read_rom", lambda game: rom)
     with pytest.raises(RuntimeError, match="environment 0 cannot go on: its ROM has a start script that never ends"):
-        AtariVectorEnv(game, 1, num_threads=1).reset(seed=1)
+        AtariVectorEnv(game, 1, num_threads=1, unlisted=True).reset(seed=1)
 
 
 @pytest.mark.parametrize(

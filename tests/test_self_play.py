@@ -125,7 +125,8 @@ def test_policies_that_are_drawn_for_each_game_remember_what_it_began_with(flags
     )  # fmt: skip
     state = torch.load(result.directory / "checkpoint.pt", weights_only=True)
     means = [np.mean(each["returns"]) for each in state["policies"]]
-    assert min(means) >= 0.9 if core == "lstm" else max(means) <= 0.1, means
+    # Without memory a guess is worth 0 in the mean, and 100 games of 1 or -1 have a standard error of 0.1.
+    assert min(means) >= 0.9 if core == "lstm" else max(means) <= 0.4, means
 
 
 BOARD_GAMES = {  # steps, and the score against an untrained policy that every seed must pass

@@ -81,10 +81,12 @@ def _emulate(backend: str, game: str, num_envs: int, settings: dict) -> VectorEn
     """The game on Beast's emulator or on ale-py's; `metadata["atari_backend"]` says which."""
     from beast.envs import emulator
 
-    why_not = "" if backend == "ale" else emulator.why_not(game)
+    emulator.refuse_unknown(settings)
+    unlisted = settings.pop("unlisted", False)
+    why_not = "" if backend == "ale" or unlisted else emulator.why_not(game)
     if backend != "ale" and not why_not:
         try:
-            env: VectorEnv = emulator.AtariVectorEnv(game, num_envs, **settings)
+            env: VectorEnv = emulator.AtariVectorEnv(game, num_envs, unlisted=unlisted, **settings)
             env.metadata = {**env.metadata, "atari_backend": "beast"}
             return env
         except emulator.Unsupported as error:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 import functools
 import hashlib
+import inspect
 import math
 import numbers
 import os
+import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,6 +69,24 @@ def why_not(game: str) -> str:
     return ""
 
 
+def refuse_unknown(arguments: Iterable[str]) -> None:
+    """Raise InputError for a name that is no argument of `AtariVectorEnv`."""
+    known = [name for name in inspect.signature(AtariVectorEnv).parameters if name != "others"]
+    for name in (name for name in arguments if name not in known):
+        if name in ("mode", "difficulty"):
+            raise InputError(f"{name}: Atari games are played in their default {name}, as in ale-py's vector env")
+        raise InputError(f"AtariVectorEnv takes no {name!r}; its arguments are {', '.join(known)}")
+
+
+def _nearest(game: str) -> str:
+    """Which games were meant by a name that there is not."""
+    words = game.rpartition("/")[2].removesuffix("NoFrameskip-v4").removesuffix("-v5")
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", words).lower()
+    if near := difflib.get_close_matches(name, known_games(), n=3, cutoff=0.7):
+        return f"give the name of a ROM: {' or '.join(near[:1] if near[0] == name else near)}"
+    return f"its games are {', '.join(sorted(known_games()))}"
+
+
 class AtariVectorEnv(VectorEnv):
     """Atari games stepped together in this process; see `ale_py.vector_env.AtariVectorEnv` for its arguments.
 
@@ -76,6 +97,9 @@ class AtariVectorEnv(VectorEnv):
     - `observe_into(array)` has steps and resets write their observations there, without a copy;
     - `clone_state` and `restore_state` take environments back, or to other processes;
     - `render_mode="rgb_array"` renders in color what the newest image shows.
+
+    Games are played in their default mode and difficulty, as in ale-py's vector env. With `life_loss_info` under
+    SAME_STEP autoreset a lost life has its own last observation in `final_obs`, where ale-py 0.12.1 writes none.
 
     Not supported are `continuous` actions, `thread_affinity_offset`, images larger than the screen, a `batch_size` that
     does not divide `num_envs`, games for two players, `xla()` and the attribute `ale`. A seed of -1 is refused.
@@ -90,16 +114,19 @@ class AtariVectorEnv(VectorEnv):
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP, img_height: int = 84, img_width: int = 84,
         grayscale: bool = True, stack_num: int = 4, frameskip: int = 4, maxpool: bool = True, noop_max: int = 30,
         episodic_life: bool = False, life_loss_info: bool = False, reward_clipping: bool = True,
-        use_fire_reset: bool = True, render_mode: str | None = None,
+        use_fire_reset: bool = True, render_mode: str | None = None, unlisted: bool = False, **others,
     ):  # fmt: skip
-        """Raises InputError for an invalid argument, MissingPackage where the emulator is not built, OSError
-        where the ROM cannot be read."""
+        """`unlisted` takes a game, or a ROM of it, that was not shown to be exact. Raises InputError for an invalid
+        argument, MissingPackage where the emulator is not built, OSError where the ROM cannot be read."""
         if libatari is None:
             raise MissingPackage(WHY_NO_MODULE)
+        refuse_unknown(others)
         if game not in known_games():
-            raise InputError(f"the emulator knows no game {game!r}; its games are {', '.join(sorted(known_games()))}")
+            raise InputError(f"the emulator knows no game {game!r}; {_nearest(game)}")
         if not known_games()[game]["has_rules"]:
             raise Unsupported(f"{game} has no rules for one player: it would never end, and reward nothing")
+        if not unlisted and (reason := why_not(game)):
+            raise Unsupported(f"{reason}: unlisted=True plays it all the same, --atari_backend ale plays it on ale-py")
         minimal_actions, rows, is_pal = (known_games()[game][name] for name in ("actions", "height", "is_pal"))
         limits = {  # argument: value, lowest, highest
             "num_envs": (num_envs, 1, 2**20), "batch_size": (batch_size, 0, num_envs),
@@ -117,7 +144,7 @@ class AtariVectorEnv(VectorEnv):
         switches = {
             "full_action_space": full_action_space, "continuous": continuous, "grayscale": grayscale,
             "maxpool": maxpool, "episodic_life": episodic_life, "life_loss_info": life_loss_info,
-            "reward_clipping": reward_clipping, "use_fire_reset": use_fire_reset,
+            "reward_clipping": reward_clipping, "use_fire_reset": use_fire_reset, "unlisted": unlisted,
         }  # fmt: skip
         for name, value in switches.items():
             if not isinstance(value, (bool, np.bool_)):
@@ -212,6 +239,7 @@ class AtariVectorEnv(VectorEnv):
         that are reset never was before, all of them draw their seeds from the system. Raises InputError for an invalid
         seed or mask, which changes nothing, and RuntimeError where a ROM stops its console.
         """
+        self._refuse_closed()
         if options and "reset_mask" in options:
             return self._reset_some(seed, options["reset_mask"])
         results = self._new_results(self._all_ids, self._out)
@@ -289,6 +317,8 @@ class AtariVectorEnv(VectorEnv):
             raise InputError(f"{len(states)} states for {len(which)} environments: give one for each")
         try:
             for state in states:
+                if not isinstance(state, bytes):
+                    raise ValueError(f"a state is {state!r:.80}: give bytes that clone_state() has returned")
                 self._pool.check_state(state)
         except ValueError as error:
             raise InputError(str(error)) from error
@@ -302,6 +332,13 @@ class AtariVectorEnv(VectorEnv):
 
     def close_extras(self, **kwargs) -> None:
         self._pool.wait()
+
+    def __reduce__(self):
+        raise TypeError("environments cannot be pickled: clone_state() gives bytes, and restore_state() takes them")
+
+    def _refuse_closed(self) -> None:
+        if self.closed:
+            raise InputError("the environments are closed: make others")
 
     def _checked_ids(self, ids) -> np.ndarray:
         array = self._all_ids if ids is None else np.asarray(ids)
@@ -338,8 +375,10 @@ class AtariVectorEnv(VectorEnv):
     def _reset_some(self, seed, mask) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (self.num_envs,):
             raise InputError(f"reset_mask is {mask!r}: it is a bool array of shape ({self.num_envs},)")
-        if self.batch_size < self.num_envs or self._received is None:
+        if self.batch_size < self.num_envs or (self._received is None and not mask.all()):
             raise InputError("reset_mask needs batch_size == num_envs and a reset of all environments before it")
+        if mask.all():
+            return self.reset(seed=seed)
         chosen = self._all_ids[mask]
         if len(chosen):
             self._reset(self._new_results(chosen, None), self._checked_seeds(seed, len(chosen)))
@@ -349,7 +388,11 @@ class AtariVectorEnv(VectorEnv):
         """The environments that are stepped next, and their actions, whose values the pool checks."""
         if self._received is None:
             raise InputError("there are no observations to act on: call reset() first, or recv() after send()")
-        actions = np.asarray(actions)
+        self._refuse_closed()
+        try:
+            actions = np.asarray(actions)
+        except ValueError:  # ragged
+            actions = np.empty((), object)
         if actions.shape != self._received.shape or not np.issubdtype(actions.dtype, np.integer):
             wanted = f"give integers of shape {self._received.shape}, one for each environment"
             raise InputError(f"actions are {actions.dtype} of shape {actions.shape}: {wanted}")
