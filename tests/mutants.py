@@ -1015,7 +1015,8 @@ OTHER_MUTANTS = {
         ("categories not compared", "{name: str(space) for", "{name: '' for"),
     ],
     "beast/envs/doom.py": [
-        ("the only weapon earns", '"DAMAGECOUNT": (0.01, 0)}, held=0,', '"DAMAGECOUNT": (0.01, 0)},'),
+        ("the only weapon earns", "        held=0,", ""),
+        ("hits cost nothing in small duels", '"HEALTH": (0, -0.01)}', '"HEALTH": (0, 0)}'),
         ("a crashed game has a result", 'info |= {} if crashed else {"true', 'info |= {"true'),
         ("telefrags drown all", 'max(now["HEALTH"], 0.0)', 'now["HEALTH"]'),
         (

@@ -127,10 +127,12 @@ SCENARIOS = {
     "Deathmatch": Scenario(
         "freedm.wad", (*FIGHT, press("USE")), 8400, frames=2, measured=True, shaping=DUEL, seats=4, bots=4
     ),
-    # In a room of our own, with nothing to fetch. Only what a player does earns: what others do is noise to learn from.
+    # In a room of our own, with nothing to fetch. What one gains the other loses: players whom a hit cost nothing
+    # learned to meet at a wall and shoot each other there.
     "DuelSmall": Scenario(
         ARENA, (press("MOVE_LEFT", "MOVE_RIGHT"), ATTACK), 2100, measured=True, seats=2, rules="+sv_infiniteammo 1",
-        shaping={"FRAGCOUNT": (1, -1), "DAMAGECOUNT": (0.01, 0)}, held=0,
+        shaping={"FRAGCOUNT": (1, 0), "DEATHCOUNT": (-1, 0), "DAMAGECOUNT": (0.01, 0), "HEALTH": (0, -0.01)},
+        held=0,
     ),
 }  # fmt: skip
 
