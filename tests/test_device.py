@@ -27,7 +27,7 @@ from beast.envs.spaces import EnvSpaces, env_actions
 from beast.envs.tensors import OfArrays
 from beast.errors import InputError, OutOfMemory
 from beast.feeds import device
-from beast.feeds.device import TensorEnvs, TensorGroup, TensorMemory, tensor_actions
+from beast.feeds.device import TensorEnvs, TensorGroup, TensorMemory, to_env_actions
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU = torch.device("cpu")
@@ -114,7 +114,7 @@ def test_actions_of_tensors_are_those_of_arrays(space):
     actions = probe.random_actions(space, 5, random)
     if isinstance(space, spaces.Box):
         actions *= 1.5  # a policy's noise goes beyond the bounds
-    expected, found = env_actions(space, actions), tensor_actions(space, torch.from_numpy(actions))
+    expected, found = env_actions(space, actions), to_env_actions(space, CPU)(torch.from_numpy(actions))
     pairs = [(expected, found)]
     if isinstance(expected, (dict, tuple)):
         keys = expected if isinstance(expected, dict) else range(len(expected))

@@ -75,7 +75,7 @@ class TensorMemory:
 
 class TensorGroup:
     """One environment of tensors, each of whose results is written into a row of a rollout, as `EnvGroup` writes those
-    of arrays. Nothing here makes the host wait for a GPU."""
+    of arrays. No step makes the host wait for a GPU."""
 
     def __init__(self, env: Any, spaces: EnvSpaces, memory: TensorMemory, metrics: str = ""):
         """`metrics` are names of more numbers in the infos, as in `EnvGroup`. Raises InputError for an environment of
@@ -89,6 +89,7 @@ class TensorGroup:
                              "make it on the device that --device names")  # fmt: skip
         if env.num_envs != memory.group_width:
             raise InputError(f"create_env(flags, {memory.group_width}) gave {env.num_envs} environments")
+        self._actions = to_env_actions(spaces.action, device)
         self._metrics = (*env_metrics.KEYS, *filter(None, map(str.strip, metrics.split(","))))
         self._told: dict[str, Tensor] = {}  # of each number that games have told: its sum, and how many there were
         self._others = [name for name in (*written_by("env"), REWARD_TERMS, OBJECTIVE) if name in memory.arrays]
@@ -107,8 +108,7 @@ class TensorGroup:
     def step(self, slot: int, row: int) -> None:
         """Step by the actions of the row and write what came of it."""
         arrays = self._arrays(slot, row)
-        actions = tensor_actions(self.spaces.action, arrays["action"])
-        observations, reward, terminated, truncated, info = self.env.step(actions)
+        observations, reward, terminated, truncated, info = self.env.step(self._actions(arrays["action"]))
         self._write(observations, arrays, "obs")
         width = self.memory.group_width
         reward = reward.reshape(width).double()
@@ -162,25 +162,34 @@ class TensorGroup:
             arrays[name].copy_(value) if isinstance(value, Tensor) else arrays[name].fill_(value)
 
 
-def tensor_actions(space: Space, actions: Tensor) -> Any:
-    """As `spaces.env_actions`, of tensors. A category that the space does not have is not looked for: a policy draws
-    none, and to look would make the host wait."""
-    dtype = getattr(torch, str(np.dtype(space.dtype or np.int64)))
+def to_env_actions(space: Space, device: torch.device) -> Callable[[Tensor], Any]:
+    """What takes actions of a rollout to those of an environment, as `spaces.env_actions`, on the device. A category
+    that the space does not have is not looked for: a policy draws none, and to look would make the host wait."""
     if isinstance(space, CATEGORICAL):
-        start = torch.as_tensor(getattr(space, "start", 0), device=actions.device)
-        return (actions.reshape(-1, *choices(space).shape) + start).to(dtype)
+        start = torch.as_tensor(getattr(space, "start", 0), device=device)
+        dtype, shape = getattr(torch, str(np.dtype(space.dtype))), choices(space).shape
+        return lambda actions: (actions.reshape(-1, *shape) + start).to(dtype)
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts, first = {}, 0
-        for key, part in space.items() if isinstance(space, spaces.Dict) else enumerate(space):
-            width = len(category_sizes(part))
-            parts[key] = tensor_actions(part, actions[:, first : first + width])
-            first += width
-        return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
+        keys = list(space) if isinstance(space, spaces.Dict) else range(len(space.spaces))
+        makers = {key: to_env_actions(space[key], device) for key in keys}
+        widths = [len(category_sizes(space[key])) for key in keys]
+
+        def parts(actions: Tensor) -> Any:
+            made = {key: makers[key](part) for key, part in zip(keys, actions.split(widths, dim=1))}
+            return made if isinstance(space, spaces.Dict) else tuple(made.values())
+
+        return parts
     assert isinstance(space, spaces.Box)  # no other is supported
-    low, high = (torch.as_tensor(x, dtype=torch.float64, device=actions.device) for x in (space.low, space.high))
-    actions = actions.reshape(-1, *space.shape).double()
-    scaled = torch.where(low.isfinite() & high.isfinite(), low + (actions + 1) / 2 * (high - low), actions)
-    return torch.clamp(scaled, low, high).to(dtype)
+    low, high = (torch.as_tensor(x, dtype=torch.float64, device=device) for x in (space.low, space.high))
+    bounded = low.isfinite() & high.isfinite()
+    of_box = getattr(torch, str(space.dtype))
+
+    def scaled(actions: Tensor) -> Tensor:
+        actions = actions.reshape(-1, *space.shape).double()
+        inside = torch.where(bounded, low + (actions + 1) / 2 * (high - low), actions)
+        return torch.clamp(inside, low, high).to(of_box)
+
+    return scaled
 
 
 def _numbers(infos: dict, name: str = "") -> Iterator[tuple[str, Tensor]]:

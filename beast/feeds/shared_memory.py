@@ -1,4 +1,5 @@
-"""The feed of one machine: actors write rows into shared memory, where inference and the learner read them."""
+"""The feed of one machine: actors write rows into shared memory, where inference and the learner read them, or
+environments of tensors write them on the device (device.py)."""
 
 import collections
 import time
