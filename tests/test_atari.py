@@ -422,6 +422,11 @@ def test_a_frame_begins_where_vsync_ends_after_76_cycles_since_it_was_last_set(g
     assert ((int(console.ram()[0x20]) - before) % 256 == 10) == (gap == 76)
 
 
+@pytest.mark.parametrize("gap", [10, 75])
+def test_a_vsync_that_was_cleared_too_early_ends_the_frame_when_it_is_cleared_again(gap, tmp_path):
+    assert run_both(programs.early_vsync_program(gap), tmp_path, 8) is None
+
+
 @pytest.mark.parametrize("pull", [0x68, 0x28])  # PLA, PLP
 def test_a_pull_from_the_tia_shows_what_lies_below_it_on_the_stack(pull, tmp_path):
     program = programs.Program().start()

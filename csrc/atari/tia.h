@@ -586,10 +586,11 @@ struct RegisterWrite {
   HD ALWAYS_INLINE void vsync() const {
     if (value & 2) {
       tia.vsync_cycle = cycle;
-    } else if ((tia.vsync & 2) && cycle - tia.vsync_cycle >= kLineCycles) {
+      tia.vsync = 2;
+    } else if ((tia.vsync & 2) && cycle - tia.vsync_cycle >= kLineCycles) {  // earlier it only waits for the next write
       tia.frame_over = 1;
+      tia.vsync = 0;
     }
-    tia.vsync = value;
   }
 
   HD ALWAYS_INLINE void vblank() const {

@@ -214,6 +214,14 @@ def self_modifying_program() -> bytes:
     return program.lines(200).store(VBLANK, 2).jump(again).build()
 
 
+def early_vsync_program(gap: int) -> bytes:
+    """Clears VSYNC too early, `gap` cycles after it is set, and a second time when it may be; counts at A0."""
+    program = Program().start()
+    frame = program.here
+    program.lines(200).store(VSYNC, 2).wait(gap - 5).store(VSYNC, 0).wait(100).store(VSYNC, 0)
+    return program.add(0xE6, 0xA0).jump(frame).build()
+
+
 def vsync_program(gap: int) -> bytes:
     """Sets VSYNC twice, 100 cycles apart, and clears it `gap` cycles later; counts its frames at A0."""
     program = Program().start()
