@@ -460,6 +460,13 @@ def test_a_player_placed_where_a_line_begins_shows_all_its_copies_in_it(cycle, t
     assert first - second == (cycle == 77)
 
 
+@pytest.mark.parametrize("register", [programs.RESP0, programs.RESP1])
+@pytest.mark.parametrize("lines", [140, 141, 142, 143])
+def test_a_player_placed_in_the_last_row_misses_its_first_copy_in_the_next_frames_first_row(lines, register, tmp_path):
+    for cycle in (10, 30, 75, 76, 77):
+        assert run_both(programs.low_resp_program(register, lines, cycle), tmp_path, 4) is None, f"cycle {cycle}"
+
+
 @pytest.mark.parametrize("game", ["breakout", "freeway"])
 def test_actions_after_the_end_of_a_game_draw_from_the_generator_that_sticky_actions_go_on_with(game):
     ale, console = load_ale(roms.get_rom_path(game), 1, 0.25), libatari.Console(rom_bytes(game), game, 1, 0.25)

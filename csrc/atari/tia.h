@@ -408,6 +408,10 @@ HD inline void start_line(Tia& tia, const TiaSettings& settings) {
   tia.line_work = tia.shaking | tia.blank_left_next;
   tia.blank_left = tia.blank_left_next;
   tia.blank_left_next = 0;
+  if (row + 1 == settings.height) {  // the rest waits for the next frame's second row
+    tia.line_work |= tia.without_first[0] | tia.without_first[1] | (tia.mirrored != (tia.control & 1));
+    return;
+  }
   for (int i = 0; i < 2; ++i) {
     if (tia.without_first[i]) {
       tia.without_first[i] = 0;
@@ -415,14 +419,10 @@ HD inline void start_line(Tia& tia, const TiaSettings& settings) {
     }
   }
   if (tia.mirrored != (tia.control & 1)) {
-    if (row + 1 < settings.height) {
-      tia.mirrored = tia.control & 1;
-      place_playfield(tia);
-    } else {
-      tia.line_work = 1;  // it waits for the next frame's second row
-    }
+    tia.mirrored = tia.control & 1;
+    place_playfield(tia);
   }
-  if (tia.shaking && row + 1 < settings.height) {
+  if (tia.shaking) {
     constexpr int kToTheLeft[4] = {18, 33, 0, 17};  // pixels, by the step that begins
     tia.shake_step = tia.shake_shape = (tia.shake_step + 1) & 3;
     tia.position[kM0] = static_cast<uint8_t>(wrap(tia.position[kM0] - kToTheLeft[tia.shake_step]));
@@ -669,7 +669,7 @@ struct RegisterWrite {
     // ALE begins a line after what is written in its cycle 0, and the first copy comes back at once. It does not where
     // the other player's delayed write has begun the line: then this player, too, loses its first copy.
     const int row = this->row();
-    const bool line_begins = !has_begun && column == 0 && delay == 0 && row > 0 && row <= settings.height;
+    const bool line_begins = !has_begun && column == 0 && delay == 0 && row > 0 && row < settings.height;
     tia.without_first[i] = !starting && !line_begins;
     tia.line_work |= tia.without_first[i];
     place_player(tia, i);

@@ -246,6 +246,16 @@ def resp_program(cycle: int) -> bytes:
     return program.lines(150).jump(frame).build()
 
 
+def low_resp_program(register: int, lines: int, cycle: int) -> bytes:
+    """Two copies of the players, one of them placed in mid-picture and again, lower, in cycle 7 or later."""
+    program = Program().start().store(COLUP0, 0x1E).store(COLUP0 + 1, 0x46)
+    for first, value in ((NUSIZ0, 1), (GRP0, 0xFF)):
+        program.store(first, value).store(first + 1, value)
+    frame = program.here
+    program.new_frame().store(VBLANK, 0).lines(100).wait(56).add(0x85, register, 0x85, WSYNC)
+    return program.lines(lines).wait(cycle - 7).add(0x85, register, 0x85, WSYNC).lines(20).jump(frame).build()
+
+
 def mirror_program(cycle: int) -> bytes:
     """Turns the playfield's reflection on in this cycle of a line, 11 or later, and again, with the same value, early
     in the next line; off above the window."""
