@@ -447,6 +447,31 @@ HD NOINLINE inline void draw_to(Tia& tia, const TiaSettings& settings, const Can
   draw_line(tia, settings, canvas, tia.pixel);
 }
 
+// A bit for each set of objects that ALE draws four pixels at a time: P0, P1, both; M0, M1, both; BL, and it with P1, M0
+// or M1; PF. Without score mode also PF with P0, P1 or BL.
+constexpr uint64_t kInFours = 1ull << 1 | 1ull << 2 | 1ull << 3 | 1ull << 4 | 1ull << 8 | 1ull << 12 | 1ull << 16 |
+                              1ull << 18 | 1ull << 20 | 1ull << 24 | 1ull << 32;
+constexpr uint64_t kInFoursUnscored = 1ull << 33 | 1ull << 34 | 1ull << 48;
+
+// Draws the rest of four pixels where ALE has begun them. It is seen if the frame ends there, or goes on later.
+HD NOINLINE inline void draw_ahead(const Tia& tia, const TiaSettings& settings, const Canvas& canvas) {
+  const int begin = tia.pixel & ~3, set = tia.enabled & 63;
+  if (!canvas.pixels || begin == tia.pixel || (tia.vblank & 2)) return;
+  if (!((kInFours | (tia.control & 2 ? 0 : kInFoursUnscored)) >> set & 1)) return;
+  const Mask four = range(begin, begin + 4);
+  Tia ahead = tia;
+  for (int i = 0; i < 2; ++i) {  // a player is drawn pixel by pixel, whatever bits of it are set
+    ahead.graphics[i] = ahead.old_graphics[i] = 0xFF;
+    if (set >> (kP0 + i) & 1) place_player(ahead, i);
+  }
+  for (int i = 0; i < kPF; ++i) {
+    const Mask shown = both(ahead.masks[i], four);
+    if ((set >> i & 1) && (shown.words[0] | shown.words[1] | shown.words[2])) return;
+  }
+  ahead = tia;
+  draw_line(ahead, settings, canvas, begin + 4);
+}
+
 // Clears what drawing has left behind, so that a state does not depend on whether its frames were drawn.
 HD inline void forget_line(Tia& tia) {
   for (int i = 0; i < kNumObjects; ++i) {
@@ -545,6 +570,16 @@ HD inline bool is_repeated(const Tia& tia, int address, uint8_t value) {
 // Pixels of a player in one of the eight modes of NUSIZ.
 HD inline int player_width(int mode) { return mode == 5 ? 16 : mode == 7 ? 32 : 8; }
 
+// How many clocks after the end of `cycle` a write shows. PF0 to PF2 show from the next cell of 4 pixels on.
+HD inline int write_delay(int address, int cycle) {
+  const int which = register_of(address);
+  if (which == kNusiz0 || which == kNusiz1 || which == kResm0 || which == kResm1) return 8;
+  if (which == kVblank || which == kRefp0 || which == kRefp1 || which == kGrp0 || which == kGrp1) return 1;
+  if (which < kPf0 || which > kPf2) return 0;
+  const int pixel = 3 * (cycle % kLineCycles) - kBlankClocks;
+  return ((pixel + 5) & ~3) - pixel;
+}
+
 // Does a write that only concerns what the next HMOVE does; returns whether it was one.
 HD inline bool write_motion(Tia& tia, int address, uint8_t value) {
   const int which = register_of(address);
@@ -642,11 +677,9 @@ struct RegisterWrite {
     place_ball(tia);
   }
 
-  // It shows from the next cell of 4 pixels on.
   HD ALWAYS_INLINE void playfield(int i) const {
     if (tia.playfield[i] == value) return;
-    const int pixel = 3 * column() - kBlankClocks;
-    change(kPF, ((pixel + 5) & ~3) - pixel);
+    change(kPF, write_delay(kPf0, cycle));
     tia.playfield[i] = value;
     place_playfield(tia);
   }
