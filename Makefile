@@ -80,10 +80,9 @@ $(VENV)/.libbeast: requirements-poly.txt constraints.txt setup.py $(wildcard csr
 		$(BIN)/python setup.py -q build_ext --inplace && touch $@; \
 	else $(TELL_PACKAGES); $(if $(filter test test-all test-mutants,$(MAKECMDGOALS)),$(MAKE) libatari || true,exit 1); fi
 
-# Builds libbeast, too, where gRPC is installed.
 $(VENV)/.libatari: requirements.txt constraints.txt setup.py $(wildcard csrc/atari/*) | $(BIN)/python
 	$(PIP_INSTALL) -r requirements.txt pybind11 setuptools
-	$(BIN)/python setup.py -q build_ext --inplace
+	$(BIN)/python setup.py -q build_ext --inplace --without-libbeast
 	@touch $@
 
 $(BIN)/python:

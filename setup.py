@@ -3,7 +3,8 @@ the package is in pyproject.toml.
 
 `pip install .` builds and installs them; `python setup.py build_ext --inplace` leaves them beside polybeast.py.
 libatari needs a C++ compiler only. libbeast also needs gRPC and protobuf, which are the system's: found through
-pkg-config, else through their CMake packages. Without them only libatari is built. MonoBeast runs without either.
+pkg-config, else through their CMake packages. Without them, or with `--without-libbeast`, only libatari is built.
+MonoBeast runs without either.
 """
 
 from __future__ import annotations
@@ -78,9 +79,16 @@ def cmake_flags() -> tuple[list[str], list[str]] | None:
 class BuildExtensions(build_ext):
     """Compiles libatari; finds gRPC, generates the messages' code from rpcenv.proto, and compiles libbeast."""
 
+    user_options = [*build_ext.user_options, ("without-libbeast", None, "compile libatari only")]
+    boolean_options = [*build_ext.boolean_options, "without-libbeast"]
+
+    def initialize_options(self):
+        super().initialize_options()
+        self.without_libbeast = False
+
     def run(self):
         compiler = shlex.split(os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++")[0]
-        flags = pkg_config_flags() or cmake_flags()
+        flags = None if self.without_libbeast else pkg_config_flags() or cmake_flags()
         for_all = {
             f"there is no C++ compiler ({compiler})": shutil.which(compiler),
             "Python's headers are missing": Path(sysconfig.get_path("include"), "Python.h").exists(),
@@ -89,13 +97,15 @@ class BuildExtensions(build_ext):
             "neither pkg-config nor CMake finds gRPC's C++ library (grpc++) and protobuf": flags,
             "there is no protoc": shutil.which("protoc"),
         }
-        missing = ", ".join(what for what, found in (for_all | for_libbeast).items() if not found)
+        needed = for_all if self.without_libbeast else for_all | for_libbeast
+        missing = ", ".join(what for what, found in needed.items() if not found)
         if not all(for_all.values()):
             sys.exit(HOW_TO_INSTALL.format(missing=missing, built=""))
-        if missing:
+        if missing or self.without_libbeast:
             self.extensions.remove(libbeast)
             super().run()
-            print(HOW_TO_INSTALL.format(missing=missing, built=" libatari is built."), file=sys.stderr)
+            if not self.without_libbeast:
+                print(HOW_TO_INSTALL.format(missing=missing, built=" libatari is built."), file=sys.stderr)
             return
 
         generated = Path(self.build_temp, "proto")

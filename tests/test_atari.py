@@ -401,6 +401,61 @@ def test_a_frame_that_goes_on_in_the_next_call_stays_on_its_screen():
     assert lockstep("tic_tac_toe_3d", 60) == (60, None)
 
 
+ACCESSES = {  # LDA #…; STA, or LDA; each changes nothing
+    "color": [0x85, programs.COLUBK], "playfield": [0xA9, 0xAA, 0x85, programs.PF0 + 1], "WSYNC": [0x85, 0x02],
+    "VBLANK": [0xA9, 0, 0x85, programs.VBLANK], "NUSIZ": [0xA9, 0, 0x85, programs.NUSIZ0], "sound": [0x85, 0x19],
+    "GRP": [0xA9, 0, 0x85, programs.GRP0], "HMP": [0x85, programs.HMP0], "collisions": [0xA5, 0x30],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("access", ACCESSES)
+def test_a_frame_that_goes_on_is_drawn_up_to_its_last_access_to_the_tia(access, tmp_path):
+    draw = random.Random(access)
+    for _ in range(4):
+        rom = programs.unfinished_frame_program(ACCESSES[access], draw.randrange(60, 200), draw.randrange(2, 30))
+        path = tmp_path / "boxing.bin"
+        path.write_bytes(rom)
+        ale, console = load_ale(path, 1), libatari.Console(rom, "boxing", 1)
+        for frame in range(24):
+            assert compare(ale, console, rules=False) is None, f"frame {frame}"
+            for address, value in {3: {0xA0: 1}, 18: {0xA0: 0}}.get(frame, {}).items():
+                ale.setRAM(address - 0x80, value)
+                console.set_ram(address, value)
+            ale.act(ale_py.Action.NOOP)
+            console.act(0)
+
+
+@pytest.mark.parametrize(
+    "seed, at, address, value",
+    [
+        (2, 123, 0x89, 0x4D),  # frames that go on, with writes that change nothing; later without any
+        (22, 278, 0x89, 0x4D),
+        (10, 63, 0xB5, 0x25),  # runs the TIA's registers as code from here on
+        (17, 454, 0xB5, 0x25),
+        (20, 184, 0xB5, 0x25),  # BRK pushes VBLANK and VSYNC in one cycle
+        (5, 291, 0xB5, 0x25),  # and REFP0, CTRLPF and COLUBK
+        (35, 373, 0xB5, 0x25),
+    ],
+)
+def test_galaxian_gone_wild_is_drawn_as_by_ale(seed, at, address, value):
+    ale, console = (
+        load_ale(roms.get_rom_path("galaxian"), seed),
+        libatari.Console(rom_bytes("galaxian"), "galaxian", seed),
+    )
+    draw, action = random.Random(seed), 0
+    for frame in range(1, at + 250):
+        if frame == at:
+            ale.setRAM(address - 0x80, value)
+            console.set_ram(address, value)
+        if draw.randrange(6) == 0:
+            action = draw.randrange(18)
+        ale.act(ale_py.Action(action))
+        console.act(action)
+        assert compare(ale, console) is None, f"frame {frame}"
+        if console.game_over:
+            break
+
+
 @pytest.mark.parametrize("game", ["pong", "beam_rider", "boxing", "frostbite", "tutankham"])
 def test_frames_that_are_not_drawn_leave_the_same_state(game):
     drawn, undrawn = (libatari.Console(rom_bytes(game), game, 1) for _ in range(2))
@@ -420,6 +475,11 @@ def test_a_frame_begins_where_vsync_ends_after_76_cycles_since_it_was_last_set(g
     for _ in range(10):
         console.act(0)
     assert ((int(console.ram()[0x20]) - before) % 256 == 10) == (gap == 76)
+
+
+@pytest.mark.parametrize("gap", [10, 75])
+def test_a_vsync_that_was_cleared_too_early_ends_the_frame_when_it_is_cleared_again(gap, tmp_path):
+    assert run_both(programs.early_vsync_program(gap), tmp_path, 8) is None
 
 
 @pytest.mark.parametrize("pull", [0x68, 0x28])  # PLA, PLP
@@ -453,6 +513,13 @@ def test_a_player_placed_where_a_line_begins_shows_all_its_copies_in_it(cycle, t
     screen = libatari.Console(rom, "boxing", 1).screen()[30:]
     first, second = (np.flatnonzero(screen[:, column] == 0x1E)[0] for column in (5, 20))
     assert first - second == (cycle == 77)
+
+
+@pytest.mark.parametrize("register", [programs.RESP0, programs.RESP1])
+@pytest.mark.parametrize("lines", [140, 141, 142, 143])
+def test_a_player_placed_in_the_last_row_misses_its_first_copy_in_the_next_frames_first_row(lines, register, tmp_path):
+    for cycle in (10, 30, 75, 76, 77):
+        assert run_both(programs.low_resp_program(register, lines, cycle), tmp_path, 4) is None, f"cycle {cycle}"
 
 
 @pytest.mark.parametrize("game", ["breakout", "freeway"])

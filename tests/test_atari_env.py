@@ -699,7 +699,9 @@ def test_a_film_without_a_seed_shows_the_game_that_is_played():
     ({"game": "space_invader"}, "give the name of a ROM: space_invaders or"),
     ({"game": "tic_tac_toe_3d"}, "tic_tac_toe_3d is not on the list .*: unlisted=True plays it all the same"),
     ({"game": "video_chess"}, "video_chess is not on the list"),
-    ({"mode": 1}, "mode: Atari games are played in their default mode, as in ale-py's vector env"),
+    ({"game": ["pong"]}, r"knows no game \['pong'\]; its games are"),
+    ({"game": None}, "knows no game None; its games are"),
+    ({"mode": 1}, "mode: Atari games are played in their default mode, as in ale-py's vector env: leave it out"),
     ({"difficulty": 0}, "difficulty: Atari games are played in their default difficulty"),
     ({"frame_skip": 4}, "takes no 'frame_skip'; its arguments are game, num_envs, .*frameskip"),
     ({"unlisted": 1}, "unlisted is 1: give True or False"),
@@ -748,15 +750,20 @@ def test_wrong_actions_seeds_and_masks_are_refused_and_nothing_moves():
     ]:  # fmt: skip
         with pytest.raises(InputError, match=message):
             env.step(actions)
-    for states, message in (([None, before[1]], "a state is None: give bytes"), ([before[0]], "1 states for 2")):
+    for states, message in [
+        ([None, before[1]], "a state is None: give bytes"), ([before[0]], "1 states for 2"),
+        (None, "the states are None: give a list"), (5, "the states are 5"),
+    ]:  # fmt: skip
         with pytest.raises(InputError, match=message):
             env.restore_state(states)
+    with pytest.raises(InputError, match=r"ids are \[\[0\], \[0, 1\]\]: give a list"):
+        env.clone_state([[0], [0, 1]])
     with pytest.raises(TypeError, match="clone_state.* gives bytes"):
         pickle.dumps(env)
     for seed, message in [
         (-1, "seeds -1 to 0"), (2**31 - 1, "seeds"), ([1], r"shape \(1,\): give one number, or 2"),
         (1.7, "seed is 1.7: give whole numbers"), (2**70, "give whole numbers from 0"),
-        (2**64 - 1, "seeds 18446744073709551615 to"), ("a", "seed is 'a'"),
+        (2**64 - 1, "seeds 18446744073709551615 to"), ("a", "seed is 'a'"), ([[1], [2, 3]], r"seed is \[\[1\], \[2, 3"),
     ]:  # fmt: skip
         with pytest.raises(InputError, match=message):
             env.reset(seed=seed)
@@ -770,7 +777,10 @@ def test_wrong_actions_seeds_and_masks_are_refused_and_nothing_moves():
             refused()
     assert len(env.recv()) == 5, "what was under way is still there"
     env.close()
-    for call in (lambda: env.step(np.array([0, 0])), lambda: env.reset(seed=1), lambda: env.send(np.array([0, 0]))):
+    for call in [
+        lambda: env.step(np.array([0, 0])), lambda: env.reset(seed=1), lambda: env.send(np.array([0, 0])), env.recv,
+        lambda: env.restore_state(before),
+    ]:  # fmt: skip
         with pytest.raises(InputError, match="the environments are closed: make others"):
             call()
 
@@ -876,9 +886,13 @@ def test_the_backend_is_chosen_by_the_flag_and_said(monkeypatch):
     with pytest.raises(InputError, match="atari_backend beast: img_height 256 .*--atari_backend auto takes ale-py"):
         envs.make("ALE/Breakout-v5", 1, resize=256, atari_backend="beast")
     for backend in ("ale", "beast"):
-        for name, value in (("episodic_life", "no"), ("render_mode", "human"), ("batch_size", 4)):
+        wrong = {"episodic_life": "no", "render_mode": "human", "batch_size": 4, "game": "pong", "num_envs": 2}
+        for name, value in wrong.items():
             with pytest.raises(InputError, match=f"{name} is {value!r}"):
-                envs.make("BreakoutNoFrameskip-v4", 4, atari_backend=backend, **{name: value})
+                envs.make("BreakoutNoFrameskip-v4", 4, atari_backend=backend, env_kwargs={name: value})
+        for name in ("mode", "difficulty"):
+            with pytest.raises(InputError, match=f"{name}: Atari games are played in their default {name}"):
+                envs.make("ALE/Breakout-v5", 1, atari_backend=backend, env_kwargs={name: 1})
     with pytest.raises(InputError, match="atari_backend is 'stella'"):
         envs.make("ALE/Breakout-v5", 1, atari_backend="stella")
     with pytest.raises(InputError, match="atari_backend is for Atari ids"):

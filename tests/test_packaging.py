@@ -26,6 +26,27 @@ def test_an_installation_has_the_agents_and_all_of_beast_but_no_module_with_a_co
     assert (tmp_path / "installed" / "beast" / "py.typed").exists()
 
 
+def test_make_libatari_compiles_the_emulator_alone_where_grpc_is_installed(tmp_path):
+    pytest.importorskip("pybind11", reason="setup.py needs pybind11: make libbeast")
+    dry_run = subprocess.run(
+        ["make", "--dry-run", "--always-make", "libatari"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    (line,) = [line for line in dry_run.stdout.splitlines() if "setup.py" in line]
+    command = [word for word in line.partition("setup.py ")[2].split() if word != "--inplace"]
+    tool = tmp_path / "tool"  # is the compiler, pkg-config and protoc: writes an empty file where -o says
+    tool.write_text('#!/bin/sh\nwhile [ $# -gt 0 ]; do [ "$1" = -o ] && : > "$2"; shift; done\n')
+    tool.chmod(0o755)
+    (tmp_path / "protoc").symlink_to(tool)
+    tools = {**dict.fromkeys(("CC", "CXX", "PKG_CONFIG"), str(tool)), "LDSHARED": f"{tool} -shared"}
+    build = ["--build-temp", str(tmp_path / "temp"), "--build-lib", str(tmp_path / "lib")]
+    done = subprocess.run(
+        [sys.executable, "setup.py", *command, *build], cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, **tools, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert [path.name.partition(".")[0] for path in (tmp_path / "lib").iterdir()] == ["libatari"]
+
+
 @pytest.mark.on_demand  # compiles for more than a minute
 def test_the_emulator_is_built_without_grpc(tmp_path):
     pytest.importorskip("pybind11", reason="setup.py needs pybind11: make libbeast")

@@ -55,6 +55,8 @@ def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool 
         raise InputError(f"render_mode is {settings['render_mode']!r}: it is None or 'rgb_array'")
     if batch_size := settings.get("batch_size"):
         raise InputError(f"batch_size is {batch_size!r}: the environments of a group step together, so leave it out")
+    if name := next((name for name in ("game", "num_envs") if name in settings), None):
+        raise InputError(f"{name} is {settings[name]!r}: the id names the game, and the group's width is num_envs")
     if settings.get("life_loss_info"):
         remedy = "leave it out; --episodic_life on ends an episode at it"
         raise InputError(f"life_loss_info would count each life as a game: {remedy}")

@@ -74,8 +74,17 @@ def refuse_unknown(arguments: Iterable[str]) -> None:
     known = [name for name in inspect.signature(AtariVectorEnv).parameters if name != "others"]
     for name in (name for name in arguments if name not in known):
         if name in ("mode", "difficulty"):
-            raise InputError(f"{name}: Atari games are played in their default {name}, as in ale-py's vector env")
+            default = f"Atari games are played in their default {name}, as in ale-py's vector env"
+            raise InputError(f"{name}: {default}: leave it out")
         raise InputError(f"AtariVectorEnv takes no {name!r}; its arguments are {', '.join(known)}")
+
+
+def _as_array(given) -> np.ndarray:
+    """What was given as an array; one of objects, which no check takes, where its rows have different lengths."""
+    try:
+        return np.asarray(given)
+    except ValueError:
+        return np.empty((), object)
 
 
 def _nearest(game: str) -> str:
@@ -121,8 +130,8 @@ class AtariVectorEnv(VectorEnv):
         if libatari is None:
             raise MissingPackage(WHY_NO_MODULE)
         refuse_unknown(others)
-        if game not in known_games():
-            raise InputError(f"the emulator knows no game {game!r}; {_nearest(game)}")
+        if not isinstance(game, str) or game not in known_games():
+            raise InputError(f"the emulator knows no game {game!r}; {_nearest(str(game))}")
         if not known_games()[game]["has_rules"]:
             raise Unsupported(f"{game} has no rules for one player: it would never end, and reward nothing")
         if not unlisted and (reason := why_not(game)):
@@ -278,6 +287,7 @@ class AtariVectorEnv(VectorEnv):
     def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         """The results of the next `batch_size` environments, in the order in which they were sent. Raises InputError if
         there are none, RuntimeError where a ROM stops its console."""
+        self._refuse_closed()
         if not self._finished:
             self._collect()
         if not self._finished:
@@ -308,11 +318,14 @@ class AtariVectorEnv(VectorEnv):
         dropped. Raises InputError for other and for damaged states, and where `batch_size` is less than `num_envs`,
         before anything is changed.
         """
+        self._refuse_closed()
         if self.batch_size < self.num_envs:
             raise InputError(
                 f"restore_state() needs batch_size == num_envs: they are {self.batch_size}, {self.num_envs}"
             )
         which = self._checked_ids(ids)
+        if not isinstance(states, (Sequence, np.ndarray)):
+            raise InputError(f"the states are {states!r:.80}: give a list of those that clone_state() has returned")
         if len(states) != len(which):
             raise InputError(f"{len(states)} states for {len(which)} environments: give one for each")
         try:
@@ -341,7 +354,7 @@ class AtariVectorEnv(VectorEnv):
             raise InputError("the environments are closed: make others")
 
     def _checked_ids(self, ids) -> np.ndarray:
-        array = self._all_ids if ids is None else np.asarray(ids)
+        array = self._all_ids if ids is None else _as_array(ids)
         if array.size == 0:
             array = array.astype(np.int32)  # an empty list is one of floats
         is_list = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
@@ -352,7 +365,7 @@ class AtariVectorEnv(VectorEnv):
     def _checked_seeds(self, seed, width: int) -> np.ndarray | None:
         if seed is None:
             return None
-        seeds = np.asarray(seed)
+        seeds = _as_array(seed)
         if not np.issubdtype(seeds.dtype, np.integer):
             raise InputError(f"seed is {seed!r}: give whole numbers from 0 to 2147483647")
         if seeds.ndim == 0:
@@ -389,10 +402,7 @@ class AtariVectorEnv(VectorEnv):
         if self._received is None:
             raise InputError("there are no observations to act on: call reset() first, or recv() after send()")
         self._refuse_closed()
-        try:
-            actions = np.asarray(actions)
-        except ValueError:  # ragged
-            actions = np.empty((), object)
+        actions = _as_array(actions)
         if actions.shape != self._received.shape or not np.issubdtype(actions.dtype, np.integer):
             wanted = f"give integers of shape {self._received.shape}, one for each environment"
             raise InputError(f"actions are {actions.dtype} of shape {actions.shape}: {wanted}")

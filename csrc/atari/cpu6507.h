@@ -30,6 +30,7 @@ struct Cpu {
   uint16_t pc;
   uint8_t a, x, y, sp;
   uint8_t status;  // NV11DIZC
+  uint8_t seen;    // as in Flags, where the next instruction is fetched from the TIA
   int32_t cycle;   // since the start of the frame's line 0
 };
 
@@ -52,7 +53,7 @@ struct Flags {
   int32_t result;  // N is set if its bit 7 or 8 is, Z if its low byte is 0
   uint8_t carry, overflow, decimal, interrupt;  // 0 or their bit of the status
   uint8_t sp;
-  uint8_t seen;     // the last byte that the CPU read, where the next fetch may be from the TIA, which shows it
+  uint8_t seen;     // the byte that was last read or written, where the next fetch may be from the TIA, which shows it
   uint8_t stopped;  // no instruction follows, and
   uint8_t jammed;   // none ever will
 };
@@ -77,9 +78,17 @@ constexpr int64_t kCycle = 1 << kCycleBits;
 // count is compared before each instruction. Code without a jump soon leaves its 4 KB, where it is compared, too.
 constexpr int kLastInstruction = 0x8000 + 5000;
 
-// Bytes that an instruction fetches before it does anything else.
+constexpr int cycles_of(int which) {
+#define OPCODE(opcode, cycles, ...) \
+  if (which == (opcode)) return cycles;
+#include "opcodes.inc"
+  return 2;
+}
+
+// Bytes that an instruction fetches before it does anything else, and cycles that it takes but for crossing a page.
 struct Lengths {
   uint8_t of[256];
+  uint8_t cycles[256];
 };
 constexpr Lengths make_lengths() {
   Lengths lengths{};
@@ -88,6 +97,7 @@ constexpr Lengths make_lengths() {
     const bool is_long = (column >= 0x0C && column < 0x10) || column == 0x19 || column >= 0x1B;
     const bool is_short = column == 0x08 || column == 0x0A || column == 0x18 || column == 0x1A || column == 0x12;
     lengths.of[opcode] = is_long ? 3 : is_short ? 1 : 2;
+    lengths.cycles[opcode] = static_cast<uint8_t>(cycles_of(opcode));
   }
   for (int opcode = 0x00; opcode < 0x80; opcode += 0x20) lengths.of[opcode] = lengths.of[opcode | 2] = 1;
   lengths.of[0x20] = 2;  // JSR, which pushes before it fetches the third
@@ -157,6 +167,7 @@ HD inline void set_status(Flags& flags, int status) {
 // - has_code(address), read_code(address): reads of the cartridge that switch no bank and reach none of its RAM;
 // - read_cart(address), write_cart(address, value), read_riot(address, cycle), write_riot(address, value, cycle),
 //   read_tia(address, cycle, undriven), and fetch(pc, undriven, cycle), which reads any of them for the CPU;
+// - draw_before_write(time): draws up to where `write` begins to show, before another in the same cycle;
 // - absorb_write(time): whether `write` changes nothing but the time, to which it adds a WSYNC's wait;
 //   write_motion(time): does most writes of HMxx and HMCLR, and returns whether this was one; write_register(): does
 //   any write, at saved.time, and stops the CPU once the frame is over;
@@ -290,13 +301,18 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
     if (kUsual || (where & 0x80)) return zero_page[where];
     return bus.read_tia(static_cast<int>(where), cycle(), static_cast<uint8_t>(undriven));
   };
+  [[maybe_unused]] const auto see = [&](Word value) INLINE_LAMBDA {
+    if (!kUsual) seen = static_cast<uint8_t>(value);
+  };
 
   // The stack: $100-$17F is the TIA, $180-$1FF is RAM.
   [[maybe_unused]] const auto push = [&](int value) INLINE_LAMBDA {
+    see(static_cast<Word>(value));
     if (kUsual || (sp & 0x80)) {
       zero_page[sp] = static_cast<uint8_t>(value);
     } else {
       bus.write = {sp, static_cast<uint8_t>(value)};
+      bus.draw_before_write(time);
       write_now(bus, time);
     }
     --sp;
@@ -306,6 +322,7 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
     if ((sp & 0xBF) != 0x02) {
       push(value);
     } else {
+      see(static_cast<Word>(value));
       --sp;
     }
   };
@@ -353,6 +370,7 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
   do {                                      \
     REQUIRE((where) & 0x80);                \
     value = read_page_0(where, undriven);   \
+    see(value);                             \
   } while (0)
 #define READ(value, where, undriven)                                                         \
   do {                                                                                       \
@@ -368,6 +386,7 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
               : other & 0x80 ? bus.read_riot(other, cycle())                                 \
                              : bus.read_tia(other, cycle(), static_cast<uint8_t>(undriven)); \
     }                                                                                        \
+    see(value);                                                                              \
   } while (0)
 #define WRITE_TIA(where, value)                                             \
   do {                                                                      \
@@ -376,11 +395,13 @@ HD ALWAYS_INLINE Outcome execute(Bus& bus, Registers& registers) {
   } while (0)
 #define WRITE_PAGE_0(where, value)                  \
   do {                                              \
+    see(value);                                     \
     if (!((where) & 0x80)) WRITE_TIA(where, value); \
     zero_page[where] = static_cast<uint8_t>(value); \
   } while (0)
 #define WRITE(where, value)                                             \
   do {                                                                  \
+    see(value);                                                         \
     if (IS_LIKELY(((where) & 0x1280) == 0x80)) {                        \
       zero_page[((where) & 0x7F) | 0x80] = static_cast<uint8_t>(value); \
     } else if ((where) & 0x1000) {                                      \
@@ -440,7 +461,8 @@ HD NOINLINE bool find_instruction(Bus& bus, Registers& registers) {
     const int cycle = static_cast<int>(registers.time >> kCycleBits);
     fetched[0] = bus.fetch(pc, bus.flags.seen, cycle);
     const int length = kLengths.of[fetched[0]];
-    for (int i = 1; i < length; ++i) fetched[i] = bus.fetch(pc + i, fetched[i - 1], cycle + i);
+    const int last_cycle = cycle + kLengths.cycles[fetched[0]];
+    for (int i = 1; i < length; ++i) fetched[i] = bus.fetch(pc + i, fetched[i - 1], last_cycle);
     bus.flags.seen = fetched[length - 1];
     registers.code = fetched;
     bus.code.begin = fetched + 3;
@@ -566,6 +588,7 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int count) {
   Flags& flags = bus.flags;
   flags = Flags{};
   flags.sp = cpu.sp;
+  flags.seen = cpu.seen;
   set_status(flags, cpu.status);
   Registers registers = {bus.find_code(cpu.pc), cpu.cycle * kCycle + kLastInstruction - count, cpu.a, cpu.x, cpu.y};
   Interpreter<Bus>::run(bus, registers);
@@ -574,6 +597,7 @@ HD bool run_cpu(Cpu& cpu, Bus& bus, int count) {
   cpu.x = static_cast<uint8_t>(registers.x);
   cpu.y = static_cast<uint8_t>(registers.y);
   cpu.sp = flags.sp;
+  cpu.seen = cpu.pc & 0x1080 ? 0 : flags.seen;
   cpu.status = static_cast<uint8_t>(status(flags));
   cpu.cycle = static_cast<int32_t>(registers.time >> kCycleBits);
   return !flags.jammed;

@@ -408,6 +408,10 @@ HD inline void start_line(Tia& tia, const TiaSettings& settings) {
   tia.line_work = tia.shaking | tia.blank_left_next;
   tia.blank_left = tia.blank_left_next;
   tia.blank_left_next = 0;
+  if (row + 1 == settings.height) {  // the rest waits for the next frame's second row
+    tia.line_work |= tia.without_first[0] | tia.without_first[1] | (tia.mirrored != (tia.control & 1));
+    return;
+  }
   for (int i = 0; i < 2; ++i) {
     if (tia.without_first[i]) {
       tia.without_first[i] = 0;
@@ -415,14 +419,10 @@ HD inline void start_line(Tia& tia, const TiaSettings& settings) {
     }
   }
   if (tia.mirrored != (tia.control & 1)) {
-    if (row + 1 < settings.height) {
-      tia.mirrored = tia.control & 1;
-      place_playfield(tia);
-    } else {
-      tia.line_work = 1;  // it waits for the next frame's second row
-    }
+    tia.mirrored = tia.control & 1;
+    place_playfield(tia);
   }
-  if (tia.shaking && row + 1 < settings.height) {
+  if (tia.shaking) {
     constexpr int kToTheLeft[4] = {18, 33, 0, 17};  // pixels, by the step that begins
     tia.shake_step = tia.shake_shape = (tia.shake_step + 1) & 3;
     tia.position[kM0] = static_cast<uint8_t>(wrap(tia.position[kM0] - kToTheLeft[tia.shake_step]));
@@ -445,6 +445,31 @@ HD inline void go_on(Tia& tia, const TiaSettings& settings, const Canvas& canvas
 HD NOINLINE inline void draw_to(Tia& tia, const TiaSettings& settings, const Canvas& canvas, int clock) {
   go_on(tia, settings, canvas, clock);
   draw_line(tia, settings, canvas, tia.pixel);
+}
+
+// A bit for each set of objects that ALE draws four pixels at a time: P0, P1, both; M0, M1, both; BL, and it with P1, M0
+// or M1; PF. Without score mode also PF with P0, P1 or BL.
+constexpr uint64_t kInFours = 1ull << 1 | 1ull << 2 | 1ull << 3 | 1ull << 4 | 1ull << 8 | 1ull << 12 | 1ull << 16 |
+                              1ull << 18 | 1ull << 20 | 1ull << 24 | 1ull << 32;
+constexpr uint64_t kInFoursUnscored = 1ull << 33 | 1ull << 34 | 1ull << 48;
+
+// Draws the rest of four pixels where ALE has begun them. It is seen if the frame ends there, or goes on later.
+HD NOINLINE inline void draw_ahead(const Tia& tia, const TiaSettings& settings, const Canvas& canvas) {
+  const int begin = tia.pixel & ~3, set = tia.enabled & 63;
+  if (!canvas.pixels || begin == tia.pixel || (tia.vblank & 2)) return;
+  if (!((kInFours | (tia.control & 2 ? 0 : kInFoursUnscored)) >> set & 1)) return;
+  const Mask four = range(begin, begin + 4);
+  Tia ahead = tia;
+  for (int i = 0; i < 2; ++i) {  // a player is drawn pixel by pixel, whatever bits of it are set
+    ahead.graphics[i] = ahead.old_graphics[i] = 0xFF;
+    if (set >> (kP0 + i) & 1) place_player(ahead, i);
+  }
+  for (int i = 0; i < kPF; ++i) {
+    const Mask shown = both(ahead.masks[i], four);
+    if ((set >> i & 1) && (shown.words[0] | shown.words[1] | shown.words[2])) return;
+  }
+  ahead = tia;
+  draw_line(ahead, settings, canvas, begin + 4);
 }
 
 // Clears what drawing has left behind, so that a state does not depend on whether its frames were drawn.
@@ -545,6 +570,16 @@ HD inline bool is_repeated(const Tia& tia, int address, uint8_t value) {
 // Pixels of a player in one of the eight modes of NUSIZ.
 HD inline int player_width(int mode) { return mode == 5 ? 16 : mode == 7 ? 32 : 8; }
 
+// How many clocks after the end of `cycle` a write shows. PF0 to PF2 show from the next cell of 4 pixels on.
+HD inline int write_delay(int address, int cycle) {
+  const int which = register_of(address);
+  if (which == kNusiz0 || which == kNusiz1 || which == kResm0 || which == kResm1) return 8;
+  if (which == kVblank || which == kRefp0 || which == kRefp1 || which == kGrp0 || which == kGrp1) return 1;
+  if (which < kPf0 || which > kPf2) return 0;
+  const int pixel = 3 * (cycle % kLineCycles) - kBlankClocks;
+  return ((pixel + 5) & ~3) - pixel;
+}
+
 // Does a write that only concerns what the next HMOVE does; returns whether it was one.
 HD inline bool write_motion(Tia& tia, int address, uint8_t value) {
   const int which = register_of(address);
@@ -586,10 +621,11 @@ struct RegisterWrite {
   HD ALWAYS_INLINE void vsync() const {
     if (value & 2) {
       tia.vsync_cycle = cycle;
-    } else if ((tia.vsync & 2) && cycle - tia.vsync_cycle >= kLineCycles) {
+      tia.vsync = 2;
+    } else if ((tia.vsync & 2) && cycle - tia.vsync_cycle >= kLineCycles) {  // earlier it only waits for the next write
       tia.frame_over = 1;
+      tia.vsync = 0;
     }
-    tia.vsync = value;
   }
 
   HD ALWAYS_INLINE void vblank() const {
@@ -641,11 +677,9 @@ struct RegisterWrite {
     place_ball(tia);
   }
 
-  // It shows from the next cell of 4 pixels on.
   HD ALWAYS_INLINE void playfield(int i) const {
     if (tia.playfield[i] == value) return;
-    const int pixel = 3 * column() - kBlankClocks;
-    change(kPF, ((pixel + 5) & ~3) - pixel);
+    change(kPF, write_delay(kPf0, cycle));
     tia.playfield[i] = value;
     place_playfield(tia);
   }
@@ -668,7 +702,7 @@ struct RegisterWrite {
     // ALE begins a line after what is written in its cycle 0, and the first copy comes back at once. It does not where
     // the other player's delayed write has begun the line: then this player, too, loses its first copy.
     const int row = this->row();
-    const bool line_begins = !has_begun && column == 0 && delay == 0 && row > 0 && row <= settings.height;
+    const bool line_begins = !has_begun && column == 0 && delay == 0 && row > 0 && row < settings.height;
     tia.without_first[i] = !starting && !line_begins;
     tia.line_work |= tia.without_first[i];
     place_player(tia, i);

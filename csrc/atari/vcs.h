@@ -103,7 +103,9 @@ struct Bus {
   const uint8_t* bank;
   int64_t frame_end;  // from here on a write to the TIA may end the frame
   Write write;
-  Registers saved;        // the CPU's while it does not run
+  int64_t last_write = 0;  // when the TIA was last written to; `write` is what
+  int last_read = 0;       // in which cycle it was last read
+  Registers saved;         // the CPU's while it does not run
   uint8_t zero_page[256];  // the upper half: RAM
   const Rom& rom;
   Vcs& vcs;
@@ -171,9 +173,17 @@ struct Bus {
   HD NOINLINE uint8_t read_riot(int address, int cycle) { return atari::read_riot(vcs.riot, address, cycle); }
   HD void write_riot(int address, uint8_t value, int cycle) { atari::write_riot(vcs.riot, address, value, cycle); }
   HD NOINLINE uint8_t read_tia(int address, int cycle, uint8_t undriven) {
+    last_read = cycle;
     return atari::read_tia(vcs.tia, settings, canvas, address, cycle, undriven);
   }
+  // ALE draws before each write, also where it changes nothing. JSR and BRK write two or three times in one cycle.
+  HD NOINLINE void draw_before_write(int64_t time) {
+    const int cycle = static_cast<int>(time >> kCycleBits);
+    draw_to(vcs.tia, settings, canvas, 3 * cycle + write_delay(write.address, cycle));
+    draw_ahead(vcs.tia, settings, canvas);
+  }
   HD bool absorb_write(int64_t& time) {
+    last_write = time;
     if (time >= frame_end) return false;
     if (register_of(write.address) != kWsync) return is_repeated(vcs.tia, write.address, write.value);
     const uint32_t cycle = static_cast<uint32_t>(time >> kCycleBits);
@@ -191,6 +201,12 @@ struct Bus {
       code.end = nullptr;
     }
   }
+  // Up to which clock ALE has drawn: it does so whenever the TIA is written to or read, also where nothing changes.
+  HD int last_access() const {
+    const int cycle = static_cast<int>(last_write >> kCycleBits);
+    const int written = cycle ? 3 * cycle + write_delay(write.address, cycle) : 0;
+    return written > 3 * last_read ? written : 3 * last_read;
+  }
 };
 
 constexpr int kFarDown = 4096;  // lines
@@ -202,10 +218,9 @@ HD NOINLINE void run_instructions(const Rom& rom, Vcs& vcs, const Canvas& canvas
   vcs.tia.news = kNewMasks;  // the canvas is another
   if (!run_cpu(vcs.cpu, bus, kMaxInstructions)) vcs.error = kJam;
   memcpy(vcs.ram, bus.zero_page + 0x80, sizeof(vcs.ram));
-  // ALE draws when the TIA is written to: where the frame goes on, what follows the last write is not seen yet.
-  const bool draws_all = vcs.tia.frame_over || !canvas.pixels || vcs.cpu.cycle > 2 * kFarDown * kLineCycles;
-  const int beam = vcs.tia.line * kLineClocks + kBlankClocks + vcs.tia.pixel;
-  draw_to(vcs.tia, bus.settings, canvas, draws_all ? 3 * vcs.cpu.cycle : beam);
+  // Where the frame goes on, what follows the last access is not seen yet.
+  draw_to(vcs.tia, bus.settings, canvas, vcs.tia.frame_over ? 3 * vcs.cpu.cycle : bus.last_access());
+  draw_ahead(vcs.tia, bus.settings, canvas);
   forget_line(vcs.tia);
 }
 
@@ -226,7 +241,9 @@ HD NOINLINE inline void run_frame(const Rom& rom, Vcs& vcs, const Canvas& canvas
   const int line = vcs.cpu.cycle / kLineCycles;
   const int lines = vcs.tia.frame_over ? line : line > 2 * kFarDown ? line - kFarDown : 0;
   if (lines) {
+    const int16_t undrawn = vcs.tia.line < kMostPalLines ? vcs.tia.line : kMostPalLines;
     const int cycles = rebase(vcs.tia, lines);
+    if (!vcs.tia.frame_over && vcs.tia.line < undrawn) vcs.tia.line = undrawn;
     rebase(vcs.riot, cycles);
     vcs.cpu.cycle -= cycles;
   }

@@ -214,6 +214,26 @@ def self_modifying_program() -> bytes:
     return program.lines(200).store(VBLANK, 2).jump(again).build()
 
 
+def unfinished_frame_program(access: bytes, lines: int, cycles: int) -> bytes:
+    """Colored frames, each another, that end with `access` in mid-picture; while A0 is not 0 they go on for a million
+    cycles without another access to the TIA."""
+    program = Program().start().store(0xA0, 0).store(COLUPF, 0x1E).store(PF0 + 1, 0xAA)
+    frame = program.here
+    program.new_frame().store(VBLANK, 0).add(0xA5, 0xA1, 0x85, COLUBK, 0xE6, 0xA1)  # LDA A1; STA; INC A1
+    program.lines(lines).wait(cycles).add(*access)
+    waits = [0xA0, 0, 0xA2, 0, 0xCA, 0xD0, 0xFD, 0x88, 0xD0, 0xF8] * 3  # LDY #0; LDX #0; DEX; BNE; DEY; BNE
+    program.add(0xA5, 0xA0, 0xF0, len(waits), *waits)  # LDA A0; BEQ
+    return program.lines(40).jump(frame).build()
+
+
+def early_vsync_program(gap: int) -> bytes:
+    """Clears VSYNC too early, `gap` cycles after it is set, and a second time when it may be; counts at A0."""
+    program = Program().start()
+    frame = program.here
+    program.lines(200).store(VSYNC, 2).wait(gap - 5).store(VSYNC, 0).wait(100).store(VSYNC, 0)
+    return program.add(0xE6, 0xA0).jump(frame).build()
+
+
 def vsync_program(gap: int) -> bytes:
     """Sets VSYNC twice, 100 cycles apart, and clears it `gap` cycles later; counts its frames at A0."""
     program = Program().start()
@@ -236,6 +256,16 @@ def resp_program(cycle: int) -> bytes:
     frame = program.here
     program.new_frame().store(VBLANK, 0).lines(60).wait(40).add(0x85, RESP0).lines(10).wait(cycle - 7).add(0x85, RESP0)
     return program.lines(150).jump(frame).build()
+
+
+def low_resp_program(register: int, lines: int, cycle: int) -> bytes:
+    """Two copies of the players, one of them placed in mid-picture and again, lower, in cycle 7 or later."""
+    program = Program().start().store(COLUP0, 0x1E).store(COLUP0 + 1, 0x46)
+    for first, value in ((NUSIZ0, 1), (GRP0, 0xFF)):
+        program.store(first, value).store(first + 1, value)
+    frame = program.here
+    program.new_frame().store(VBLANK, 0).lines(100).wait(56).add(0x85, register, 0x85, WSYNC)
+    return program.lines(lines).wait(cycle - 7).add(0x85, register, 0x85, WSYNC).lines(20).jump(frame).build()
 
 
 def mirror_program(cycle: int) -> bytes:
