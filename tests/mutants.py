@@ -1060,6 +1060,11 @@ OTHER_MUTANTS = {
         ("pixels of the row above", "self.seen.screen.reshape(-1)", "np.roll(self.seen.screen, 1, 0).reshape(-1)"),
     ],
     "beast/envs/doom_match.py": [
+        (
+            "matches begin with dead players",
+            'if not any(game.seen().variables["DEAD"] for game',
+            'if True or not any(game.seen().variables["DEAD"] for game',
+        ),
         ("a scenario's own rules lost", '{RULES} {self._scenario.rules}"', '{RULES}"'),
         ("a tie wins", "float(frags[seat] > most)", "float(frags[seat] >= most)"),
         ("bots do not count", " + self._players[0].of_bots()", ""),

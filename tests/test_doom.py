@@ -328,12 +328,10 @@ def test_small_duels_are_fought_in_a_room_of_our_own_whose_players_see_each_othe
     def of_each(name: str) -> list[float]:
         return [game._game.get_game_variable(getattr(vizdoom.GameVariable, name)) for game in games]
 
-    for _ in range(20):  # two who begin in one place are parted at once
-        env.step(np.array([[0, 0], [0, 0]]))
     assert np.allclose(sorted(of_each("ANGLE")), [doom_arena.NORTH, doom_arena.SOUTH])
     assert abs(np.subtract(*of_each("POSITION_Y"))) > 300 and of_each("POSITION_X") == [doom_arena.WIDTH / 2] * 2
     rewards = np.zeros(2)
-    for _ in range(190):  # stand and shoot
+    for _ in range(205):  # stand and shoot
         rewards += env.step(np.array([[0, 1], [0, 1]]))[1]
     assert sum(of_each("FRAGCOUNT")) >= 2, "shots hit who stands opposite"
     assert abs(rewards.sum()) <= 0.3, "what one gains the other loses, but for damage beyond death"
@@ -360,6 +358,15 @@ def test_players_of_a_match_see_and_do_what_is_theirs_until_its_time_is_over(mat
     screen = last["screen"].copy()
     after = env.step(np.array([[0, 0], [0, 0]]))[0]["screen"]
     assert (after != screen).any() and duel(env).render().shape == (120, 320, 3)
+
+
+def test_nobody_is_dead_when_a_match_begins(match):
+    env = match()
+    for seed in range(6):  # in about half of which two players would begin in one place
+        env.reset(seed=seed)
+        players = duel(env)._players
+        assert [player.seen.variables["DEAD"] for player in players] == [0, 0]
+        assert [player.gained("DEATHCOUNT") for player in players] == [0, 0] and duel(env)._tics == 0
 
 
 def test_who_has_more_frags_than_every_other_player_has_won(match):

@@ -15,6 +15,8 @@ from beast.envs.doom import RULES, TICS_PER_SECOND, Player, make_game, scenario_
 from beast.envs.doom_game import GameCrashed
 from beast.errors import InputError
 
+MOST_TICS_TO_COME_BACK = 5 * TICS_PER_SECOND
+
 
 class DoomMatch:
     """A match. A time limit truncates it for all players with their last frames; so does a game that crashes or hangs,
@@ -121,6 +123,12 @@ class DoomMatch:
         seed = int(self._random.integers(2**31))
         bots = ["removebots", *["addbot"] * self._scenario.bots] if self._scenario.bots else []
         self._each(lambda seat: self._games[seat].begin(seed, () if seat else bots))
+        # Of two players who begin in one place DOOM kills one, who comes back two seconds later.
+        nothing = self._players[0].buttons(np.zeros(len(self._scenario.heads)))
+        for _ in range(MOST_TICS_TO_COME_BACK):
+            if not any(game.seen().variables["DEAD"] for game in self._games):
+                break
+            self._each(lambda seat: self._games[seat].act(nothing, 1))
         for player, game in zip(self._players, self._games):
             player.begin(game.seen())
 
