@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q
-# Tests run in this many processes. Many wait for others that they have started: 2 kept only 1.5 of two cores busy.
-WORKERS ?= 3
+# Tests run in this many processes; one that starts a training run or a server starts processes of its own beside it.
+WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # What libbeast, the C++ part of PolyBeast, is built with on Debian and Ubuntu; MonoBeast needs none of it.
