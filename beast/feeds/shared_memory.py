@@ -45,7 +45,7 @@ class SharedMemoryFeed(Feed):
         self.workers, self.memory, self.actors, self.batch_width = actors.workers, memory, actors, batch_width
         self.slots = Slots(memory.num_slots, lock_step, memory.group_width)
         is_here = isinstance(memory, TensorMemory)  # on the device
-        self.tensors = SlotTensors(memory, self.device, is_twin=False if is_here else None)
+        self.tensors = SlotTensors(memory, self.device)
         self.groups = [Group() for _ in range(actors.num_groups)]
         size = f"{memory.num_bytes / 1e6:.0f} MB of slots{f' on {self.device}' if is_here else ''}"
         self.description = f"{actors.num_groups} groups of {memory.group_width} environments, {size}"

@@ -180,9 +180,10 @@ class SlotTensors:
 
     def __init__(self, memory: Any, device: torch.device, is_twin: bool | None = None):
         """`memory` is a RolloutMemory, or a TensorMemory, which lies on the device and has no twin. `is_twin` is for
-        that and for tests: a twin on a CPU."""
+        tests: a twin on a CPU."""
         self.memory, self.device = memory, device
-        self.is_twin = device.type != "cpu" if is_twin is None else is_twin
+        lies_there = isinstance(memory.arrays["env_number"], torch.Tensor)
+        self.is_twin = device.type != "cpu" and not lies_there if is_twin is None else is_twin
         self._shared = {name: torch.as_tensor(array) for name, array in memory.arrays.items()}  # views
         self._shared["env_number"][:] = torch.arange(memory.group_width)
         self._tensors = self._shared
