@@ -59,6 +59,11 @@ def replace_file(path: str | os.PathLike, write: Callable[[BinaryIO], object]) -
         ) from error
 
 
+def in_cache(name: str) -> Path:
+    """The path of a file or directory of Beast's that can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "beast", name)
+
+
 def anonymous_file(name: str, size: int) -> int:
     """A descriptor of `size` bytes of zeros that have no name in a file system. Raises OSError."""
     if hasattr(os, "memfd_create"):

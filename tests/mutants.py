@@ -81,6 +81,7 @@ TESTS = {  # of each file, those that fail first
     "beast/envs/emulator.py": ["tests/test_atari_env.py"],
     "beast/envs/tensors.py": ["tests/test_device.py"],
     "beast/feeds/device.py": ["tests/test_device.py"],
+    "beast/feeds/memory.py": ["tests/test_device.py"],
     "beast/envs/spaces.py": ["tests/test_net.py", "tests/test_oddities.py", "tests/test_kinds.py"],
     "beast/envs/numbers.py": ["tests/test_own_processes.py"],
     "beast/learn/ranks.py": ["tests/test_ranks.py"],
@@ -963,11 +964,13 @@ OTHER_MUTANTS = {
         ("tensors left open", "            self.of_tensors.close()", "            pass"),
         ("a reset without its seed", "self.of_tensors.reset(seed=seed)", "self.of_tensors.reset(seed=0)"),
     ],
+    "beast/feeds/memory.py": [
+        ("rows that nobody wrote look like zeros", 'else np.iinfo(dtype).max if kind in "iu" else True', "else 0"),
+        ("final observations poisoned", 'return 0 if name.startswith("final_obs/") else poison', "return poison"),
+        ("rollouts do not overlap", "array[slot, 0] = array[previous, -1]", "pass"),
+    ],
     "beast/feeds/device.py": [
         ("slots that do not fit begun", "if self.num_bytes > free:", "if False:"),
-        ("rows that nobody wrote look like zeros", 'else np.iinfo(dtype).max if kind in "iu" else True', "else 0"),
-        ("final observations poisoned", 'value = 0 if name.startswith("final_obs/") else poison', "value = poison"),
-        ("rollouts do not overlap", "x[slot, 0] = x[previous, -1]", "pass"),
         (
             "environments elsewhere taken",
             "(env.device.type, env.device.index or 0) != (",

@@ -18,6 +18,7 @@ from gymnasium import spaces
 
 from beast.envs.reference_scores import DMLAB, reference_of
 from beast.errors import InputError, MissingPackage, raised
+from beast.files import in_cache
 
 # Turn left and right, look down and up (pixels a frame), strafe, move, fire, jump, crouch.
 ACTIONS = {
@@ -79,7 +80,7 @@ class Dmlab(gymnasium.Env):
             [SCREEN, *([TEXT] if self._has_text else [])],
             config={key: str(value) for key, value in options.items()},
             renderer=renderer,
-            level_cache=LevelCache(cache or _default_cache(), int(cache_gb * 1e9)) if cache_gb else None,
+            level_cache=LevelCache(cache or str(in_cache("dmlab")), int(cache_gb * 1e9)) if cache_gb else None,
         )
 
     def reset(self, *, seed=None, options=None):
@@ -122,10 +123,6 @@ def deepmind_lab(env_id: str):
     except ImportError as error:
         message = f"{env_id} needs DeepMind Lab ({raised(error)}), which PyPI does not have: build it (docs/dmlab.md)"
         raise MissingPackage(message) from error
-
-
-def _default_cache() -> str:
-    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "beast", "dmlab")
 
 
 class LevelCache:

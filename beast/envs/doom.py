@@ -127,8 +127,8 @@ SCENARIOS = {
     "Deathmatch": Scenario(
         "freedm.wad", (*FIGHT, press("USE")), 8400, frames=2, measured=True, shaping=DUEL, seats=4, bots=4
     ),
-    # In a room of our own, with nothing to fetch. What one gains the other loses: players whom a hit cost nothing
-    # learned to meet at a wall and shoot each other there.
+    # In a room of our own, with nothing to fetch. What one gains the other loses: where a hit cost nothing, players
+    # earned more from each other, but not from others (docs/doom.md).
     "DuelSmall": Scenario(
         ARENA, (press("MOVE_LEFT", "MOVE_RIGHT"), ATTACK), 2100, measured=True, seats=2, rules="+sv_infiniteammo 1",
         shaping={"FRAGCOUNT": (1, 0), "DEATHCOUNT": (-1, 0), "DAMAGECOUNT": (0.01, 0), "HEALTH": (0, -0.01)},
@@ -305,7 +305,7 @@ class Terms:
 
     def __init__(self, scenario: Scenario):
         self.coefficients: dict[str, float] = {}
-        self._variables, self._held = [], scenario.held
+        self._variables = []
         for name, (gain, loss) in scenario.shaping.items():
             slots = SLOTS if name in ("WEAPON", "AMMO") else (None,)
             for slot in slots:
@@ -333,8 +333,8 @@ class Terms:
         for name in self._variables:
             change = min(now[name] - before[name], LARGEST.get(name, math.inf))
             amounts[f"{name}+" if change > 0 else f"{name}-"] = abs(change)
-        if is_held and self._held:
-            amounts[f"HELD{int(weapon)}"] = 1.0
+        if is_held and (name := f"HELD{int(weapon)}") in amounts:
+            amounts[name] = 1.0
         return np.fromiter(amounts.values(), np.float32)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from beast.envs.doom_arena import arena
 from beast.errors import MissingFile, MissingPackage, raised
-from beast.files import replace_file
+from beast.files import in_cache, replace_file
 from beast.machine import FAMILY
 
 SCREEN = (72, 128, 3)  # what agents see of 160 x 120 pixels
@@ -71,10 +71,10 @@ def vizdoom() -> Any:
 
 
 def scenario_file(name: str, folder: str = "") -> Path:
-    """The path of a scenario's file: in `folder`, in $BEAST_DOOM_SCENARIOS, or in the package; of our own arena, which
-    is written there, in the user's cache. Raises MissingFile."""
+    """The path of a scenario's file: in `folder`, in $BEAST_DOOM_SCENARIOS, or in the package; our own arena's is
+    in the user's cache, and written where it is not there. Raises MissingFile."""
     if name == ARENA:
-        path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "beast", name)
+        path = in_cache(name)
         if not path.exists() or path.read_bytes() != arena():
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, lambda file: file.write(arena()))

@@ -13,6 +13,11 @@ MAX_NAMES, MAX_NAME = 64, 64  # names of a run, and characters of one
 Numbers = dict[str, float | str]  # of one game; a str says why there is no number
 
 
+def keys_of(metrics: str) -> tuple[str, ...]:
+    """The keys of infos to read where --env_metrics names these beside them."""
+    return (*KEYS, *filter(None, map(str.strip, metrics.split(","))))
+
+
 def read_games(infos: Mapping, is_over: np.ndarray, keys: tuple[str, ...]) -> list[tuple[int, Numbers]]:
     """Column and numbers of each game that a step of a vector env has ended, those where `is_over` [K].
 

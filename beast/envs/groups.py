@@ -66,7 +66,7 @@ class EnvGroup:
         self._observe_into = None if isinstance(inner, VectorWrapper) else getattr(inner, "observe_into", None)
         same_step, whole = mode == AutoresetMode.SAME_STEP, env.single_observation_space
         self.spaces = EnvSpaces(observations, env.single_action_space, same_step, whole=whole)
-        self._metrics = (*env_metrics.KEYS, *filter(None, map(str.strip, metrics.split(","))))
+        self._metrics = env_metrics.keys_of(metrics)
         self.ended: list[tuple[int, env_metrics.Numbers]] = []
         self.loses_final_obs = False  # whether an episode was truncated without its last observation
         self.fields, self._numbers = rollout_fields(self.spaces), list(written_by("env"))

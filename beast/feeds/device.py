@@ -20,19 +20,18 @@ from torch import Tensor
 from beast.envs import env_metrics
 from beast.envs.groups import Games, close, next_row
 from beast.envs.masks import MASK
-from beast.envs.rows import OBJECTIVE, REWARD_TERMS, nest_observations, written_by
+from beast.envs.rows import OBJECTIVE, REWARD_TERMS, written_by
 from beast.envs.spaces import CATEGORICAL, EnvSpaces, category_sizes, choices, in_a_line, parts_by_name
 from beast.envs.tensors import is_of_tensors
 from beast.errors import InputError, OutOfMemory, first_line
-from beast.feeds.memory import Fields
+from beast.feeds.memory import REMEDY, Fields, SlotArrays, unwritten
 from beast.machine import available_memory
 
 TOLD_SECONDS = 1.0  # between two looks at what games have told
-HINT = "use a smaller --num_slots, a narrower --group_width, fewer --num_actors or a shorter --unroll_length"
 
 
-class TensorMemory:
-    """The slots of rollouts as tensors on a device, each field `[num_slots, T+1, K, *shape]` in `arrays`.
+class TensorMemory(SlotArrays):
+    """The slots of rollouts as tensors on a device.
 
     It is what `RolloutMemory` is in shared memory. Raises OutOfMemory where the device has not so much.
     """
@@ -45,32 +44,21 @@ class TensorMemory:
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
         if self.num_bytes > free:
             needed = f"the rollout slots need {self.num_bytes / 1e6:.0f} MB"
-            raise OutOfMemory(f"{needed} and {free / 1e6:.0f} MB are free on {device}: {HINT}")
+            raise OutOfMemory(f"{needed} and {free / 1e6:.0f} MB are free on {device}: {REMEDY}")
         self.arrays: dict[str, Tensor] = {}
         try:
             for name, (_, dtype) in fields.items():
-                kind = np.dtype(dtype).kind
-                poison = math.nan if kind == "f" else np.iinfo(dtype).max if kind in "iu" else True
-                value = 0 if name.startswith("final_obs/") else poison
-                self.arrays[name] = torch.full(shapes[name], value, dtype=getattr(torch, dtype), device=device)
+                value, kind = unwritten(name, dtype), getattr(torch, dtype)
+                self.arrays[name] = torch.full(shapes[name], value, dtype=kind, device=device)
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(
-                f"the rollout slots need {self.num_bytes / 1e6:.0f} MB: {first_line(error)}: {HINT}"
+                f"the rollout slots need {self.num_bytes / 1e6:.0f} MB: {first_line(error)}: {REMEDY}"
             ) from error
-
-    def row(self, slot: int, row: int) -> dict:
-        """One row as views `[K, *shape]`; observations under `row["obs"][name]`."""
-        return nest_observations({name: x[slot, row] for name, x in self.arrays.items()})
 
     def rollout(self, slot: int) -> dict:
         """The numbers [T+1, K] of one slot as numpy arrays, without the observations; on a GPU a copy."""
         fields = (name for name, (shape, _) in self.fields.items() if not shape and "/" not in name)
         return {name: self.arrays[name][slot].cpu().numpy() for name in fields}
-
-    def repeat_last_row(self, previous: int, slot: int) -> None:
-        """Copy row T of slot `previous` to row 0 of `slot`: consecutive rollouts of a group overlap by one row."""
-        for x in self.arrays.values():
-            x[slot, 0] = x[previous, -1]
 
 
 class TensorGroup:
@@ -90,7 +78,7 @@ class TensorGroup:
         if env.num_envs != memory.group_width:
             raise InputError(f"create_env(flags, {memory.group_width}) gave {env.num_envs} environments")
         self._actions = to_env_actions(spaces.action, device)
-        self._metrics = (*env_metrics.KEYS, *filter(None, map(str.strip, metrics.split(","))))
+        self._metrics = env_metrics.keys_of(metrics)
         self._told: dict[str, Tensor] = {}  # of each number that games have told: its sum, and how many there were
         self._others = [name for name in (*written_by("env"), REWARD_TERMS, OBJECTIVE) if name in memory.arrays]
 
@@ -156,9 +144,8 @@ class TensorGroup:
                 arrays[f"{kind}/{name}"].copy_(part)
 
     def _write_numbers(self, computed: dict, info: dict, arrays: dict[str, Tensor]) -> None:
-        absent = {OBJECTIVE: math.nan}
         for name in self._others:
-            value = computed[name] if name in computed else info.get(name, absent.get(name, 0))
+            value = computed[name] if name in computed else info.get(name, math.nan if name == OBJECTIVE else 0)
             arrays[name].copy_(value) if isinstance(value, Tensor) else arrays[name].fill_(value)
 
 
@@ -182,12 +169,11 @@ def to_env_actions(space: Space, device: torch.device) -> Callable[[Tensor], Any
     assert isinstance(space, spaces.Box)  # no other is supported
     low, high = (torch.as_tensor(x, dtype=torch.float64, device=device) for x in (space.low, space.high))
     bounded = low.isfinite() & high.isfinite()
-    of_box = getattr(torch, str(space.dtype))
 
     def scaled(actions: Tensor) -> Tensor:
         actions = actions.reshape(-1, *space.shape).double()
         inside = torch.where(bounded, low + (actions + 1) / 2 * (high - low), actions)
-        return torch.clamp(inside, low, high).to(of_box)
+        return torch.clamp(inside, low, high).to(getattr(torch, str(space.dtype)))
 
     return scaled
 
@@ -222,9 +208,8 @@ class TensorEnvs:
         self._to_close = contextlib.ExitStack()
         self._device = memory.arrays["reward"].device
         self._groups = []
-        self._streams: list[Any] = [None] * num_groups
-        if self._device.type == "cuda":
-            self._streams = [torch.cuda.Stream(self._device) for _ in range(num_groups)]
+        on_gpu = self._device.type == "cuda"
+        self._streams = [torch.cuda.Stream(self._device) if on_gpu else None for _ in range(num_groups)]
         for number in range(num_groups):
             with self._in_stream(number):
                 env = create_env(flags, memory.group_width)

@@ -8,6 +8,7 @@ import math
 import mmap
 import os
 import weakref
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +18,34 @@ from beast.files import anonymous_file
 from beast.machine import available_memory
 
 ALIGNMENT = 4096  # bytes: every field starts on a page, so that it can be pinned for a GPU
+REMEDY = "use a smaller --num_slots, a narrower --group_width, fewer --num_actors or a shorter --unroll_length"
 Fields = dict[str, tuple[tuple[int, ...], str]]  # name -> shape and dtype
 
 
-class RolloutMemory:
+class SlotArrays:
+    """Slots of rollouts: each field is one array, or tensor, `[num_slots, T+1, K, *shape]` in `arrays`."""
+
+    arrays: dict[str, Any]
+
+    def row(self, slot: int, row: int) -> dict:
+        """One row as views `[K, *shape]`; observations under `row["obs"][name]`."""
+        return nest_observations({name: array[slot, row] for name, array in self.arrays.items()})
+
+    def repeat_last_row(self, previous: int, slot: int) -> None:
+        """Copy row T of slot `previous` to row 0 of `slot`: consecutive rollouts of a group overlap by one row."""
+        for array in self.arrays.values():
+            array[slot, 0] = array[previous, -1]
+
+
+def unwritten(name: str, dtype: str) -> float:
+    """What a field holds before anybody writes it, so that a read of such a row shows at once. The net sees the final
+    observations of all columns, and few of them are ever written: they are 0."""
+    kind = np.dtype(dtype).kind
+    poison = np.nan if kind == "f" else np.iinfo(dtype).max if kind in "iu" else True
+    return 0 if name.startswith("final_obs/") else poison
+
+
+class RolloutMemory(SlotArrays):
     """The arrays of all slots in one anonymous file that other processes map by its descriptor.
 
     `fields` maps a name to (shape, dtype) of one column of one row, as `rollout_fields` does. Each field is one array
@@ -45,39 +70,25 @@ class RolloutMemory:
         self.buffer = np.frombuffer(mmap.mmap(self.fd, self.num_bytes), np.uint8)  # all arrays
         self.arrays = {name: np.ndarray(shape, dtype, self.buffer, at) for name, (shape, dtype, at) in places.items()}
         if fd is None:
-            # A read of a row that nobody wrote shows at once, and missing memory is noticed now, not later.
-            for name, array in self.arrays.items():
-                kind = array.dtype.kind
-                poison = np.nan if kind == "f" else np.iinfo(array.dtype).max if kind in "iu" else 1
-                # The net sees the final observations of all columns, and few of them are ever written.
-                array.fill(0 if name.startswith("final_obs/") else poison)
+            for name, array in self.arrays.items():  # missing memory is noticed now, not later
+                array.fill(unwritten(name, array.dtype.str))
 
     def description(self) -> dict:
         """What another process that has the file descriptor needs to map the same arrays: JSON-compatible."""
         names = ("fields", "num_slots", "unroll_length", "group_width", "categories", "fd")
         return {name: getattr(self, name) for name in names}
 
-    def row(self, slot: int, row: int) -> dict:
-        """One row as views `[K, *shape]`; observations under `row["obs"][name]`."""
-        return nest_observations({name: array[slot, row] for name, array in self.arrays.items()})
-
     def rollout(self, slot: int) -> dict:
         """One whole slot as views `[T+1, K, *shape]`; observations under `rollout["obs"][name]`."""
         return nest_observations({name: array[slot] for name, array in self.arrays.items()})
 
-    def repeat_last_row(self, previous: int, slot: int) -> None:
-        """Copy row T of slot `previous` to row 0 of `slot`: consecutive rollouts of a group overlap by one row."""
-        for array in self.arrays.values():
-            array[slot, 0] = array[previous, -1]
-
 
 def _memory_of(size: int) -> int:
     """A descriptor of `size` bytes of memory without a name. Raises OutOfMemory when there is not so much."""
-    hint = "use a smaller --num_slots, a narrower --group_width, fewer --num_actors or a shorter --unroll_length"
     available = available_memory()
     if size > available:
-        raise OutOfMemory(f"the rollout slots need {size / 1e6:.0f} MB and {available / 1e6:.0f} MB are free: {hint}")
+        raise OutOfMemory(f"the rollout slots need {size / 1e6:.0f} MB and {available / 1e6:.0f} MB are free: {REMEDY}")
     try:
         return anonymous_file("beast-rollouts", size)
     except OSError as error:
-        raise OutOfMemory(f"the rollout slots need {size / 1e6:.0f} MB of shared memory ({error}): {hint}") from error
+        raise OutOfMemory(f"the rollout slots need {size / 1e6:.0f} MB of shared memory ({error}): {REMEDY}") from error
