@@ -390,7 +390,7 @@ class AtariVectorEnv(VectorEnv):
             raise InputError(f"reset_mask is {mask!r}: it is a bool array of shape ({self.num_envs},)")
         if self.batch_size < self.num_envs or (self._received is None and not mask.all()):
             raise InputError("reset_mask needs batch_size == num_envs and a reset of all environments before it")
-        if mask.all():
+        if self._received is None:
             return self.reset(seed=seed)
         chosen = self._all_ids[mask]
         if len(chosen):
