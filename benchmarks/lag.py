@@ -1,11 +1,11 @@
 """What policy lag costs, and what corrects for it: returns in MinAtar with weights that are so many updates old.
 
-    python benchmarks/lag.py                  # all runs that the results lack, one on each core: six hours on two
+    python benchmarks/lag.py                  # all runs that the results lack, one on each core: hours
     python benchmarks/lag.py --seeds 1        # those of one seed
     python benchmarks/lag.py --draw           # only the picture
 
-Each run is a fork of monobeast.py in lock step, so that every action is exactly as old as it is meant to be: inference
-gets the weights of the update that many updates ago. The results have a row for each run.
+Each run is a fork of monobeast.py in lock step, in which inference gets the weights of so many updates ago.
+The results have a row for each run, with the lag that was measured: a rollout's first action is one update older.
 """
 
 import argparse
@@ -20,6 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from beast.machine import cpu_model, usable_cores  # noqa: E402
+from beast.run.directory import code_version  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results" / "lag.csv"
 GAMES = ("Breakout", "SpaceInvaders")
 LAGS = (0, 5, 20, 100)  # in updates
@@ -44,7 +48,7 @@ WEIGHTS = {  # of V-trace's targets and of the policy's gradient
     "log_rhos=log_rhos.detach().masked_fill": "log_rhos=torch.zeros_like(log_rhos).masked_fill",
     "ratio.detach().clamp(max=flags.clip_pg_rho) * advantages": "advantages",
 }
-COLUMNS = ("game", "lag", "correction", "seed", "return", "measured_lag", "entropy", "minutes")
+COLUMNS = ("game", "lag", "correction", "seed", "return", "measured_lag", "entropy", "minutes", "commit")
 
 
 def fork(lag: int, weigh: bool) -> str:
@@ -79,7 +83,7 @@ def run(game: str, lag: int, correction: str, seed: int) -> dict:
 
     numbers = mean("charts/episodic_return"), mean("stats/policy_lag_mean"), mean("losses/entropy"), minutes
     texts = (f"{x:.{digits}f}" for x, digits in zip(numbers, (2, 1, 3, 1)))
-    return dict(zip(COLUMNS, (game, lag, correction, seed, *texts)))
+    return dict(zip(COLUMNS, (game, lag, correction, seed, *texts, code_version(ROOT))))
 
 
 def read() -> list[dict]:
@@ -90,7 +94,7 @@ def read() -> list[dict]:
 
 
 def draw(rows: list[dict]) -> None:
-    """The mean over seeds at each lag, and their lowest and highest."""
+    """The mean over seeds at each lag, and their lowest and highest, of the runs that there are."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -99,14 +103,14 @@ def draw(rows: list[dict]) -> None:
     figure, plots = pyplot.subplots(1, len(GAMES), figsize=(10, 4), layout="constrained")
     for plot, game in zip(plots, GAMES):
         for offset, correction in enumerate(CORRECTIONS):
-            found = [
-                [float(row["return"]) for row in rows if (row["game"], row["correction"]) == (game, correction)
-                 and int(row["lag"]) == lag] for lag in LAGS
-            ]  # fmt: skip
-            means = [sum(each) / len(each) for each in found]
-            ranges = [(mean - min(each), max(each) - mean) for each, mean in zip(found, means)]
-            x = [place + 0.06 * offset for place in range(len(LAGS))]
-            plot.errorbar(x, means, list(zip(*ranges)), marker="o", capsize=3, label=correction)
+            found: dict[int, list[float]] = {}
+            for row in rows:
+                if (row["game"], row["correction"]) == (game, correction):
+                    found.setdefault(LAGS.index(int(row["lag"])), []).append(float(row["return"]))
+            means = {place: sum(each) / len(each) for place, each in sorted(found.items())}
+            ranges = [(mean - min(found[place]), max(found[place]) - mean) for place, mean in means.items()]
+            x = [place + 0.06 * offset for place in means]
+            plot.errorbar(x, list(means.values()), list(zip(*ranges)) or None, marker="o", capsize=3, label=correction)
         plot.set_xticks(range(len(LAGS)), [str(lag) for lag in LAGS])
         plot.set(title=f"MinAtar {game}", xlabel="policy lag in updates", ylabel="mean return", ylim=(0, None))
     plots[0].legend()
@@ -118,18 +122,24 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--draw", action="store_true", help="only draw the picture")
     flags = parser.parse_args()
-    rows = read()
-    done = {(row["game"], int(row["lag"]), row["correction"], int(row["seed"])) for row in rows}
-    wanted = [(*each, seed) for seed, *each in itertools.product(flags.seeds, GAMES, LAGS, CORRECTIONS)]
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool, open(RESULTS, "a") as file:
+    if not flags.draw:
+        make(flags.seeds)
+    draw(read())
+
+
+def make(seeds: list[int]) -> None:
+    """Make the runs that the results lack."""
+    done = {(row["game"], int(row["lag"]), row["correction"], int(row["seed"])) for row in read()}
+    wanted = [(*each, seed) for seed, *each in itertools.product(seeds, GAMES, LAGS, CORRECTIONS)]
+    with ThreadPoolExecutor(usable_cores()) as pool, open(RESULTS, "a") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if not rows:
+        if not done:
+            file.write(f"# command: python benchmarks/lag.py\n# hardware: {cpu_model()}, {usable_cores()} cores\n")
             writer.writeheader()
-        for row in pool.map(lambda each: run(*each), [] if flags.draw else [x for x in wanted if x not in done]):
+        for row in pool.map(lambda each: run(*each), [each for each in wanted if each not in done]):
             print(*row.values(), flush=True)
             writer.writerow(row)
             file.flush()
-    draw(read())
 
 
 if __name__ == "__main__":

@@ -379,3 +379,19 @@ def test_the_rule_of_a_slow_link_is_its_delay_its_rate_or_the_core():
     assert setting(64, 64, 50, shape=(1235,), megabits=100).rule() == 100e6 / 8 / 1250
     assert setting(2, 16, 50, step_ms=1.0).rule() == 2 * 16 / 0.066
     assert setting(8, 16, 50, step_ms=1.0).rule() == 1000
+
+
+@pytest.mark.parametrize("weigh", [True, False])
+def test_the_forks_of_the_lag_benchmark_are_monobeast_with_late_weights(weigh):
+    text = load("lag.py").fork(7, weigh)
+    compile(text, "monobeast.py", "exec")
+    assert "if len(kept) > 7:" in text and ("log_rhos=torch.zeros_like" in text) == (not weigh)
+
+
+def test_the_picture_of_lag_is_drawn_of_the_runs_that_there_are(tmp_path, monkeypatch):
+    lag = load("lag.py")
+    monkeypatch.setattr(lag, "RESULTS", tmp_path / "lag.csv")
+    lag.draw([])
+    row = {"game": "Breakout", "lag": "5", "correction": "neither", "return": "3.5"}
+    lag.draw([row, {**row, "return": "4.5"}])
+    assert (tmp_path / "lag.png").stat().st_size > 1000
