@@ -154,7 +154,7 @@ def test_a_board_game_by_turns_and_masks_is_learned_by_self_play(flags, game, se
     assert multibeast.match(swapped)["score"][0] <= 1 - aim + 0.1
 
 
-@pytest.mark.on_demand  # four minutes
+@pytest.mark.on_demand  # five minutes
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_three_agents_of_two_policies_learn_to_spread(flags, seed):
     play = partial(
