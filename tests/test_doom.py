@@ -329,7 +329,8 @@ def test_small_duels_are_fought_in_a_room_of_our_own_whose_players_see_each_othe
         return [game._game.get_game_variable(getattr(vizdoom.GameVariable, name)) for game in games]
 
     assert np.allclose(sorted(of_each("ANGLE")), [doom_arena.NORTH, doom_arena.SOUTH])
-    assert abs(np.subtract(*of_each("POSITION_Y"))) > 300 and of_each("POSITION_X") == [doom_arena.WIDTH / 2] * 2
+    assert abs(np.subtract(*of_each("POSITION_Y"))) == doom_arena.DEPTH - 2 * doom_arena.DISTANCE
+    assert of_each("POSITION_X") == [doom_arena.WIDTH / 2] * 2
     rewards = np.zeros(2)
     for _ in range(205):  # stand and shoot
         rewards += env.step(np.array([[0, 1], [0, 1]]))[1]
