@@ -119,6 +119,10 @@ class Protocol {
         draws_indices_(!settings_.grayscale || settings_.keeps_rgb || rom.game.has(kPal)),
         num_pixels_(kScreenWidth * rom.game.height),
         resize_(rom.game.height, kScreenWidth, settings_.height, settings_.width, channels_) {
+    for (int i = 0; i < 256; ++i) {
+      colors_[i] = 0;
+      std::memcpy(&colors_[i], palette_.rgb[i], 3);
+    }
     const std::vector<int>& actions = settings_.actions;
     has_fire_ = std::find(actions.begin(), actions.end(), kFire) != actions.end();
     // Some games' resets draw from the user's generator, always the same number of times.
@@ -433,17 +437,29 @@ class Protocol {
       }
       return;
     }
-    uint8_t* const image = shown.data();
     if (!settings_.keeps_rgb) rgb = nullptr;
-    for (int i = 0; i < num_pixels_; ++i) {
-      const uint8_t* color = palette_.rgb[frame[i]];
-      for (int c = 0; c < 3; ++c) {
-        if (rgb) rgb[3 * i + c] = is_maximum ? std::max(rgb[3 * i + c], color[c]) : color[c];
-        if (channels_ == 3) image[3 * i + c] = is_maximum ? std::max(image[3 * i + c], color[c]) : color[c];
+    const auto put = [is_maximum](uint8_t* row, const uint8_t* pixels, int size) {
+      if (is_maximum) {
+        take_maximum(row, pixels, size);
+      } else {
+        std::memcpy(row, pixels, size);
       }
-      if (channels_ == 1) {
-        const uint8_t gray = palette_.gray[frame[i]];
-        image[i] = is_maximum ? std::max(image[i], gray) : gray;
+    };
+    uint8_t gray[kScreenWidth], color[3 * kScreenWidth + 1];  // a color is written with a byte behind it
+    for (int begin = 0; begin < num_pixels_; begin += kScreenWidth) {
+      const uint8_t* const row = frame.data() + begin;
+      // Many rows are equal to the one above.
+      if (begin == 0 || std::memcmp(row, row - kScreenWidth, kScreenWidth)) {
+        for (int x = 0; x < kScreenWidth; ++x) {
+          std::memcpy(color + 3 * x, &colors_[row[x]], 4);
+          gray[x] = palette_.gray[row[x]];
+        }
+      }
+      if (rgb) put(rgb + 3 * begin, color, 3 * kScreenWidth);
+      if (channels_ == 3) {
+        put(shown.data() + 3 * begin, color, 3 * kScreenWidth);
+      } else {
+        put(shown.data() + begin, gray, kScreenWidth);
       }
     }
   }
@@ -483,6 +499,7 @@ class Protocol {
   const Rom& rom_;  // its owner outlives the protocol
   const EnvSettings settings_;
   const Palette palette_;
+  uint32_t colors_[256];  // of the palette: red, green and blue, and a byte without meaning
   const int channels_;
   const bool draws_indices_;  // the core draws indices of the palette, not gray levels: it has those of NTSC only
   const int num_pixels_;

@@ -12,6 +12,7 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #if defined(__GNUC__) && defined(__x86_64__)
@@ -76,18 +77,21 @@ struct Axis {
 class Resizer {
  public:
   // What one thread needs while it scales.
-  using Scratch = std::vector<uint32_t>;
+  using Scratch = std::vector<float>;
 
   // Images [in_height, in_width, channels] become [out_height, out_width, channels]. Throws std::invalid_argument
   // where they would become larger.
   Resizer(int in_height, int in_width, int out_height, int out_width, int channels)
       : channels_(channels), rows_(in_height, out_height), columns_(in_width, out_width) {
-    total_ = static_cast<uint32_t>(rows_.total) * columns_.total;
+    total_ = static_cast<float>(rows_.total) * static_cast<float>(columns_.total);
     is_copy_ = in_height == out_height && in_width == out_width;
     // OpenCV takes another way where both scales are whole numbers.
     whole_scales_ = in_height % out_height == 0 && in_width % out_width == 0;
-    // A float32 sum of bytes is off by less than 1e-4 here; only within this of a tie can it round otherwise.
-    margin_ = static_cast<uint32_t>(total_ * 2e-4);
+    is_half_ = rows_.total == 2 && columns_.total == 2 && whole_scales_;  // which rounds ties up
+    one_over_total_ = 1.0f / static_cast<float>(total_);
+    // OpenCV's float32 sum of bytes is off by less than 1e-4 here: only within this of a tie can it round otherwise.
+    nearly_half_ = 0.5f * total_ - std::floor(total_ * 2e-4f);
+    make_sums_across();
 #ifdef BEAST_ATARI_SSSE3
     is_usual_ = channels == 1 && in_height == 210 && in_width == 160 && out_height == 84 && out_width == 84 &&
                 __builtin_cpu_supports("ssse3");
@@ -96,8 +100,8 @@ class Resizer {
   }
 
   Scratch scratch() const {
-    const size_t row = static_cast<size_t>(columns_.in) * channels_;
-    return Scratch(std::max(row, static_cast<size_t>(210) * kStride / 2 + 16));  // usual() has sums of 16 bits
+    const size_t row = static_cast<size_t>(columns_.out) * channels_;
+    return Scratch(std::max(2 * row, static_cast<size_t>(210) * kStride / 2 + 16));  // usual() has sums of 16 bits
   }
 
   void operator()(const uint8_t* image, uint8_t* out, Scratch& scratch) const {
@@ -113,37 +117,77 @@ class Resizer {
  private:
   static constexpr int kStride = 88;  // of usual()'s sums: 12 blocks of 7, and room for the eighth of the last one
 
-  // Every shape, one pixel after the other.
-  void any(const uint8_t* image, uint8_t* out, uint32_t* sums) const {
-    const int width = columns_.in * channels_;
-    const float one_over_area = 1.0f / static_cast<float>(rows_.total * columns_.total);
+  // Every shape: a row of outputs is the weighted sum of sums across the rows of pixels that it covers. All sums are
+  // whole numbers below 2^24, which floats hold exactly. Pictures of games have many equal rows, one below the other,
+  // whose sums are the same.
+  void any(const uint8_t* image, uint8_t* out, float* sums) const {
+    const int width = columns_.in * channels_, out_width = columns_.out * channels_;
+    float* const across = sums + out_width;
+    const uint8_t* summed = nullptr;  // the row of pixels that `across` is of
     for (int j = 0; j < rows_.out; ++j) {
       const Axis::Taps& row = rows_.taps[j];
-      std::fill(sums, sums + width, 0);
+      std::fill(sums, sums + out_width, 0.0f);
       for (int k = 0; k < row.count; ++k) {
-        const uint8_t* pixels = image + static_cast<size_t>(row.begin + k) * width;
-        const uint32_t weight = rows_.weights[row.offset + k];
-        for (int x = 0; x < width; ++x) sums[x] += weight * pixels[x];
+        const uint8_t* const pixels = image + static_cast<size_t>(row.begin + k) * width;
+        if (!summed || std::memcmp(pixels, summed, width)) sum_across(pixels, across);
+        summed = pixels;
+        const float weight = static_cast<float>(rows_.weights[row.offset + k]);
+        for (int x = 0; x < out_width; ++x) sums[x] += weight * across[x];
       }
-      for (int i = 0; i < columns_.out; ++i) {
-        const Axis::Taps& column = columns_.taps[i];
-        for (int c = 0; c < channels_; ++c) {
-          uint32_t sum = 0;
-          for (int k = 0; k < column.count; ++k) {
-            sum += columns_.weights[column.offset + k] * sums[(column.begin + k) * channels_ + c];
-          }
-          uint8_t& pixel = out[(j * columns_.out + i) * channels_ + c];
-          if (whole_scales_) {
-            pixel = rows_.total == 2 && columns_.total == 2
-                        ? (sum + 2) >> 2
-                        : static_cast<uint8_t>(std::lrintf(static_cast<float>(sum) * one_over_area));
-            continue;
-          }
-          const uint32_t rest = sum % total_;
-          const uint32_t from_tie = 2 * rest > total_ ? 2 * rest - total_ : total_ - 2 * rest;
-          pixel = from_tie <= 2 * margin_ ? in_floats(image, j, i, c) : (sum + total_ / 2) / total_;
+      round(image, j, sums, out + static_cast<size_t>(j) * out_width);
+    }
+  }
+
+  void sum_across(const uint8_t* pixels, float* across) const {
+    switch (most_across_) {  // constants, so that no branch depends on the output
+      case 2: return sum_across(pixels, across, std::integral_constant<int, 2>());
+      case 3: return sum_across(pixels, across, std::integral_constant<int, 3>());
+      default: return sum_across(pixels, across, most_across_);
+    }
+  }
+  template <class Count>
+  void sum_across(const uint8_t* pixels, float* across, Count count) const {
+    const uint32_t* weights = weights_across_.data();
+    for (const int begin : begins_across_) {
+      uint32_t sum = 0;
+      for (int k = 0; k < count; ++k) sum += weights[k] * pixels[begin + k * channels_];
+      *across++ = static_cast<float>(sum);
+      weights += count;
+    }
+  }
+
+  // All outputs get equally many pixels, some of them with a weight of 0.
+  void make_sums_across() {
+    for (const Axis::Taps& column : columns_.taps) most_across_ = std::max(most_across_, column.count);
+    for (const Axis::Taps& column : columns_.taps) {
+      const int begin = std::min(column.begin, columns_.in - most_across_);
+      for (int c = 0; c < channels_; ++c) {
+        begins_across_.push_back(begin * channels_ + c);
+        for (int k = 0; k < most_across_; ++k) {
+          const int tap = begin + k - column.begin;
+          weights_across_.push_back(tap < 0 || tap >= column.count ? 0 : columns_.weights[column.offset + tap]);
         }
       }
+    }
+  }
+
+  // Row j of the outputs, from its sums.
+  void round(const uint8_t* image, int j, const float* sums, uint8_t* out) const {
+    const int out_width = columns_.out * channels_;
+    if (whole_scales_ && !is_half_) {
+      for (int x = 0; x < out_width; ++x) out[x] = static_cast<uint8_t>(std::lrintf(sums[x] * one_over_total_));
+      return;
+    }
+    int ties = 0;  // or nearly so
+    for (int x = 0; x < out_width; ++x) {
+      const int mean = static_cast<int>(sums[x] * one_over_total_ + 0.5f);
+      out[x] = static_cast<uint8_t>(mean);
+      ties |= std::fabs(sums[x] - static_cast<float>(mean) * total_) >= nearly_half_;
+    }
+    if (!ties || is_half_) return;
+    for (int x = 0; x < out_width; ++x) {
+      if (std::fabs(sums[x] - static_cast<float>(out[x]) * total_) < nearly_half_) continue;
+      out[x] = in_floats(image, j, x / channels_, x % channels_);
     }
   }
 
@@ -238,8 +282,11 @@ class Resizer {
 
   int channels_ = 1;
   Axis rows_, columns_;
-  uint32_t total_ = 1, margin_ = 0;
-  bool is_copy_ = false, whole_scales_ = false, is_usual_ = false;
+  int most_across_ = 0;              // pixels of an output
+  std::vector<int> begins_across_;   // [out, channels]
+  std::vector<uint32_t> weights_across_;  // [out, channels, most_across_]
+  float total_ = 1, one_over_total_ = 1, nearly_half_ = 0;
+  bool is_copy_ = false, whole_scales_ = false, is_half_ = false, is_usual_ = false;
 };
 
 }  // namespace beast::atari

@@ -156,14 +156,21 @@ struct Bus {
   }
   HD uint8_t read_cart(int address) { return has_code(address) ? read_code(address) : read_special(address); }
   HD NOINLINE uint8_t read_special(int address) {
+    const uint64_t banks = quarters();
     const uint8_t value = atari::read_cart(rom, vcs.cart, address);
-    find_slices();
+    if (quarters() != banks) find_slices();
     return value;
   }
   HD NOINLINE void write_cart(int address, uint8_t value) {
     if (kWiring == kFlat) return;
+    const uint64_t banks = quarters();
     atari::write_cart(rom, vcs.cart, address, value);
-    find_slices();
+    if (quarters() != banks) find_slices();
+  }
+  HD uint64_t quarters() const {
+    uint64_t all;
+    memcpy(&all, vcs.cart.quarters, sizeof all);
+    return all;
   }
   HD int until_timer_is(int value, int most, int cycle) {
     const int passed = cycle - vcs.riot.set_cycle - 1;
