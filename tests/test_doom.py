@@ -344,17 +344,17 @@ def test_players_of_a_match_see_and_do_what_is_theirs_until_its_time_is_over(mat
     first = env.reset(seed=1)[0]["screen"].copy()
     assert len(first) == 2 and (first[0] != first[1]).any() and env.metadata["agents"] == 2
 
-    def places() -> np.ndarray:
-        axes = [getattr(vizdoom.GameVariable, f"POSITION_{axis}") for axis in "XY"]
-        return np.array([[game._game.get_game_variable(axis) for axis in axes] for game in duel(env)._games])
+    def angles() -> np.ndarray:
+        angle = vizdoom.GameVariable.ANGLE
+        return np.array([game._game.get_game_variable(angle) for game in duel(env)._games])
 
-    begin = places()
+    begin = angles()
     for step in range(11):
         last, reward, terminated, truncated, info = env.step(np.array([[1, 0], [0, 0]]))
         assert truncated.tolist() == [step == 10] * 2 and not terminated.any()
-    moved = np.linalg.norm(places() - begin, axis=1)
+    turned = (angles() - begin + 180) % 360 - 180
     assert duel(env)._tics == 42 and (last["screen"][0] != last["screen"][1]).any()
-    assert moved[0] > 0.5 and moved[1] == 0, "one has gone to the left, and one stands"
+    assert 30 < turned[0] < 43 and turned[1] == 0, "one has turned to the left by a degree in most tics"
     assert info["true_objective"].tolist() == [0, 0] and info["metrics"]["crashed"].tolist() == [0, 0]
     screen = last["screen"].copy()
     after = env.step(np.array([[0, 0], [0, 0]]))[0]["screen"]
