@@ -1,6 +1,7 @@
 """Frames of Atari a second: Beast's emulator beside ale-py, and EnvPool where it is installed, in one interleaved run.
 
     python benchmarks/atari.py          # about 10 minutes on two cores; writes benchmarks/results/atari-speed.{json,md}
+    python benchmarks/atari.py --every  # every game that is played exactly, about 20 minutes; writes atari-games.md
 
 - Raw: one console, random actions. Ours without an image and with a gray one in every frame; ale-py draws every frame.
 - Environments: frame skip 4, the maximum of two frames, 84x84, four images, random actions, `<Game>NoFrameskip-v4`.
@@ -28,11 +29,17 @@ import numpy as np
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 
+from beast.envs.emulator import EXACT_GAMES  # noqa: E402
 from beast.machine import cpu_model  # noqa: E402
 
 FRAME_SKIP = 4
 PROTOCOL = {"noop_max": 30, "use_fire_reset": True, "repeat_action_probability": 0.0, "reward_clipping": False}
 GROW = "--grow"
+PICTURES = {  # of `--every`
+    "84x84 gray": {},
+    "84x84 color": {"grayscale": False},
+    "64x64 gray": {"img_height": 64, "img_width": 64},
+}
 
 
 @dataclass
@@ -53,11 +60,15 @@ class Options:
     """Measured seconds of each combination in each repetition."""
     repeats: int = 7
     """Repetitions, one kind after the other in each; the tables show medians."""
+    every: bool = False
+    """Measure every game that is played exactly, in three pictures and with one thread, beside ale-py alone."""
     out: str = os.path.join(ROOT, "benchmarks", "results")
     """Directory for the JSON and Markdown files."""
 
 
 def main(options: Options) -> None:
+    if options.every:
+        return measure_every_game(options)
     threads = options.threads or tuple(sorted({1, os.cpu_count() or 1}))
     envpool = find_envpool()
     runs: dict[str, list[dict]] = {}
@@ -71,9 +82,9 @@ def main(options: Options) -> None:
         print(f"{game} is done", flush=True)
     growth = [grow(options.games[0], number, max(threads), options.seconds) for number in options.growth]
     result = {
-        "command": " ".join(["python benchmarks/atari.py", *sys.argv[1:]]),
-        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip(),
-        "hardware": f"{cpu_model()}, {os.cpu_count()} cores",
+        "command": command(),
+        "commit": commit(),
+        "hardware": machine(),
         "envpool": envpool.__version__ if envpool else "",
         "num_envs": options.num_envs,
         "threads": threads,
@@ -87,6 +98,48 @@ def main(options: Options) -> None:
     with open(os.path.join(options.out, "atari-speed.md"), "w") as file:
         file.write(text)
     print(text)
+
+
+def measure_every_game(options: Options) -> None:
+    rows: dict[str, list[float]] = {}
+    for game in sorted(EXACT_GAMES):
+        rows[game] = []
+        for picture in PICTURES.values():
+            kinds = env_kinds(game, options.num_envs, (1,), picture=picture).values()
+            for kind in kinds:
+                kind()
+            rates = ([rate(kind, options.seconds)["per_cpu_second"] for kind in kinds] for _ in range(options.repeats))
+            rows[game].append(statistics.median(ours / ale for ours, ale in rates))
+        print(game, *(f"{ratio:.2f}" for ratio in rows[game]), flush=True)
+    columns = list(zip(*rows.values()))
+    lines = [
+        f"# Atari: times as many frames a CPU second as ale-py, in each of {len(rows)} games",
+        "",
+        f"{machine()}, commit {commit()[:10]}, `{command()}`. {options.num_envs} environments, one thread. Each number "
+        f"is the median ratio of {options.repeats} repetitions of {options.seconds:g} s, both in turn.",
+        "",
+        f"| game | {' | '.join(PICTURES)} |",
+        "| --- |" + " --- |" * len(PICTURES),
+        *(
+            f"| {name} | {' | '.join(f'{summary(column):.2f}' for column in columns)} |"
+            for name, summary in (("*median*", statistics.median), ("*least*", min), ("*most*", max))
+        ),
+        *(f"| {game} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |" for game, ratios in rows.items()),
+    ]
+    with open(os.path.join(options.out, "atari-games.md"), "w") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+def command() -> str:
+    return " ".join(["python benchmarks/atari.py", *sys.argv[1:]])
+
+
+def commit() -> str:
+    return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip()
+
+
+def machine() -> str:
+    return f"{cpu_model()}, {os.cpu_count()} cores"
 
 
 def find_envpool():
@@ -130,7 +183,9 @@ def raw_kinds(game: str) -> dict[str, Callable[[], int]]:
     }
 
 
-def env_kinds(game: str, num_envs: int, threads: tuple[int, ...], envpool) -> dict[str, Callable[[], int]]:
+def env_kinds(
+    game: str, num_envs: int, threads: tuple[int, ...], envpool=None, picture: dict | None = None
+) -> dict[str, Callable[[], int]]:
     """Name -> a function that steps all environments a few times and returns the number of emulated frames."""
     from ale_py.vector_env import AtariVectorEnv as AleVectorEnv
 
@@ -150,10 +205,10 @@ def env_kinds(game: str, num_envs: int, threads: tuple[int, ...], envpool) -> di
 
     for number in threads:
         for name, kind in (("ours", AtariVectorEnv), ("ale-py", AleVectorEnv)):
-            env = kind(game, num_envs, num_threads=number, **PROTOCOL)
-            env.reset(seed=1)
+            env = kind(game, num_envs, num_threads=number, **PROTOCOL, **(picture or {}))
+            observations, _ = env.reset(seed=1)
             if name == "ours":
-                env.observe_into(np.zeros((num_envs, 4, 84, 84), np.uint8))
+                env.observe_into(np.zeros_like(observations))
             add(f"env {name} threads={number}", env.step, env.single_action_space.n)
         if envpool:
             env = envpool.make_gymnasium(
