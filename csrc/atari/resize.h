@@ -1,8 +1,5 @@
-// Scales screens down as OpenCV's INTER_AREA does, to the bit: each output pixel is the mean of the area that it
-// covers, evaluated in integers, and in OpenCV's order of float32 operations only where those could decide the
-// rounding.
-//
-// Compile with -ffp-contract=off: a fused multiply-add rounds once where OpenCV rounds twice.
+// Scales screens down as OpenCV's INTER_AREA does, to the bit. What a pixel becomes stands in area.h; here are the tables
+// of an axis, and loops over whole images that are fast on a CPU.
 #pragma once
 
 #include <algorithm>
@@ -15,6 +12,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "area.h"
+
 #if defined(__GNUC__) && defined(__x86_64__)
 #include <immintrin.h>
 #define BEAST_ATARI_SSSE3 1
@@ -24,19 +23,12 @@ namespace beast::atari {
 
 // One axis of a scaled image: which of `in` pixels each of `out` pixels covers, and how much of each.
 struct Axis {
-  struct Taps {
-    int begin;           // first pixel that is covered
-    int count;           // pixels that are covered
-    int offset;          // of the first weight
-    int float_begin;     // the same for OpenCV's weights, whose first pixel may differ by rounding
-    int float_count;
-    int float_offset;
-  };
-
   int in = 0, out = 0, total = 0;  // the integer weights of an output pixel add up to `total`
   std::vector<Taps> taps;          // [out]
   std::vector<uint32_t> weights;
   std::vector<float> float_weights;
+
+  AreaAxis area() const { return {taps.data(), weights.data(), float_weights.data()}; }
 
   // Throws std::invalid_argument where there would be more pixels than before.
   Axis(int in, int out) : in(in), out(out) {
@@ -83,14 +75,13 @@ class Resizer {
   // where they would become larger.
   Resizer(int in_height, int in_width, int out_height, int out_width, int channels)
       : channels_(channels), rows_(in_height, out_height), columns_(in_width, out_width) {
-    total_ = static_cast<float>(rows_.total) * static_cast<float>(columns_.total);
     is_copy_ = in_height == out_height && in_width == out_width;
-    // OpenCV takes another way where both scales are whole numbers.
-    whole_scales_ = in_height % out_height == 0 && in_width % out_width == 0;
-    is_half_ = rows_.total == 2 && columns_.total == 2 && whole_scales_;  // which rounds ties up
-    one_over_total_ = 1.0f / static_cast<float>(total_);
+    mean_.total = static_cast<float>(rows_.total) * static_cast<float>(columns_.total);
+    mean_.one_over_total = 1.0f / mean_.total;
+    mean_.whole_scales = in_height % out_height == 0 && in_width % out_width == 0;
+    mean_.is_half = rows_.total == 2 && columns_.total == 2 && mean_.whole_scales;
     // OpenCV's float32 sum of bytes is off by less than 1e-4 here: only within this of a tie can it round otherwise.
-    nearly_half_ = 0.5f * total_ - std::floor(total_ * 2e-4f);
+    mean_.nearly_half = 0.5f * mean_.total - std::floor(mean_.total * 2e-4f);
     make_sums_across();
 #ifdef BEAST_ATARI_SSSE3
     is_usual_ = channels == 1 && in_height == 210 && in_width == 160 && out_height == 84 && out_width == 84 &&
@@ -103,6 +94,11 @@ class Resizer {
     const size_t row = static_cast<size_t>(columns_.out) * channels_;
     return Scratch(std::max(2 * row, static_cast<size_t>(210) * kStride / 2 + 16));  // usual() has sums of 16 bits
   }
+
+  // What area_pixel() needs.
+  const AreaMean& mean() const { return mean_; }
+  AreaAxis rows() const { return rows_.area(); }
+  AreaAxis columns() const { return columns_.area(); }
 
   void operator()(const uint8_t* image, uint8_t* out, Scratch& scratch) const {
     if (is_copy_) {
@@ -125,7 +121,7 @@ class Resizer {
     float* const across = sums + out_width;
     const uint8_t* summed = nullptr;  // the row of pixels that `across` is of
     for (int j = 0; j < rows_.out; ++j) {
-      const Axis::Taps& row = rows_.taps[j];
+      const Taps& row = rows_.taps[j];
       std::fill(sums, sums + out_width, 0.0f);
       for (int k = 0; k < row.count; ++k) {
         const uint8_t* const pixels = image + static_cast<size_t>(row.begin + k) * width;
@@ -158,8 +154,8 @@ class Resizer {
 
   // All outputs get equally many pixels, some of them with a weight of 0.
   void make_sums_across() {
-    for (const Axis::Taps& column : columns_.taps) most_across_ = std::max(most_across_, column.count);
-    for (const Axis::Taps& column : columns_.taps) {
+    for (const Taps& column : columns_.taps) most_across_ = std::max(most_across_, column.count);
+    for (const Taps& column : columns_.taps) {
       const int begin = std::min(column.begin, columns_.in - most_across_);
       for (int c = 0; c < channels_; ++c) {
         begins_across_.push_back(begin * channels_ + c);
@@ -174,37 +170,27 @@ class Resizer {
   // Row j of the outputs, from its sums.
   void round(const uint8_t* image, int j, const float* sums, uint8_t* out) const {
     const int out_width = columns_.out * channels_;
-    if (whole_scales_ && !is_half_) {
-      for (int x = 0; x < out_width; ++x) out[x] = static_cast<uint8_t>(std::lrintf(sums[x] * one_over_total_));
+    const AreaMean mean = mean_;
+    if (mean.whole_scales && !mean.is_half) {
+      for (int x = 0; x < out_width; ++x) out[x] = whole_mean(mean, sums[x]);
       return;
     }
     int ties = 0;  // or nearly so
     for (int x = 0; x < out_width; ++x) {
-      const int mean = static_cast<int>(sums[x] * one_over_total_ + 0.5f);
-      out[x] = static_cast<uint8_t>(mean);
-      ties |= std::fabs(sums[x] - static_cast<float>(mean) * total_) >= nearly_half_;
+      const int rounded = rounded_mean(mean, sums[x]);
+      out[x] = static_cast<uint8_t>(rounded);
+      ties |= is_nearly_tie(mean, sums[x], rounded);
     }
-    if (!ties || is_half_) return;
+    if (!ties || mean.is_half) return;
     for (int x = 0; x < out_width; ++x) {
-      if (std::fabs(sums[x] - static_cast<float>(out[x]) * total_) < nearly_half_) continue;
-      out[x] = in_floats(image, j, x / channels_, x % channels_);
+      if (is_nearly_tie(mean, sums[x], out[x])) out[x] = in_floats(image, j, x / channels_, x % channels_);
     }
   }
 
-  // One pixel as OpenCV computes it: the products of a row from left to right, then the rows from top to bottom.
   uint8_t in_floats(const uint8_t* image, int j, int i, int c) const {
-    const Axis::Taps &row = rows_.taps[j], &column = columns_.taps[i];
-    float sum = 0;
-    for (int k = 0; k < row.float_count; ++k) {
-      const uint8_t* pixels = image + static_cast<size_t>(row.float_begin + k) * columns_.in * channels_;
-      float of_row = 0;
-      for (int l = 0; l < column.float_count; ++l) {
-        of_row += static_cast<float>(pixels[(column.float_begin + l) * channels_ + c]) *
-                  columns_.float_weights[column.float_offset + l];
-      }
-      sum += rows_.float_weights[row.float_offset + k] * of_row;
-    }
-    return static_cast<uint8_t>(std::min(std::max(std::lrintf(sum), 0L), 255L));  // rounds half to even
+    return mean_in_floats(rows(), columns(), j, i, [&](int y, int x) {
+      return image[(static_cast<size_t>(y) * columns_.in + x) * channels_ + c];
+    });
   }
 
 #ifdef BEAST_ATARI_SSSE3
@@ -264,7 +250,7 @@ class Resizer {
       std::memset(s.first_two, -1, 16);  // -1: 0
       std::memset(s.third, -1, 16);
       for (int k = 0; k < 7; ++k) {
-        const Axis::Taps& t = columns_.taps[7 * block + k];
+        const Taps& t = columns_.taps[7 * block + k];
         for (int l = 0; l < t.count; ++l) {
           int8_t* where = l < 2 ? s.first_two + 2 * k + l : s.third + 2 * k;
           int8_t* weights = l < 2 ? s.first_two_weights + 2 * k + l : s.third_weights + 2 * k;
@@ -285,8 +271,8 @@ class Resizer {
   int most_across_ = 0;              // pixels of an output
   std::vector<int> begins_across_;   // [out, channels]
   std::vector<uint32_t> weights_across_;  // [out, channels, most_across_]
-  float total_ = 1, one_over_total_ = 1, nearly_half_ = 0;
-  bool is_copy_ = false, whole_scales_ = false, is_half_ = false, is_usual_ = false;
+  AreaMean mean_{};
+  bool is_copy_ = false, is_usual_ = false;
 };
 
 }  // namespace beast::atari
