@@ -163,6 +163,7 @@ HD inline void set_status(Flags& flags, int status) {
 // A bus has, for the CPU:
 // - code, flags, write, and saved: the registers while the CPU does not run;
 // - stack_bytes: how much of the stack the instructions took, see check_build();
+// - kLineTime: how long a scan line is; lanes(): those of a GPU's warp that run instructions, this one among them;
 // - zero_page, 256 bytes of which the upper half is the RAM;
 // - has_code(address), read_code(address): reads of the cartridge that switch no bank and reach none of its RAM;
 // - read_cart(address), write_cart(address, value), read_riot(address, cycle), write_riot(address, value, cycle),
@@ -556,22 +557,30 @@ const typename Interpreter<Bus>::Step Interpreter<Bus>::kUnusualSteps[256] = {AL
 
 #else
 
+// A warp executes different opcodes one after the other. Lanes that run free drift apart, until an instruction takes it
+// some ten opcodes; lanes that wait for each other at the end of each scan line stay in step, and it takes two to five.
+// Nothing but `time` decides when an instruction runs: the wait changes no state.
 template <class Bus>
 struct Interpreter {
   HD static void run(Bus& bus, Registers& registers) {
-    for (;;) {
-      if (!IS_LIKELY(registers.code < bus.code.end) && !find_instruction(bus, registers)) return;
-      Outcome outcome = kDone;
-      switch (*registers.code) {
+    bool runs = true;
+    for (int64_t line_end = Bus::kLineTime; any_lane(bus.lanes(), runs); line_end += Bus::kLineTime) {
+      while (runs && registers.time < line_end) {
+        if (!IS_LIKELY(registers.code < bus.code.end) && !find_instruction(bus, registers)) {
+          runs = false;
+          continue;
+        }
+        Outcome outcome = kDone;
+        switch (*registers.code) {
 #define STEP(opcode)                                    \
   case opcode:                                          \
     outcome = execute<(opcode), false>(bus, registers); \
     break;
-        ALL_OPCODES(STEP)
+          ALL_OPCODES(STEP)
 #undef STEP
+        }
+        if (outcome != kDone) write_now(bus, registers.time);
       }
-      if (outcome == kDone) continue;
-      write_now(bus, registers.time);
     }
   }
 };

@@ -1,11 +1,8 @@
 // One environment: frame skip, no-ops and FIRE at the start, the maximum of two frames, scaling, stack, ends of
 // episodes. What ale_py.vector_env.AtariVectorEnv does, as measured; tests/test_atari_env.py compares the two.
-//
-// Which frames are drawn: as few as can be, because drawing costs time and images cost memory.
-// - An image shows the last two frames of a step at most. `play_step` emulates the others without drawing them.
-// - A frame that ends early leaves rows undrawn, where ALE shows the rows of the frame two before. `play` says so, and
-//   `play_step` then takes the environment back to `scratch.before` and plays the step again, drawing all frames.
-//   `start_game` does the same with the frames of a reset.
+// protocol.h says what a step is and which of its frames are drawn.
+// - Where a frame of a step ends early, `play_step` takes the environment back to `scratch.before` and plays the step
+//   again, drawing all frames. `start_game` does the same with the frames of a reset.
 // - An episode's last frame is never shown. Where it is the last frame of its step, the image is the maximum of the
 //   frame before it and the newest image. Nothing else needs that image at its full size (34 KB and more), so no
 //   environment keeps it. It keeps `before`, its state before the step or the start that made the newest image, and
@@ -20,30 +17,20 @@
 #include <utility>
 #include <vector>
 
+#include "protocol.h"
 #include "resize.h"
-#include "vcs.h"
 
 namespace beast::atari {
 
-constexpr int kNoop = 0, kFire = 1;
 constexpr int kMostFrames = 1'000'000'000;  // of an episode
 
-struct EnvSettings {
-  int frame_skip = 4;
-  bool max_pool = true;  // an image is the maximum of a step's last two frames
-  int stack = 4;         // images of an observation, the newest last
-  int height = 84, width = 84;
+struct EnvSettings : Settings {
   bool grayscale = true;
-  bool keeps_rgb = false;      // keep the newest image in color, too
-  int noop_max = 30;            // an episode begins with fewer no-ops than this; 0 and 1: none
-  bool fire_reset = true;       // and with FIRE where the game has it
-  bool episodic_life = false;   // a lost life ends the episode, and the next one begins with a reset of the game
-  bool life_loss_info = false;  // a lost life terminates, and the game goes on
-  bool clip_rewards = true;     // to their sign
-  bool same_step = false;       // autoreset in the step that ends an episode rather than in the next one
-  int max_frames = 108'000;     // of an episode, from the end of its start frames: then it is truncated
-  double sticky = 0;            // probability with which a frame repeats the action of the one before
-  std::vector<int> actions;     // what an index of an action means, 0 to 17
+  bool keeps_rgb = false;    // keep the newest image in color, too
+  int noop_max = 30;         // an episode begins with fewer no-ops than this; 0 and 1: none
+  bool fire_reset = true;    // and with FIRE where the game has it
+  double sticky = 0;         // probability with which a frame repeats the action of the one before
+  std::vector<int> actions;  // what an index of an action means, 0 to 17
 };
 
 struct Palette {
@@ -57,8 +44,7 @@ struct EnvState {
   Generators generators;
   uint32_t noop_seed;  // the generator of no-ops is MT19937(noop_seed) after noop_draws draws, one per episode
   uint32_t noop_draws;
-  int32_t frames;        // of this episode since its start frames ended
-  int32_t lives;         // after the newest frame
+  Progress progress;
   int32_t oldest;        // place in the stack of its oldest image
   int32_t start_frames;  // -1: a step made the newest image; else a start with so many frames did
   int32_t action;        // of that step
@@ -88,14 +74,6 @@ inline uint64_t hash(const void* data, size_t size, uint64_t value = 0xCBF29CE48
   for (; size; --size, ++bytes) value = (value ^ *bytes) * 0x100000001B3;
   return value;
 }
-
-// What a step or a reset tells of one environment.
-struct StepResult {
-  int64_t reward = 0;  // a forged state's score may jump far
-  bool terminated = false, truncated = false;
-  int32_t lives = 0, frame_number = 0, episode_frame_number = 0;
-  Error error = kNoError;  // why the console stands still
-};
 
 // A game and its settings: what all environments of a pool share. Nothing in it changes once it is made.
 class Protocol {
@@ -191,16 +169,14 @@ class Protocol {
     if (state.has_ended) return reset(env, scratch);  // NEXT_STEP: the action is void
     scratch.before = state;
     const int meaning = settings_.actions[action];
-    SeenFrames seen;
-    StepResult result = play_step(state, meaning, scratch, seen);
-    const bool has_ended = result.terminated || result.truncated;
-    if (settings_.life_loss_info && state.lives < scratch.before.lives) result.terminated = true;
-    if (settings_.clip_rewards) result.reward = (result.reward > 0) - (result.reward < 0);
+    int shown;
+    StepResult result = play_step(state, meaning, scratch, shown);
+    const bool has_ended = end_step(settings_, scratch.before.progress.lives, state.progress, result);
     // An episode's last frame is never shown: see the file's head.
-    if (seen.last) {
-      show_frames(seen, env.rgb, scratch);
+    if (shown & kLast) {
+      show_frames(shown, env.rgb, scratch);
       push(env, scratch);
-    } else if (seen.last_but_one) {
+    } else if (shown & kLastButOne) {
       draw_again(env, scratch);
       show(scratch.frames[0], true, env.rgb, scratch.image);
       push(env, scratch);
@@ -210,7 +186,7 @@ class Protocol {
     *env.before = scratch.before;
     state.action = meaning;
     state.start_frames = -1;
-    add_info(state, result);
+    add_info(state.vcs, state.progress, result);
     if (final_observation && (has_ended || result.terminated)) observe(env, final_observation);
     if (has_ended) {
       if (settings_.same_step) {
@@ -229,7 +205,7 @@ class Protocol {
   // The infos of a state, without a step.
   StepResult info(const EnvState& state) const {
     StepResult result;
-    add_info(state, result);
+    add_info(state.vcs, state.progress, result);
     return result;
   }
 
@@ -253,11 +229,6 @@ class Protocol {
   }
 
  private:
-  // Which frames of the newest step its image is made from: they lie in Scratch::frames.
-  struct SeenFrames {
-    bool last_but_one = false, last = false;
-  };
-
   // Whether sticky actions change how long the game's menu takes.
   bool load_depends_on_seed() const { return rom_.game.rules == kDoubleDunk && sticky() > 0; }
   bool fires() const { return settings_.fire_reset && has_fire_; }
@@ -280,10 +251,13 @@ class Protocol {
       reset_game(rom_, state.vcs, state.generators, NoOutput{}, sticky());
     }
     if (start_frames) {
-      for (int k = 0; k < start_frames - 1; ++k) frame(state, start_action(k), NoOutput{});
+      for (int k = 0; k < start_frames - 1; ++k) frame(state, start_action(fires(), k), NoOutput{});
       // The last frame is enough where all of its rows are drawn. In a few games it ends early: then the others have to
       // be drawn, too.
-      if (see_frame(state, start_action(start_frames - 1), scratch.frames[1].data())) {
+      const Canvas canvas = {scratch.frames[1].data(), rows(), !draws_indices_};
+      mark_rows(canvas);
+      frame(state, start_action(fires(), start_frames - 1), ScreenOutput{canvas});
+      if (clear_marked_rows(canvas)) {
         show(scratch.frames[1], false, env.rgb, scratch.image);
       } else {
         state = *env.before;
@@ -303,41 +277,26 @@ class Protocol {
         {scratch.frames[0].data(), scratch.frames[1].data()}, rows(), !draws_indices_, &current};
     for (std::vector<uint8_t>& pixels : scratch.frames) std::fill(pixels.begin(), pixels.end(), 0);
     reset_game(rom_, state.vcs, state.generators, output, sticky());
-    for (int k = 0; k < start_frames; ++k) frame(state, start_action(k), output);
+    for (int k = 0; k < start_frames; ++k) frame(state, start_action(fires(), k), output);
     show(scratch.frames[current], false, rgb, scratch.image);
   }
 
-  static int lives_of(const EnvState& state) { return lives(state.vcs); }
-
-  int start_action(int start_frame) const { return start_frame == 0 && fires() ? kFire : kNoop; }
-
   // The number of frames between the game's reset and the first observation.
   int draw_start_frames(EnvState& state) const {
-    const int noops = settings_.noop_max > 1 ? draw_noops(state) : 0;
-    return fires() ? std::max(noops, 1) : noops;
-  }
-
-  // Uniform in [0, noop_max), as libstdc++'s uniform_int_distribution draws (Lemire 2019).
-  int draw_noops(EnvState& state) const {
+    if (settings_.noop_max <= 1) return atari::start_frames(fires(), 0);
     Mt19937 generator;
     generator.seed(state.noop_seed);
-    for (uint32_t k = 0; k < state.noop_draws; ++k) generator.draw();
-    const uint32_t range = settings_.noop_max;
-    uint64_t product;
-    do {
-      product = static_cast<uint64_t>(generator.draw()) * range;
-      ++state.noop_draws;
-    } while (static_cast<uint32_t>(product) < -range % range);
-    return static_cast<int>(product >> 32);
+    skip(generator, static_cast<int>(state.noop_draws));
+    return atari::start_frames(fires(), draw_noops(generator, settings_.noop_max, state.noop_draws));
   }
 
   StepResult begin_episode(const Env& env, Scratch& scratch) const {
     EnvState& state = *env.state;
-    state.frames = state.oldest = 0;
+    atari::begin_episode(state.vcs, state.progress);
+    state.oldest = 0;
     state.has_ended = false;
     std::memset(env.stack, 0, stack_bytes());
     push(env, scratch);
-    state.lives = lives_of(state);
     return info(state);
   }
 
@@ -348,11 +307,16 @@ class Protocol {
   }
 
   // Plays a step of an environment that was as `scratch.before`.
-  StepResult play_step(EnvState& state, int action, Scratch& scratch, SeenFrames& seen) const {
+  StepResult play_step(EnvState& state, int action, Scratch& scratch, int& shown) const {
+    const Screens screens = {{scratch.frames[0].data(), scratch.frames[1].data()}, !draws_indices_, kAllLanes};
     StepResult result;
-    if (!play(state, action, false, scratch, result, seen) && settings_.frame_skip > 2) {
+    const auto play = [&](bool sees_all) {
+      return atari::play(rom_, settings_, sticky(), action, sees_all, screens, state.vcs, state.generators.user,
+                         state.progress, result, shown);
+    };
+    if (!play(false) && needs_all_frames(settings_)) {
       state = scratch.before;
-      play(state, action, true, scratch, result, seen);
+      play(true);
     }
     return result;
   }
@@ -365,65 +329,12 @@ class Protocol {
     if (env.state->start_frames >= 0) {
       start_game_seeing_all(state, env.state->start_frames, nullptr, scratch);
     } else {
-      SeenFrames seen;
-      play_step(state, env.state->action, scratch, seen);
-      show_frames(seen, nullptr, scratch);
+      int shown;
+      play_step(state, env.state->action, scratch, shown);
+      show_frames(shown, nullptr, scratch);
     }
     scratch.set_aside.swap(scratch.frames[0]);
     scratch.before = before;
-  }
-
-  // Plays the frames of a step and draws those that are seen. Returns false if one of them ended early. Its other rows
-  // then show the frame two before: `sees_all` draws all frames to have them. Rows that an earlier step has drawn are
-  // black.
-  bool play(EnvState& state, int action, bool sees_all, Scratch& scratch, StepResult& result, SeenFrames& seen) const {
-    bool is_whole = true;
-    result = StepResult{};
-    seen = SeenFrames{};
-    for (int k = 0; k < settings_.frame_skip; ++k) {
-      const int from_end = settings_.frame_skip - 1 - k;
-      const bool is_seen = from_end == 0 || (from_end == 1 && settings_.max_pool);
-      uint8_t* const pixels = scratch.frames[from_end % 2 == 0].data();
-      if (!sees_all && !is_seen) {
-        result.reward += frame(state, action, NoOutput{});
-      } else if (sees_all && k >= 2) {
-        result.reward += draw_frame(state, action, pixels);
-      } else {
-        int reward;
-        is_whole &= see_frame(state, action, pixels, &reward);
-        result.reward += reward;
-      }
-      ++state.frames;
-      const int lives_now = lives_of(state);
-      result.terminated = game_over(state.vcs) || (settings_.episodic_life && lives_now < state.lives);
-      result.truncated = !result.terminated && state.frames >= settings_.max_frames;
-      state.lives = lives_now;
-      if (result.terminated || result.truncated || state.vcs.error) break;
-      if (is_seen) (from_end == 0 ? seen.last : seen.last_but_one) = true;
-    }
-    return is_whole;
-  }
-
-  // Emulates a frame, draws it over what is there, and returns its reward.
-  int draw_frame(EnvState& state, int action, uint8_t* pixels) const {
-    return frame(state, action, ScreenOutput{{pixels, rows(), !draws_indices_}});
-  }
-
-  // Emulates a frame and draws it; returns whether all rows were drawn. Those that were not are black.
-  bool see_frame(EnvState& state, int action, uint8_t* pixels, int* reward = nullptr) const {
-    // No luminance is 1, and a frame's indices are all even or, where a PAL game has lost its colors, all odd.
-    constexpr uint8_t kUnseen[2] = {1, 0};
-    const auto end_of = [pixels](int row) { return pixels + row + kScreenWidth - sizeof(kUnseen); };
-    for (int row = 0; row < num_pixels_; row += kScreenWidth) std::memcpy(end_of(row), kUnseen, sizeof(kUnseen));
-    const int got = draw_frame(state, action, pixels);
-    if (reward) *reward = got;
-    bool is_whole = true;
-    for (int row = 0; row < num_pixels_; row += kScreenWidth) {
-      if (std::memcmp(end_of(row), kUnseen, sizeof(kUnseen))) continue;
-      std::memset(pixels + row, 0, kScreenWidth);
-      is_whole = false;
-    }
-    return is_whole;
   }
 
   // Makes a frame the image, or takes the maximum of both; the same with the image in color, if there is a `rgb`. Where
@@ -465,9 +376,9 @@ class Protocol {
   }
 
   // What a step shows whose last frame is seen.
-  void show_frames(const SeenFrames& seen, uint8_t* rgb, Scratch& scratch) const {
+  void show_frames(int shown, uint8_t* rgb, Scratch& scratch) const {
     show(scratch.frames[1], false, rgb, scratch.image);
-    if (seen.last_but_one) show(scratch.frames[0], true, rgb, scratch.image);
+    if (shown & kLastButOne) show(scratch.frames[0], true, rgb, scratch.image);
   }
 
   static void take_maximum(uint8_t* __restrict image, const uint8_t* __restrict other, int size) {
@@ -485,13 +396,6 @@ class Protocol {
     const int oldest = env.state->oldest, newest = (oldest + settings_.stack - 1) % settings_.stack;
     std::memmove(env.stack + oldest * plane_bytes(), env.stack + newest * plane_bytes(), plane_bytes());
     env.state->oldest = (oldest + 1) % settings_.stack;
-  }
-
-  void add_info(const EnvState& state, StepResult& result) const {
-    result.lives = state.lives;
-    result.frame_number = static_cast<int32_t>(state.vcs.frame_number);
-    result.error = state.vcs.error;
-    result.episode_frame_number = static_cast<int32_t>(state.vcs.episode_frame_number);
   }
 
   uint64_t sticky() const { return sticky_draws(settings_.sticky); }

@@ -8,6 +8,8 @@
 namespace beast::atari {
 
 struct Mt19937 {
+  static constexpr int kDrawsPerFrame = 2;  // ALE draws for player B, too
+
   uint32_t words[624];
   uint32_t position;
 

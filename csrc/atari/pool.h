@@ -169,8 +169,8 @@ class Pool {
   }
 
   bool is_possible(const EnvState& state) const {
-    return state.oldest >= 0 && state.oldest < protocol_.settings().stack && state.frames >= 0 &&
-           state.frames <= kMostFrames && state.has_ended <= 1 && state.was_reset == 1 &&
+    return state.oldest >= 0 && state.oldest < protocol_.settings().stack && state.progress.frames >= 0 &&
+           state.progress.frames <= kMostFrames && state.has_ended <= 1 && state.was_reset == 1 &&
            state.noop_draws < 1u << 24 && state.action >= 0 && state.action < kNumActions && state.start_frames >= -1 &&
            state.start_frames <= std::max(1, protocol_.settings().noop_max) && is_valid(state.vcs) &&
            is_valid(state.generators);

@@ -256,6 +256,7 @@ struct Canvas {
   uint8_t* pixels;
   int height;
   bool gray;  // luminances instead of palette indices
+  Lanes lanes = kAllLanes;  // of a warp on a GPU: those that emulate this frame
 
   HD uint8_t* row(int i) const { return i < height ? pixels + i * kWidth : nullptr; }
   HD uint8_t shade(uint8_t color) const { return gray ? kGrays[color >> 1] : color; }

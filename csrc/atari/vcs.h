@@ -52,7 +52,7 @@ static_assert(sizeof(Vcs) <= 1024, "states stay small enough for a GPU's shared 
 
 struct Generators {
   Mt19937 system;  // RAM and timers at resets; ALE always seeds it with the same number
-  Mt19937 user;    // two draws a frame, which decide about sticky actions
+  Mt19937 user;    // its draws decide about sticky actions
 };
 
 // An output says what a frame is drawn into: nothing, palette indices (ALE's getScreen) or luminances
@@ -97,6 +97,8 @@ HD constexpr int paddle_middle(const Game& game) { return (kPaddleLeast + paddle
 
 template <Wiring kWiring>
 struct Bus {
+  static constexpr int64_t kLineTime = kLineCycles * kCycle;
+
   // What each instruction needs comes first, and near.
   Code code;
   Flags flags;
@@ -119,7 +121,7 @@ struct Bus {
   HD Bus(const Rom& rom, Vcs& vcs, const Canvas& canvas, const TiaSettings& settings)
       : rom(rom), vcs(vcs), canvas(canvas), settings(settings) {
     memcpy(zero_page + 0x80, vcs.ram, sizeof(vcs.ram));
-    frame_end = kLineCycles * settings.line_limit * kCycle;
+    frame_end = settings.line_limit * kLineTime;
     find_slices();
   }
   HD void find_slices() {
@@ -132,6 +134,7 @@ struct Bus {
     code.end = nullptr;
   }
 
+  HD Lanes lanes() const { return canvas.lanes; }
   HD const uint8_t* find_code(int pc) {
     const int i = pc >> 10 & 15, offset = pc & (kWiring == kSliced ? 0x3FF : 0xFFF);
     const int size = kWiring == kSliced ? sizes[i] : !(pc & 0x1000) ? 0 : kWiring == kBanked ? kHotspots : 0x1000;
@@ -309,7 +312,7 @@ inline uint64_t sticky_draws(double probability) { return static_cast<uint64_t>(
 template <class Generator>
 HD void choose_action(Vcs& vcs, Generator& generator, int action, uint64_t sticky) {
   const uint32_t draw = generator.draw();
-  generator.draw();  // for player B
+  for (int i = 1; i < Generator::kDrawsPerFrame; ++i) generator.draw();
   if (draw >= sticky) vcs.last_action = static_cast<uint8_t>(action);
 }
 
@@ -445,6 +448,8 @@ HD int act(const Rom& rom, Vcs& vcs, Generator& generator, int action, uint64_t 
 
 HD inline int lives(const Vcs& vcs) { return vcs.tally.shown_lives; }
 HD inline bool game_over(const Vcs& vcs) { return vcs.tally.over; }
+// Whether `act` emulates a frame.
+HD inline bool is_running(const Vcs& vcs) { return !vcs.error && !vcs.tally.over; }
 
 // Whether a saved state can be run. Bytes that index nothing and cannot overflow may have any value.
 HD inline bool is_valid(const Vcs& vcs) {

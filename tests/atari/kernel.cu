@@ -6,6 +6,8 @@ using namespace beast::atari;
 
 // 8 bytes, where an MT19937 has 2.5 KB; a start value for each console. Steele, Lea and Flood 2014.
 struct SplitMix64 {
+  static constexpr int kDrawsPerFrame = 1;
+
   uint64_t state;
 
   HD uint32_t draw() {
