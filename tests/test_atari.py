@@ -721,14 +721,22 @@ def test_a_player_placed_where_a_line_begins_misses_its_copy_if_the_other_was_dr
     assert run_both(programs.two_players_program(second), tmp_path, 3) is None
 
 
-@pytest.mark.on_demand  # a minute
+@pytest.mark.on_demand  # a minute each
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
-def test_the_core_compiles_for_a_gpu(tmp_path):
-    source = Path(__file__).parent / "atari" / "kernel.cu"
-    command = ["nvcc", "-std=c++17", "-arch=sm_90", "-cubin", "-I", str(source.parents[2] / "csrc"), str(source)]
-    result = subprocess.run([*command, "-o", str(tmp_path / "kernel.cubin")], capture_output=True, text=True)
+@pytest.mark.parametrize("generator", ["SplitMix64", "Mt19937"])
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_the_kernels_compile_for_a_gpu_and_spill_no_registers(architecture, generator, tmp_path):
+    source = Path(__file__).parents[1] / "csrc" / "atari" / "batch.cu"
+    options = ["-std=c++17", f"-arch={architecture}", "-fmad=false", "-DWIRING=kFlat", f"-DGENERATOR={generator}"]
+    command = ["nvcc", *options, "-Xptxas", "-v", "-cubin", str(source), "-o", str(tmp_path / "batch.cubin")]
+    result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-2000:]
-    assert b"step" in (tmp_path / "kernel.cubin").read_bytes()
+    entries = re.findall(
+        r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame.*?Used (\d+) registers", result.stderr, re.S
+    )
+    print(*entries, sep="\n")  # kernel, bytes of stack, registers
+    assert sorted(name for name, _, _ in entries) == ["begin", "emulate", "observe"]
+    assert set(re.findall(r"(\d+) bytes spill", result.stderr)) == {"0"}
 
 
 CHECK_BUILD = """

@@ -131,6 +131,31 @@ class Protocol {
   size_t plane_bytes() const { return static_cast<size_t>(settings_.height) * settings_.width * channels_; }
   size_t stack_bytes() const { return plane_bytes() * settings_.stack; }
   int rows() const { return num_pixels_ / kScreenWidth; }
+  bool draws_indices() const { return draws_indices_; }
+  const Resizer& resizer() const { return resize_; }
+  bool fires() const { return settings_.fire_reset && has_fire_; }
+  // Whether sticky actions change how long the game's menu takes.
+  bool load_depends_on_seed() const { return rom_.game.rules == kDoubleDunk && sticky() > 0; }
+  // The state after the load, where it does not depend on the seed.
+  const EnvState& loaded() const { return loaded_; }
+  // How often a reset of the game draws from the user's generator.
+  int draws_of_reset() const { return first_draws_; }
+
+  // The user's generator where the first episode begins, after so many start frames.
+  Mt19937 user_generator(uint32_t seed, int num_start_frames) const {
+    Mt19937 generator;
+    generator.seed(seed);
+    skip(generator, loaded_draws_ + first_draws_ + num_start_frames * Mt19937::kDrawsPerFrame);
+    return generator;
+  }
+
+  // The number of frames between the game's reset and the first observation. `noops`: the generator of no-ops.
+  int draw_start_frames(Mt19937& noops, uint32_t* draws = nullptr) const {
+    uint32_t drawn = 0;
+    const int count = settings_.noop_max > 1 ? draw_noops(noops, settings_.noop_max, drawn) : 0;
+    if (draws) *draws += drawn;
+    return start_frames(fires(), count);
+  }
 
   Scratch make_scratch() const {
     Scratch scratch;
@@ -229,10 +254,6 @@ class Protocol {
   }
 
  private:
-  // Whether sticky actions change how long the game's menu takes.
-  bool load_depends_on_seed() const { return rom_.game.rules == kDoubleDunk && sticky() > 0; }
-  bool fires() const { return settings_.fire_reset && has_fire_; }
-
   static void skip(Mt19937& generator, int draws) {
     for (int k = 0; k < draws; ++k) generator.draw();
   }
@@ -241,7 +262,12 @@ class Protocol {
   // the reset behind a load, which is known already.
   void start_game(const Env& env, bool is_first, Scratch& scratch) const {
     EnvState& state = *env.state;
-    const int start_frames = state.start_frames = draw_start_frames(state);
+    Mt19937 noops;
+    if (settings_.noop_max > 1) {
+      noops.seed(state.noop_seed);
+      skip(noops, static_cast<int>(state.noop_draws));
+    }
+    const int start_frames = state.start_frames = draw_start_frames(noops, &state.noop_draws);
     *env.before = state;
     if (is_first) {
       state.vcs = first_.vcs;
@@ -279,15 +305,6 @@ class Protocol {
     reset_game(rom_, state.vcs, state.generators, output, sticky());
     for (int k = 0; k < start_frames; ++k) frame(state, start_action(fires(), k), output);
     show(scratch.frames[current], false, rgb, scratch.image);
-  }
-
-  // The number of frames between the game's reset and the first observation.
-  int draw_start_frames(EnvState& state) const {
-    if (settings_.noop_max <= 1) return atari::start_frames(fires(), 0);
-    Mt19937 generator;
-    generator.seed(state.noop_seed);
-    skip(generator, static_cast<int>(state.noop_draws));
-    return atari::start_frames(fires(), draw_noops(generator, settings_.noop_max, state.noop_draws));
   }
 
   StepResult begin_episode(const Env& env, Scratch& scratch) const {

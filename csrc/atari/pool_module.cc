@@ -4,11 +4,13 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "pool.h"
+#include "simulate.h"
 
 namespace py = pybind11;
 
@@ -256,6 +258,48 @@ class PythonPool {
   py::object kept_;  // the arrays of the job
 };
 
+// A simulated batch whose results are copied out.
+class PythonBatch {
+ public:
+  PythonBatch(const std::string& rom, const std::string& game, int count, int lanes, const EnvSettings& settings,
+              bool is_exact, bool is_reversed) {
+    check(count, 1, 1 << 20, "count");
+    check(lanes, 1, kWarpSize, "lanes");
+    batch_ = std::make_unique<SimulatedBatch>(rom_of(rom, game), settings, count, lanes, is_exact, is_reversed);
+  }
+
+  void reset(const std::optional<Array<uint32_t>>& seeds) {
+    if (seeds) batch_->seed(checked(*seeds));
+    batch_->reset(seeds.has_value());
+  }
+  void step(const Array<int64_t>& actions) { batch_->step(checked(actions)); }
+
+  Array<uint8_t> observations() const { return stacks(batch().stacks); }
+  Array<uint8_t> final_observations() const { return stacks(batch().final_stacks); }
+  Array<float> rewards() const { return Array<float>(batch().count, batch().rewards); }
+  Array<int32_t> numbers() const { return Array<int32_t>({4, batch().count}, batch().lives); }
+  Array<bool> flags() const { return Array<bool>({2, batch().count}, batch().terminated); }
+  Array<uint8_t> vcs() const {
+    return Array<uint8_t>({batch().count, static_cast<int>(sizeof(Vcs))}, reinterpret_cast<uint8_t*>(batch().vcs));
+  }
+  int64_t num_drawn_again() const { return batch_->num_drawn_again(); }
+
+ private:
+  const Batch& batch() const { return batch_->batch(); }
+  Array<uint8_t> stacks(const uint8_t* from) const {
+    const Settings& settings = batch().settings;
+    if (!from) throw std::runtime_error("only under SAME_STEP there are final observations");
+    return Array<uint8_t>({batch().count, settings.stack, settings.height, settings.width}, from);
+  }
+  template <class T>
+  const T* checked(const Array<T>& one_each) const {
+    if (one_each.size() != batch().count) throw std::invalid_argument("not one number for each environment");
+    return one_each.data();
+  }
+
+  std::unique_ptr<SimulatedBatch> batch_;
+};
+
 // Sizes of images are the Resizer's to check.
 EnvSettings settings_of(const py::dict& given) {
   EnvSettings settings;
@@ -324,6 +368,24 @@ void bind_pool(py::module_& module) {
   pool.def("rgb", &PythonPool::rgb).def("ram", &PythonPool::ram);
   pool.def_property_readonly("was_reset", &PythonPool::was_reset);
   pool.def_property_readonly("bytes_per_env", [](PythonPool& self) { return self.pool().bytes_per_env(); });
+
+  // What the tests of the kernels use.
+  py::class_<PythonBatch> batch(module, "SimulatedBatch");
+  batch.def(py::init([](const std::string& rom, const std::string& game, int count, int lanes, const py::dict& settings,
+                        bool exact, bool reversed) {
+              return std::make_unique<PythonBatch>(rom, game, count, lanes, settings_of(settings), exact, reversed);
+            }),
+            py::arg("rom"), py::arg("game"), py::arg("count"), py::arg("lanes"), py::arg("settings"),
+            py::arg("exact") = true, py::arg("reversed") = false);
+  batch.def("reset", &PythonBatch::reset, py::arg("seeds") = py::none());
+  batch.def("step", &PythonBatch::step, py::arg("actions"));
+  batch.def_property_readonly("observations", &PythonBatch::observations);
+  batch.def_property_readonly("final_observations", &PythonBatch::final_observations);
+  batch.def_property_readonly("rewards", &PythonBatch::rewards);
+  batch.def_property_readonly("numbers", &PythonBatch::numbers);  // lives, frame numbers, the episodes', errors
+  batch.def_property_readonly("flags", &PythonBatch::flags);      // terminated, truncated
+  batch.def_property_readonly("vcs", &PythonBatch::vcs);
+  batch.def_property_readonly("num_drawn_again", &PythonBatch::num_drawn_again);
 
   // What the tests of the scaling use: an image [H, W(, C)] as an environment scales it.
   module.def("resize", [](const Array<uint8_t>& image, int height, int width) {

@@ -1,0 +1,37 @@
+// The kernels of batch.h for CUDA: a block of one warp for `lanes` consoles, or for `observe` a block for each console.
+// -D has GENERATOR, MIN_BLOCKS (that an SM has room for) and WIRING (of the only game). Compile with -fmad=false.
+#include "batch.h"
+
+#ifndef GENERATOR
+#define GENERATOR SplitMix64
+#endif
+#ifndef MIN_BLOCKS
+#define MIN_BLOCKS 1
+#endif
+
+using beast::atari::Batch;
+using beast::atari::GENERATOR;
+using beast::atari::kWarpSize;
+
+__device__ static int thread_number() { return blockIdx.x * blockDim.x + threadIdx.x; }
+
+// num_warps(batch) blocks.
+extern "C" __global__ void begin(const __grid_constant__ Batch batch, bool is_first) {
+  beast::atari::begin<GENERATOR>(batch, thread_number(), is_first);
+}
+
+// num_warps(batch) blocks, then, `is_again`, a block for every 32 consoles. One kernel, because each has the interpreter.
+extern "C" __global__ void __launch_bounds__(kWarpSize, MIN_BLOCKS)
+    emulate(const __grid_constant__ Batch batch, bool is_again) {
+  if (is_again) {
+    beast::atari::emulate_again<GENERATOR>(batch, thread_number());
+  } else {
+    beast::atari::emulate<GENERATOR>(batch, thread_number());
+  }
+}
+
+// A block of any size for each console.
+extern "C" __global__ void observe(const __grid_constant__ Batch batch) {
+  const int plane = batch.settings.height * batch.settings.width;
+  for (int pixel = threadIdx.x; pixel < plane; pixel += blockDim.x) beast::atari::observe(batch, blockIdx.x, pixel);
+}
