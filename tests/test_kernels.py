@@ -150,6 +150,11 @@ def test_a_reset_without_a_seed_goes_on_with_all_generators():
         np.testing.assert_array_equal(batch.vcs, pool.vcs(batch.vcs.shape[1]))
 
 
+def test_draws_of_a_reset_are_skipped_where_actions_are_sticky():
+    _, ends = compare("berzerk", 8, {**V5, "max_frames": 100, "same_step": True, **SMALL}, steps=80)
+    assert ends > 10
+
+
 def test_small_generators_play_as_the_large_ones_without_sticky_actions():
     compare("qbert", 8, {"episodic_life": True}, steps=150, exact=False)
 

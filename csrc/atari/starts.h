@@ -5,7 +5,7 @@
 // - in crossbow, hangman, haunted_house, ice_hockey, kung_fu_master, pooyan, sir_lancelot, space_war, surround,
 //   time_pilot and yars_revenge, where some RAM of the episode before survives, and in elevator_action, whose cartridge
 //   has RAM of random bytes, but for the first reset;
-// - with sticky actions in berzerk and double_dunk, whose resets act, and where an episode begins with FIRE.
+// - with sticky actions, where an episode begins with FIRE.
 #pragma once
 
 #include <algorithm>
