@@ -107,7 +107,7 @@ def test_kernels_play_what_the_pool_plays(game, lanes, settings):
     compare(game, lanes, settings, steps=200)
 
 
-@pytest.mark.long
+@pytest.mark.on_demand  # minutes
 @pytest.mark.parametrize("game, lanes, settings", CASES, ids=[game for game, _, _ in CASES])
 def test_kernels_play_what_the_pool_plays_for_20000_frames(game, lanes, settings):
     _, ends = compare(game, lanes, settings, steps=20_000 // settings.get("frame_skip", 4), count=3)
