@@ -1,7 +1,7 @@
 """Frames of Atari a second: Beast's emulator beside ale-py, and EnvPool where it is installed, in one interleaved run.
 
     python benchmarks/atari.py          # about 10 minutes on two cores; writes benchmarks/results/atari-speed.{json,md}
-    python benchmarks/atari.py --every  # every game that is played exactly, about 20 minutes; writes atari-games.md
+    python benchmarks/atari.py --every  # every game that is played exactly, about 40 minutes; writes atari-games.md
 
 - Raw: one console, random actions. Ours without an image and with a gray one in every frame; ale-py draws every frame.
 - Environments: frame skip 4, the maximum of two frames, 84x84, four images, random actions, `<Game>NoFrameskip-v4`.
@@ -102,6 +102,7 @@ def main(options: Options) -> None:
 
 def measure_every_game(options: Options) -> None:
     rows: dict[str, list[float]] = {}
+    measured = commit()
     for game in sorted(EXACT_GAMES):
         rows[game] = []
         for picture in PICTURES.values():
@@ -115,7 +116,7 @@ def measure_every_game(options: Options) -> None:
     lines = [
         f"# Atari: times as many frames a CPU second as ale-py, in each of {len(rows)} games",
         "",
-        f"{machine()}, commit {commit()[:10]}, `{command()}`. {options.num_envs} environments, one thread. Each number "
+        f"{machine()}, commit {measured[:10]}, `{command()}`. {options.num_envs} environments, one thread. Each number "
         f"is the median ratio of {options.repeats} repetitions of {options.seconds:g} s, both in turn.",
         "",
         f"| game | {' | '.join(PICTURES)} |",

@@ -723,11 +723,16 @@ def test_a_player_placed_where_a_line_begins_misses_its_copy_if_the_other_was_dr
 
 @pytest.mark.on_demand  # a minute each
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
-@pytest.mark.parametrize("generator", ["SplitMix64", "Mt19937"])
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-def test_the_kernels_compile_for_a_gpu_and_spill_no_registers(architecture, generator, tmp_path):
+@pytest.mark.parametrize(
+    "architecture, generator, wiring",
+    [
+        ("sm_80", "SplitMix64", "kFlat"), ("sm_90", "SplitMix64", "kFlat"), ("sm_90", "Mt19937", "kBanked"),
+        ("sm_90", "SplitMix64", "kSliced"),
+    ],
+)  # fmt: skip
+def test_the_kernels_compile_for_a_gpu_and_spill_no_registers(architecture, generator, wiring, tmp_path):
     source = Path(__file__).parents[1] / "csrc" / "atari" / "batch.cu"
-    options = ["-std=c++17", f"-arch={architecture}", "-fmad=false", "-DWIRING=kFlat", f"-DGENERATOR={generator}"]
+    options = ["-std=c++17", f"-arch={architecture}", "-fmad=false", f"-DWIRING={wiring}", f"-DGENERATOR={generator}"]
     command = ["nvcc", *options, "-Xptxas", "-v", "-cubin", str(source), "-o", str(tmp_path / "batch.cubin")]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-2000:]

@@ -228,7 +228,7 @@ def test_screens_of_other_heights_are_scaled_as_ale_py_scales_them(game):
 
 
 @pytest.mark.parametrize(
-    "height, width", [(84, 84), (210, 84), (84, 160), (96, 96), (105, 80), (70, 80), (1, 1), (209, 159)]
+    "height, width", [(84, 84), (64, 64), (210, 84), (84, 160), (96, 96), (105, 80), (70, 80), (1, 1), (209, 159)]
 )
 def test_random_images_are_scaled_as_opencv_scales_them(height, width):
     rng = np.random.default_rng(0)
@@ -236,8 +236,15 @@ def test_random_images_are_scaled_as_opencv_scales_them(height, width):
         if height > shape[0]:
             continue
         image = (rng.integers(0, 256, shape) // rng.choice([1, 100, 128])).astype(np.uint8)
-        expected = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
-        np.testing.assert_array_equal(libatari.resize(image, height, width), expected, err_msg=str(shape))
+        for rows in (1, 3):  # equal rows, one below the other
+            picture = image.repeat(rows, axis=0)[: shape[0]]
+            expected = cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
+            np.testing.assert_array_equal(libatari.resize(picture, height, width), expected, err_msg=str(shape))
+
+
+def test_images_whose_sums_floats_do_not_hold_are_refused():
+    with pytest.raises(ValueError, match="not scaled exactly"):
+        libatari.resize(np.zeros((300, 301), np.uint8), 299, 300)
 
 
 def test_the_fast_way_to_84_by_84_gives_what_the_general_one_gives():

@@ -334,8 +334,9 @@ def test_small_duels_are_fought_in_a_room_of_our_own_whose_players_see_each_othe
     rewards = np.zeros(2)
     for _ in range(205):  # stand and shoot
         rewards += env.step(np.array([[0, 1], [0, 1]]))[1]
-    assert sum(of_each("FRAGCOUNT")) >= 2, "shots hit who stands opposite"
-    assert abs(rewards.sum()) <= 0.3, "what one gains the other loses, but for damage beyond death"
+    frags = sum(of_each("FRAGCOUNT"))
+    assert frags >= 2, "shots hit who stands opposite"
+    assert abs(rewards.sum()) <= 0.15 * frags, "what one gains the other loses, but for damage beyond death"
     assert of_each("SELECTED_WEAPON_AMMO") == [50, 50], "there is no end of it"
 
 
@@ -374,7 +375,8 @@ def test_who_has_more_frags_than_every_other_player_has_won(match):
     env = match(limit=8)
     env.reset(seed=0)
     players = duel(env)._players
-    players[1]._first = players[1]._first._replace(variables=variables(FRAGCOUNT=-3))
+    frags = players[1].seen.variables["FRAGCOUNT"]  # where many begin in one place, one may have killed another already
+    players[1]._first = players[1]._first._replace(variables=variables(FRAGCOUNT=frags - 3))
     env.step(np.zeros((2, 2), int))
     info = env.step(np.zeros((2, 2), int))[-1]
     assert info["true_objective"].tolist() == [0, 1]
@@ -385,7 +387,8 @@ def test_bots_are_players_whose_frags_count(match, monkeypatch):
     env.reset(seed=0)
     players = duel(env)._players
     assert {"PLAYER3_FRAGCOUNT", "PLAYER4_FRAGCOUNT"} <= players[0].seen.variables.keys()
-    players[1]._first = players[1]._first._replace(variables=variables(FRAGCOUNT=-3))
+    frags = players[1].seen.variables["FRAGCOUNT"]  # where many begin in one place, one may have killed another already
+    players[1]._first = players[1]._first._replace(variables=variables(FRAGCOUNT=frags - 3))
     monkeypatch.setattr(players[0], "of_bots", lambda: [0, 3])
     env.step(np.zeros((2, 2), int))
     assert env.step(np.zeros((2, 2), int))[-1]["true_objective"].tolist() == [0, 0]

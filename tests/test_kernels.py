@@ -27,7 +27,11 @@ CASES: list[tuple[str, int, dict[str, Any]]] = [  # game, lanes, settings
     ("journey_escape", 4, {"max_frames": 203, "clip_rewards": False}),
     ("montezuma_revenge", 8, {**V5, "max_frames": 60, "frame_skip": 3, "same_step": True}),
     ("ms_pacman", 4, {"max_frames": 90, "height": 105, "width": 80, "episodic_life": True}),
-    ("space_invaders", 16, {"max_pool": False, "frame_skip": 1, "stack": 1, "height": 70, "width": 160}),
+    (
+        "space_invaders",
+        16,
+        {"max_pool": False, "frame_skip": 1, "max_frames": 70, "stack": 1, "height": 70, "width": 160},
+    ),
 ]
 
 
@@ -104,7 +108,8 @@ def compare(game: str, lanes: int, settings: dict[str, Any], steps: int, count: 
 
 @pytest.mark.parametrize("game, lanes, settings", CASES, ids=[game for game, _, _ in CASES])
 def test_kernels_play_what_the_pool_plays(game, lanes, settings):
-    compare(game, lanes, settings, steps=200)
+    _, ends = compare(game, lanes, {"max_frames": 250, **settings}, steps=200)
+    assert ends > 4, "the table of starts is compared, too"
 
 
 @pytest.mark.on_demand  # minutes
@@ -135,7 +140,8 @@ def test_steps_whose_frames_end_early_are_drawn_again_with_the_same_draws():
 def test_an_episode_that_a_step_begins_and_ends_shows_the_image_of_its_start(frame_skip, same_step, frames):
     settings = {"frame_skip": frame_skip, "max_frames": frames, "same_step": same_step, "noop_max": 3, **SMALL}
     _, ends = compare("pong", 8, settings, steps=24, count=3)
-    assert ends > 3 * 24 // (1 + frames + same_step) - 3
+    length = -(-frames // frame_skip)
+    assert ends == 3 * (24 // length if same_step else 25 // (length + 1))
 
 
 def test_a_reset_without_a_seed_goes_on_with_all_generators():
@@ -184,8 +190,28 @@ def test_an_action_that_there_is_not_is_told_and_does_nothing():
     np.testing.assert_array_equal(batches[0].observations, batches[1].observations)
 
 
+def test_an_invalid_action_is_told_where_the_episode_ends_with_it():
+    settings = settings_of("pong", max_frames=4, same_step=True)
+    batch = libatari.SimulatedBatch(read_rom("pong"), "pong", 1, 4, settings)
+    batch.reset(np.zeros(1, np.uint32))
+    batch.step(np.array([6]))
+    assert batch.flags[1].all() and batch.numbers[3].tolist() == [3]
+
+
+@pytest.mark.parametrize("actions", [[], [0] * 19, [18]])
+def test_actions_that_no_game_has_are_refused(actions):
+    with pytest.raises(ValueError, match="action"):
+        libatari.SimulatedBatch(read_rom("pong"), "pong", 1, 4, settings_of("pong") | {"actions": actions})
+
+
 @pytest.mark.parametrize(
-    "game, changes", [("air_raid", {}), ("pong", {"grayscale": False}), ("pong", {"noop_max": 300})]
+    "game, changes",
+    [
+        ("air_raid", {}),
+        ("pong", {"grayscale": False}),
+        ("pong", {"noop_max": 300}),
+        ("double_dunk", {"sticky": 0.25}),
+    ],  # fmt: skip
 )
 def test_what_a_batch_cannot_do_is_refused(game, changes):
     with pytest.raises(ValueError, match="a batch"):

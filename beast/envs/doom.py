@@ -127,9 +127,9 @@ SCENARIOS = {
     "Deathmatch": Scenario(
         "freedm.wad", (*FIGHT, press("USE")), 8400, frames=2, measured=True, shaping=DUEL, seats=4, bots=4
     ),
-    # In a room of our own, with nothing to fetch. Players turn where they stand: if they could only step aside, each
-    # would aim exactly when the other does. What one gains the other loses: where a hit cost nothing, players earned
-    # more from each other, but not from others (docs/doom.md).
+    # In a room of our own, with nothing to fetch. Players turn where they stand: if they could only step sideways, they
+    # would be in line with each other at the same moments, and neither could gain. What one gains the other loses:
+    # where a hit cost nothing, players earned more from each other, but not from others (docs/doom.md).
     "DuelSmall": Scenario(
         ARENA, (turns(2, 1), ATTACK), 2100, measured=True, seats=2, rules="+sv_infiniteammo 1",
         shaping={"FRAGCOUNT": (1, 0), "DEATHCOUNT": (-1, 0), "DAMAGECOUNT": (0.01, 0), "HEALTH": (0, -0.01)},

@@ -2,7 +2,7 @@
 
 import struct
 
-WIDTH, DEPTH, HEIGHT = 192, 256, 128  # in DOOM's units; a player is 32 wide. In a larger room chance hits nothing.
+WIDTH, DEPTH, HEIGHT = 192, 256, 128  # in DOOM's units; a player is 32 wide. In a larger room chance hits more rarely.
 DISTANCE = 48  # of a player from the wall behind
 DEATHMATCH_START = 11  # type of a thing
 NORTH, SOUTH = 90, 270  # degrees

@@ -12,7 +12,7 @@
 namespace beast::atari {
 
 constexpr int kWarpSize = 32;
-constexpr int kNoSuchAction = 3;  // among errors, beside those of Error: the step was played with NOOP
+constexpr int kNoSuchAction = kEndlessReset + 1;  // among errors, behind those of Error: the step was played with NOOP
 
 // 8 bytes, where an MT19937 has 2.5 KB, but other draws than ALE's. Steele, Lea and Flood 2014.
 struct SplitMix64 {
@@ -187,13 +187,13 @@ HD void emulate(const Batch& batch, int thread) {
   }
   if (!plays || (batch.has_ended[console] && batch.settings.same_step)) {
     start_episode<Generator>(batch, console, false);
-    error = batch.vcs[console].error;
+    if (error != kNoSuchAction) error = batch.vcs[console].error;
   }
   add_info(batch.vcs[console], batch.progress[console], result);
   tell(batch, console, result, error);
 }
 
-// Draws the steps of which a frame ended early once more, with all their frames. What else they did is done.
+// Draws the steps of which a frame ended early once more, with all their frames. Their states and results stand.
 template <class Generator>
 HD void emulate_again(const Batch& batch, int thread) {
   const bool plays = thread < *batch.num_again;

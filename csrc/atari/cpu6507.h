@@ -557,9 +557,9 @@ const typename Interpreter<Bus>::Step Interpreter<Bus>::kUnusualSteps[256] = {AL
 
 #else
 
-// A warp executes different opcodes one after the other. Lanes that run free drift apart, until an instruction takes it
-// some ten opcodes; lanes that wait for each other at the end of each scan line stay in step, and it takes two to five.
-// Nothing but `time` decides when an instruction runs: the wait changes no state.
+// A warp executes the different opcodes of its lanes one after the other. Lanes that run free drift apart, until nearly
+// each has another opcode. Lanes that wait for each other at the end of each scan line stay more in step. Nothing but
+// `time` decides when an instruction runs: the wait changes no state.
 template <class Bus>
 struct Interpreter {
   HD static void run(Bus& bus, Registers& registers) {

@@ -1,4 +1,5 @@
 // The class `Pool` of the Python module: many environments of one game. beast/envs/emulator.py is its user.
+// `SimulatedBatch` runs a GPU's kernels for tests.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -263,7 +264,7 @@ class PythonBatch {
  public:
   PythonBatch(const std::string& rom, const std::string& game, int count, int lanes, const EnvSettings& settings,
               bool is_exact, bool is_reversed) {
-    check(count, 1, 1 << 20, "count");
+    check(count, 1, 1 << 16, "count");
     check(lanes, 1, kWarpSize, "lanes");
     batch_ = std::make_unique<SimulatedBatch>(rom_of(rom, game), settings, count, lanes, is_exact, is_reversed);
   }
@@ -327,6 +328,7 @@ EnvSettings settings_of(const py::dict& given) {
   check(settings.noop_max, 0, 1e6, "noop_max");
   check(settings.max_frames, 1, kMostFrames, "max_frames");
   check(settings.sticky, 0, 1, "sticky");
+  check(static_cast<double>(settings.actions.size()), 1, kNumActions, "the number of actions");
   for (const int action : settings.actions) check(action, 0, kNumActions - 1, "an action");
   return settings;
 }

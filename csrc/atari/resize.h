@@ -78,6 +78,7 @@ class Resizer {
     is_copy_ = in_height == out_height && in_width == out_width;
     mean_.total = static_cast<float>(rows_.total) * static_cast<float>(columns_.total);
     mean_.one_over_total = 1.0f / mean_.total;
+    if (mean_.total * 255 >= 1 << 24) throw std::invalid_argument("images of this size are not scaled exactly to that one");
     mean_.whole_scales = in_height % out_height == 0 && in_width % out_width == 0;
     mean_.is_half = rows_.total == 2 && columns_.total == 2 && mean_.whole_scales;
     // OpenCV's float32 sum of bytes is off by less than 1e-4 here: only within this of a tie can it round otherwise.
@@ -268,8 +269,8 @@ class Resizer {
 
   int channels_ = 1;
   Axis rows_, columns_;
-  int most_across_ = 0;              // pixels of an output
-  std::vector<int> begins_across_;   // [out, channels]
+  int most_across_ = 0;                   // pixels of an output
+  std::vector<int> begins_across_;        // [out, channels]
   std::vector<uint32_t> weights_across_;  // [out, channels, most_across_]
   AreaMean mean_{};
   bool is_copy_ = false, is_usual_ = false;

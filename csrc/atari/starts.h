@@ -1,11 +1,12 @@
 // The states that a batch's episodes begin with, made on a CPU.
 //
 // In most games the state after a reset depends on what the reset draws and on nothing else: one of 75 values of the
-// timer, and the number of start frames. A copy from the table then is what a pool's reset makes, to the bit. It is not
-// - in crossbow, hangman, haunted_house, ice_hockey, kung_fu_master, pooyan, sir_lancelot, space_war, surround,
-//   time_pilot and yars_revenge, where some RAM of the episode before survives, and in elevator_action, whose cartridge
+// timer, and the number of start frames. A copy from the table then is what a pool's reset makes, to the bit. These differ:
+// - crossbow, hangman, haunted_house, ice_hockey, kung_fu_master, pooyan, sir_lancelot, space_war, surround,
+//   time_pilot and yars_revenge, where some RAM of the episode before survives, and elevator_action, whose cartridge
 //   has RAM of random bytes, but for the first reset;
-// - with sticky actions, where an episode begins with FIRE.
+// - episodes that begin with FIRE, with sticky actions;
+// - amidar, where no frame was played since the load.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +26,8 @@ class StartTable {
     const EnvSettings& settings = protocol.settings();
     if (protocol.draws_indices()) throw std::invalid_argument("a batch has gray images of NTSC games only");
     if (settings.noop_max > 256) throw std::invalid_argument("a batch's episodes begin with up to 255 no-ops");
-    if (protocol.load_depends_on_seed()) throw std::invalid_argument("this game's load depends on the seed");
+    if (protocol.load_depends_on_seed()) throw std::invalid_argument("a batch has no games whose load depends on the seed");
+    if (num_resets < 2) throw std::invalid_argument("a batch has two resets of each console or more");
     num_lengths_ = 1 + start_frames(protocol.fires(), std::max(settings.noop_max, 1) - 1);
     EnvState state = protocol.loaded();
     state = play_starts(state);
