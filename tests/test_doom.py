@@ -383,13 +383,13 @@ def test_who_has_more_frags_than_every_other_player_has_won(match):
 
 
 def test_bots_are_players_whose_frags_count(match, monkeypatch):
-    env = match(limit=8, bots=2)
+    env = match(limit=8, bots=1)
     env.reset(seed=0)
     players = duel(env)._players
-    assert {"PLAYER3_FRAGCOUNT", "PLAYER4_FRAGCOUNT"} <= players[0].seen.variables.keys()
+    assert "PLAYER3_FRAGCOUNT" in players[0].seen.variables
     frags = players[1].seen.variables["FRAGCOUNT"]  # where many begin in one place, one may have killed another already
     players[1]._first = players[1]._first._replace(variables=variables(FRAGCOUNT=frags - 3))
-    monkeypatch.setattr(players[0], "of_bots", lambda: [0, 3])
+    monkeypatch.setattr(players[0], "of_bots", lambda: [3])
     env.step(np.zeros((2, 2), int))
     assert env.step(np.zeros((2, 2), int))[-1]["true_objective"].tolist() == [0, 0]
 
