@@ -176,6 +176,17 @@ def test_the_atari_benchmark_measures_every_kind_and_writes_its_files(tmp_path):
     assert f"| qbert | {ratios[1]:.2f} (" in report
 
 
+def test_the_atari_benchmark_tells_the_median_ratio_of_every_game_in_every_picture(tmp_path, monkeypatch):
+    pytest.importorskip("libatari")
+    atari = load("atari.py")
+    rates = iter([2.0, 1.0, 3.0, 1.0, 9.0, 1.0] * 2 * len(atari.PICTURES))  # ours and ale-py's, three times a picture
+    monkeypatch.setattr(atari, "EXACT_GAMES", {"qbert", "pong"})
+    monkeypatch.setattr(atari, "rate", lambda kind, seconds: {"per_cpu_second": kind() / kind() * next(rates)})
+    atari.main(atari.Options(every=True, num_envs=1, repeats=3, out=str(tmp_path)))
+    rows = (tmp_path / "atari-games.md").read_text().splitlines()[-5:]
+    assert rows == [f"| {name} | 3.00 | 3.00 | 3.00 |" for name in ("*median*", "*least*", "*most*", "pong", "qbert")]
+
+
 def test_a_soak_tells_growth_from_noise():
     soak = load("soak.py")
     rng = np.random.default_rng(1)

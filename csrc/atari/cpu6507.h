@@ -564,7 +564,7 @@ template <class Bus>
 struct Interpreter {
   HD static void run(Bus& bus, Registers& registers) {
     bool runs = true;
-    for (int64_t line_end = Bus::kLineTime; any_lane(bus.lanes(), runs); line_end += Bus::kLineTime) {
+    for (int64_t line_end = Bus::kLineTime; lanes_where(bus.lanes(), runs); line_end += Bus::kLineTime) {
       while (runs && registers.time < line_end) {
         if (!IS_LIKELY(registers.code < bus.code.end) && !find_instruction(bus, registers)) {
           runs = false;

@@ -40,13 +40,6 @@ HD inline Lanes lanes_where([[maybe_unused]] Lanes among, bool condition) {
   return condition;
 #endif
 }
-HD inline bool any_lane([[maybe_unused]] Lanes among, bool condition) {
-#ifdef __CUDA_ARCH__
-  return __any_sync(among, condition);
-#else
-  return condition;
-#endif
-}
 
 // Adds one to a counter that threads share; returns what it was.
 HD inline int32_t count_up(int32_t* counter) {
