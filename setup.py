@@ -101,6 +101,9 @@ class BuildExtensions(build_ext):
         missing = ", ".join(what for what, found in needed.items() if not found)
         if not all(for_all.values()):
             sys.exit(HOW_TO_INSTALL.format(missing=missing, built=""))
+        if not self.inplace:  # NVRTC compiles them where they run
+            to = Path(self.build_lib, "beast", "gpu", "csrc")
+            shutil.copytree("csrc/atari", to, ignore=shutil.ignore_patterns("*.cc"), dirs_exist_ok=True)
         if missing or self.without_libbeast:
             self.extensions.remove(libbeast)
             super().run()

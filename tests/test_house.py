@@ -19,6 +19,7 @@ BELOW = {
     "population": {"run", "feeds", "learn", "envs", *GROUND_FLOOR},
     "run": {"feeds", "learn", "hosts", "envs", *GROUND_FLOOR},
     "feeds": {"learn", "hosts", "envs", *GROUND_FLOOR},
+    "gpu": {"envs", *GROUND_FLOOR},
     "learn": {"envs", *GROUND_FLOOR},
     "hosts": {"envs", *GROUND_FLOOR},
     "envs": GROUND_FLOOR,
@@ -124,7 +125,7 @@ def test_no_file_of_beast_is_longer_than_500_lines():
 
 def test_beast_as_a_whole_does_not_grow():
     """Whoever raises this number adds something that users can do."""
-    assert num_lines(*(file for name, file in MODULES.items() if name.partition(".")[0] == "beast")) <= 14_700
+    assert num_lines(*(file for name, file in MODULES.items() if name.partition(".")[0] == "beast")) <= 15_200
 
 
 @pytest.mark.parametrize("agent, limit", [("monobeast", 580), ("r2d2", 640), ("polybeast", 110), ("multibeast", 500)])

@@ -1,218 +1,444 @@
-"""The GPU's kernels of the Atari emulator (csrc/atari/batch.h), run on a CPU: they equal libatari's pool to the bit."""
+"""The GPU's Atari emulator (beast/gpu/atari.py, csrc/atari/batch.h), run on a CPU: it equals the pool to the bit."""
 
 from __future__ import annotations
 
+import re
+import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from beast.envs.ale import read_rom
+import monobeast
+import polybeast
+from beast import envs
+from beast.envs.emulator import AtariVectorEnv, known_games
+from beast.errors import InputError, MissingPackage
+from beast.gpu import kernels
+from beast.gpu.atari import INEXACT_STARTS, AtariTensorEnv, HostKernels, options
 
-libatari = pytest.importorskip("libatari")
+pytest.importorskip("libatari")
 
-SETTINGS = {
-    "frame_skip": 4, "max_pool": True, "stack": 4, "height": 84, "width": 84, "grayscale": True, "keeps_rgb": False,
-    "noop_max": 30, "fire_reset": True, "episodic_life": False, "life_loss_info": False, "clip_rewards": True,
-    "same_step": False, "max_frames": 108_000, "sticky": 0.0,
-}  # fmt: skip
-V5 = {"noop_max": 0, "fire_reset": False, "sticky": 0.25, "clip_rewards": False}
-SMALL = {"height": 42, "width": 40}
-LAST_ACTION = -4  # the place of its byte in a Vcs
-CASES: list[tuple[str, int, dict[str, Any]]] = [  # game, lanes, settings
-    ("pong", 8, {"fire_reset": False, "sticky": 0.25, "same_step": True, "max_frames": 300}),
-    ("breakout", 4, {"episodic_life": True, "same_step": True}),
+V4 = {"noop_max": 30}
+V5 = {"noop_max": 0, "use_fire_reset": False, "repeat_action_probability": 0.25, "reward_clipping": False}
+SAME_STEP = {"autoreset_mode": "SameStep"}
+SMALL = {"img_height": 42, "img_width": 40}
+LAST_ACTION, FRAME_NUMBER = -4, -12  # their places in a Vcs
+CASES: list[tuple[str, int, dict[str, Any]]] = [  # game, lanes, arguments
+    (
+        "pong",
+        8,
+        {"use_fire_reset": False, "repeat_action_probability": 0.25, **SAME_STEP, "max_num_frames_per_episode": 300},
+    ),
+    ("breakout", 4, {"episodic_life": True, **SAME_STEP}),
     ("seaquest", 32, V5),
-    ("qbert", 16, {"life_loss_info": True, "same_step": True}),
-    ("journey_escape", 4, {"max_frames": 203, "clip_rewards": False}),
-    ("montezuma_revenge", 8, {**V5, "max_frames": 60, "frame_skip": 3, "same_step": True}),
-    ("ms_pacman", 4, {"max_frames": 90, "height": 105, "width": 80, "episodic_life": True}),
+    ("qbert", 16, {"life_loss_info": True, **SAME_STEP}),
+    ("journey_escape", 4, {"max_num_frames_per_episode": 203, "reward_clipping": False}),
+    ("montezuma_revenge", 8, {**V5, "max_num_frames_per_episode": 60, "frameskip": 3, **SAME_STEP}),
+    (
+        "ms_pacman",
+        4,
+        {"max_num_frames_per_episode": 90, "img_height": 105, "img_width": 80, "episodic_life": True},
+    ),
     (
         "space_invaders",
         16,
-        {"max_pool": False, "frame_skip": 1, "max_frames": 70, "stack": 1, "height": 70, "width": 160},
+        {
+            "maxpool": False, "frameskip": 1, "max_num_frames_per_episode": 70, "stack_num": 1, "img_height": 70,
+            "img_width": 160,
+        },
     ),
-]
+]  # fmt: skip
 
 
-def settings_of(game: str, **changes) -> dict[str, Any]:
-    (actions,) = (row["actions"] for row in libatari.games() if row["name"] == game)
-    return {**SETTINGS, "actions": actions, **changes}
+def make(game: str, count: int, lanes: int = 4, is_reversed: bool = False, **arguments) -> AtariTensorEnv:
+    env = AtariTensorEnv(game, count, device="cpu", lanes=lanes, **arguments)
+    if is_reversed:
+        env._kernels = HostKernels(env._host, reversed=True)
+    return env
 
 
-class Pool:
-    """libatari's pool, with the methods and results of its simulated batch."""
-
-    def __init__(self, game: str, count: int, settings: dict[str, Any]):
-        self._pool = libatari.Pool(read_rom(game), game, count, 1, np.empty(0, np.uint8), settings)
-        self._ids = np.arange(count, dtype=np.int32)
-        shape = (count, settings["stack"], settings["height"], settings["width"])
-        self.observations = np.zeros(shape, np.uint8)
-        self.final_observations = np.zeros(shape, np.uint8) if settings["same_step"] else None
-        self._numbers, self.flags = np.zeros((5, count), np.int32), np.zeros((2, count), bool)
-        self._results = self.observations, self.final_observations, self._numbers, self.flags
-
-    def reset(self, seeds: np.ndarray | None = None) -> None:
-        if seeds is None:
-            self._pool.reset(self._ids, np.empty(0, np.int64), *self._results)
-        else:
-            self._pool.seeded_reset(self._ids, seeds.astype(np.int64), *self._results)
-
-    def step(self, actions: np.ndarray) -> None:
-        self._pool.step(self._ids, actions, *self._results)
-
-    @property
-    def rewards(self) -> np.ndarray:
-        return self._numbers[0].astype(np.float32)
-
-    @property
-    def numbers(self) -> np.ndarray:
-        return self._numbers[1:]
-
-    def vcs(self, size: int) -> np.ndarray:
-        states = [np.frombuffer(self._pool.clone(id)[24 : 24 + size], np.uint8) for id in self._ids.tolist()]
-        return np.stack(states)  # behind 24 bytes of a header
+def make_both(game: str, count: int, lanes: int = 4, is_reversed: bool = False, exact: bool = True, **arguments):
+    pool = AtariVectorEnv(game, count, num_threads=1, **arguments)
+    return make(game, count, lanes, is_reversed, exact=exact, **arguments), pool
 
 
-def assert_equal(batch, pool: Pool, when: str) -> None:
-    np.testing.assert_array_equal(batch.flags, pool.flags, err_msg=when)
-    np.testing.assert_array_equal(batch.rewards, pool.rewards, err_msg=when)
-    np.testing.assert_array_equal(batch.numbers, pool.numbers, err_msg=when)
-    np.testing.assert_array_equal(batch.observations, pool.observations, err_msg=when)
+def assert_equal(found: tuple, expected: tuple, when: str) -> None:
+    """Results of a reset or step, infos last."""
+    (*tensors, info), (*arrays, expected_info) = found, expected
+    for x, y in zip(tensors, arrays):
+        np.testing.assert_array_equal(x.numpy(), y, err_msg=when)
+    for name in ("lives", "frame_number", "episode_frame_number"):
+        np.testing.assert_array_equal(info[name].numpy(), expected_info[name], err_msg=f"{name}, {when}")
+    if len(arrays) == 4 and "final_obs" in expected_info:
+        is_final = arrays[2] | arrays[3]
+        np.testing.assert_array_equal(info["_final_obs"].numpy(), is_final)
+        np.testing.assert_array_equal(info["final_obs"].numpy()[is_final], expected_info["final_obs"][is_final])
 
 
-def compare(game: str, lanes: int, settings: dict[str, Any], steps: int, count: int = 5, **how):
-    """Play random steps in both; returns the batch and the number of episodes that ended."""
-    settings = settings_of(game, **settings)
-    pool = Pool(game, count, settings)
-    batch = libatari.SimulatedBatch(read_rom(game), game, count, lanes, settings, **how)
-    seeds = np.arange(count, dtype=np.uint32) + 17
+def states(env) -> np.ndarray:
+    """Each console's Vcs."""
+    if isinstance(env, AtariTensorEnv):
+        return env._arrays["vcs"].view(env.num_envs, -1).numpy()
+    size = dict((name, size) for name, size, _ in make("pong", 1)._host.arrays())["vcs"]
+    return np.stack([np.frombuffer(state[24 : 24 + size], np.uint8) for state in env.clone_state()])  # behind a header
+
+
+def compare(game: str, lanes: int, steps: int, count: int = 5, **how):
+    """Play random steps in both; returns those of the GPU and the number of episodes that ended."""
+    env, pool = make_both(game, count, lanes, **how)
     random, ends = np.random.default_rng(1), 0
-    for env in (batch, pool):
-        env.reset(seeds)
-    assert_equal(batch, pool, "reset")
+    assert_equal(env.reset(seed=17), pool.reset(seed=17), "reset")
     for step in range(steps):
-        actions = random.integers(0, len(settings["actions"]), count)
-        for env in (batch, pool):
-            env.step(actions)
-        assert_equal(batch, pool, f"step {step}")
-        is_final = pool.flags.any(axis=0)
-        ends += int(is_final.sum())
-        if settings["same_step"] and is_final.any():
-            finals = (env.final_observations[is_final] for env in (batch, pool))
-            np.testing.assert_array_equal(*finals, err_msg=f"final observations of step {step}")
+        actions = random.integers(0, env.single_action_space.n, count)
+        expected = pool.step(actions)
+        assert_equal(env.step(torch.from_numpy(actions)), expected, f"step {step}")
+        ends += int((expected[2] | expected[3]).sum())
         if step % 50 == 49:
-            np.testing.assert_array_equal(batch.vcs, pool.vcs(batch.vcs.shape[1]), err_msg=f"states at step {step}")
-    return batch, ends
+            np.testing.assert_array_equal(states(env), states(pool), err_msg=f"states at step {step}")
+    return env, ends
 
 
-@pytest.mark.parametrize("game, lanes, settings", CASES, ids=[game for game, _, _ in CASES])
-def test_kernels_play_what_the_pool_plays(game, lanes, settings):
-    _, ends = compare(game, lanes, {"max_frames": 250, **settings}, steps=200)
+@pytest.mark.parametrize("game, lanes, arguments", CASES, ids=[game for game, _, _ in CASES])
+def test_kernels_play_what_the_pool_plays(game, lanes, arguments):
+    _, ends = compare(game, lanes, steps=200, **{"max_num_frames_per_episode": 250, **arguments})
     assert ends > 4, "the table of starts is compared, too"
 
 
 @pytest.mark.on_demand  # minutes
-@pytest.mark.parametrize("game, lanes, settings", CASES, ids=[game for game, _, _ in CASES])
-def test_kernels_play_what_the_pool_plays_for_20000_frames(game, lanes, settings):
-    _, ends = compare(game, lanes, settings, steps=20_000 // settings.get("frame_skip", 4), count=3)
+@pytest.mark.parametrize("game, lanes, arguments", CASES, ids=[game for game, _, _ in CASES])
+def test_kernels_play_what_the_pool_plays_for_20000_frames(game, lanes, arguments):
+    _, ends = compare(game, lanes, steps=20_000 // arguments.get("frameskip", 4), count=3, **arguments)
     assert ends > 3
 
 
-@pytest.mark.parametrize("lanes", [1, 4, 8, 16, 32])
+@pytest.mark.parametrize("lanes", [4, 8, 16, 32])
 @pytest.mark.parametrize("is_reversed", [False, True])
 def test_lanes_of_a_warp_and_the_order_of_threads_change_nothing(lanes, is_reversed):
-    settings = {"max_frames": 66, "same_step": True, "frame_skip": 3, **SMALL}
-    _, ends = compare("breakout", lanes, settings, steps=60, count=11, reversed=is_reversed)
+    arguments = {"max_num_frames_per_episode": 66, **SAME_STEP, "frameskip": 3, **SMALL}
+    _, ends = compare("breakout", lanes, steps=60, count=11, is_reversed=is_reversed, **arguments)
     assert ends > 20
 
 
-def test_steps_whose_frames_end_early_are_drawn_again_with_the_same_draws():
-    batch, _ = compare("journey_escape", 4, {**V5, "max_pool": False}, steps=60)
-    assert batch.num_drawn_again > 250
-    batch, _ = compare("pong", 4, V5, steps=60)
-    assert batch.num_drawn_again == 0
+def test_steps_whose_frames_end_early_are_drawn_again_with_the_same_draws(monkeypatch):
+    drawn_again = []
+    run = HostKernels.run
+
+    def watched(self, name: str) -> None:
+        if name == "emulate_again":
+            drawn_again.append(int(env._array("num_again", torch.int32)))
+        run(self, name)
+
+    monkeypatch.setattr(HostKernels, "run", watched)
+    for game, arguments, least in (("journey_escape", {"maxpool": False}, 250), ("pong", {}, 0)):
+        env, pool = make_both(game, 5, **{**V5, **arguments})
+        drawn_again.clear()
+        assert_equal(env.reset(seed=17), pool.reset(seed=17), "reset")
+        for step in range(60):
+            actions = np.full(5, step % 3)
+            assert_equal(env.step(torch.from_numpy(actions)), pool.step(actions), f"step {step}")
+        assert sum(drawn_again) >= least and bool(sum(drawn_again)) == bool(least)
 
 
-@pytest.mark.parametrize("frame_skip", [1, 2, 4])
-@pytest.mark.parametrize("same_step", [False, True])
+@pytest.mark.parametrize("frameskip", [1, 2, 4])
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 @pytest.mark.parametrize("frames", [1, 2, 3, 4])
-def test_an_episode_that_a_step_begins_and_ends_shows_the_image_of_its_start(frame_skip, same_step, frames):
-    settings = {"frame_skip": frame_skip, "max_frames": frames, "same_step": same_step, "noop_max": 3, **SMALL}
-    _, ends = compare("pong", 8, settings, steps=24, count=3)
-    length = -(-frames // frame_skip)
-    assert ends == 3 * (24 // length if same_step else 25 // (length + 1))
+def test_an_episode_that_a_step_begins_and_ends_shows_the_image_of_its_start(frameskip, mode, frames):
+    arguments = {"frameskip": frameskip, "max_num_frames_per_episode": frames, "autoreset_mode": mode, "noop_max": 3}
+    _, ends = compare("pong", 8, steps=24, count=3, **arguments, **SMALL)
+    length = -(-frames // frameskip)
+    assert ends == 3 * (24 // length if mode == "SameStep" else 25 // (length + 1))
 
 
 def test_a_reset_without_a_seed_goes_on_with_all_generators():
-    settings = settings_of("seaquest")
-    pool = Pool("seaquest", 3, settings)
-    batch = libatari.SimulatedBatch(read_rom("seaquest"), "seaquest", 3, 4, settings)
-    for seeds in (np.arange(3, dtype=np.uint32), None, None, np.arange(3, dtype=np.uint32) + 9, None):
-        for env in (batch, pool):
-            env.reset(seeds)
-            env.step(np.zeros(3, np.int64))
-        assert_equal(batch, pool, f"after a reset with seeds {seeds}")
-        np.testing.assert_array_equal(batch.vcs, pool.vcs(batch.vcs.shape[1]))
+    env, pool = make_both("seaquest", 3)
+    for seed in (0, None, None, [9, 4, 7], None):
+        assert_equal(env.reset(seed=seed), pool.reset(seed=seed), f"reset with seed {seed}")
+        assert_equal(env.step(torch.zeros(3, dtype=torch.int64)), pool.step(np.zeros(3, np.int64)), "step")
+        np.testing.assert_array_equal(states(env), states(pool))
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("arguments", [{}, {"max_num_frames_per_episode": 8, "frameskip": 3, **SAME_STEP}])
+def test_a_reset_of_some_leaves_the_others_as_they_are(seed, arguments):
+    env, pool = make_both("pong", 6, **V4 | SMALL | arguments)
+    random = np.random.default_rng(3)
+    assert_equal(env.reset(seed=17), pool.reset(seed=17), "reset")
+    for step in range(60):
+        actions = random.integers(0, 6, 6)
+        assert_equal(env.step(torch.from_numpy(actions)), pool.step(actions), f"step {step}")
+        if step % 4 == 3:
+            mask = random.random(6) < 0.4
+            given = {"seed": seed, "options": {"reset_mask": mask}}
+            expected = pool.reset(**given)
+            assert_equal(env.reset(**{**given, "options": {"reset_mask": torch.from_numpy(mask)}}), expected, "some")
+    np.testing.assert_array_equal(states(env), states(pool))
+
+
+def test_arrays_that_are_not_aligned_are_refused():
+    host = make("pong", 1)._host
+    with pytest.raises(ValueError, match="the array rom is not aligned"):
+        host.place([256 * 10**6 + 128] * len(host.arrays()))
 
 
 def test_draws_of_a_reset_are_skipped_where_actions_are_sticky():
-    _, ends = compare("berzerk", 8, {**V5, "max_frames": 100, "same_step": True, **SMALL}, steps=80)
+    _, ends = compare("berzerk", 8, steps=80, **{**V5, "max_num_frames_per_episode": 100, **SAME_STEP, **SMALL})
     assert ends > 10
 
 
 def test_small_generators_play_as_the_large_ones_without_sticky_actions():
-    compare("qbert", 8, {"episodic_life": True}, steps=150, exact=False)
+    env, _ = compare("qbert", 8, steps=150, episodic_life=True)
+    assert not env.is_exact, "nothing is drawn"
 
 
 @pytest.mark.parametrize("sticky", [0, 0.25])
 @pytest.mark.parametrize("exact", [False, True])
 def test_actions_are_repeated_as_often_as_they_should(sticky, exact):
-    settings = settings_of("pong", **V5 | {"frame_skip": 1, "sticky": sticky, "height": 9, "width": 9})
-    batch = libatari.SimulatedBatch(read_rom("pong"), "pong", 64, 32, settings, exact=exact)
-    batch.reset(np.arange(64, dtype=np.uint32))
+    arguments = V5 | {"frameskip": 1, "repeat_action_probability": sticky, "img_height": 9, "img_width": 9}
+    env = make("pong", 64, 32, exact=exact, **arguments)
+    assert env.is_exact == (exact and sticky > 0)
+    env.reset(seed=0)
     repeated = []
     for step in range(100):
-        batch.step(np.full(64, step % 2, np.int64))
-        repeated.append(batch.vcs[:, LAST_ACTION] != settings["actions"][step % 2])
+        env.step(torch.full((64,), step % 2))
+        repeated.append(states(env)[:, LAST_ACTION] != env.get_action_set()[step % 2])
     # Where the step before was repeated, its action is the one that is wanted now.
     assert np.mean(repeated) == pytest.approx(sticky / (1 + sticky), abs=0.02)
 
 
+def test_the_second_reset_comes_again_after_all_others():
+    env = make("seaquest", 1, noop_max=1, img_height=9, img_width=9)
+    env.reset(seed=0)
+    seen = []
+    for _ in range(env._host.num_resets):
+        env.reset()
+        seen.append(states(env)[0, :FRAME_NUMBER].tobytes())
+    assert len({*seen}) > 5 and seen[-1] == seen[0]
+
+
 def test_an_action_that_there_is_not_is_told_and_does_nothing():
-    settings = settings_of("pong")
-    batches = [libatari.SimulatedBatch(read_rom("pong"), "pong", 2, 4, settings) for _ in range(2)]
-    for batch, second in zip(batches, (0, 6)):
-        batch.reset(np.arange(2, dtype=np.uint32))
-        batch.step(np.array([1, second]))
-    assert batches[0].numbers[3].tolist() == [0, 0] and batches[1].numbers[3].tolist() == [0, 3]
-    np.testing.assert_array_equal(batches[0].vcs, batches[1].vcs)
-    np.testing.assert_array_equal(batches[0].observations, batches[1].observations)
+    envs_of = [make("pong", 2) for _ in range(2)]
+    for env, second in zip(envs_of, (0, 6)):
+        env.reset(seed=0)
+        if second:
+            with pytest.raises(RuntimeError, match="environment 1 of pong on cpu cannot go on: it was given an action"):
+                env.step(torch.tensor([1, second]))
+        else:
+            env.step(torch.tensor([1, second]))
+    np.testing.assert_array_equal(states(envs_of[0]), states(envs_of[1]))
+    assert torch.equal(envs_of[0]._observations, envs_of[1]._observations)
 
 
 def test_an_invalid_action_is_told_where_the_episode_ends_with_it():
-    settings = settings_of("pong", max_frames=4, same_step=True)
-    batch = libatari.SimulatedBatch(read_rom("pong"), "pong", 1, 4, settings)
-    batch.reset(np.zeros(1, np.uint32))
-    batch.step(np.array([6]))
-    assert batch.flags[1].all() and batch.numbers[3].tolist() == [3]
-
-
-@pytest.mark.parametrize("actions", [[], [0] * 19, [18]])
-def test_actions_that_no_game_has_are_refused(actions):
-    with pytest.raises(ValueError, match="action"):
-        libatari.SimulatedBatch(read_rom("pong"), "pong", 1, 4, settings_of("pong") | {"actions": actions})
+    env = make("pong", 1, max_num_frames_per_episode=4, **SAME_STEP)
+    env.reset(seed=0)
+    with pytest.raises(RuntimeError, match="was given an action"):
+        env.step(torch.tensor([6]))
+    assert env._array("truncated", torch.bool).all()
 
 
 @pytest.mark.parametrize(
-    "game, changes",
+    "game, arguments, message",
     [
-        ("air_raid", {}),
-        ("pong", {"grayscale": False}),
-        ("pong", {"noop_max": 300}),
-        ("double_dunk", {"sticky": 0.25}),
+        ("air_raid", {}, "gray images of NTSC"),
+        ("pong", {"grayscale": False}, "gray images of NTSC"),
+        ("pong", {"noop_max": 300}, "up to 255 no-ops"),
+        ("double_dunk", {"repeat_action_probability": 0.25}, "depends on the seed"),
     ],  # fmt: skip
 )
-def test_what_a_batch_cannot_do_is_refused(game, changes):
-    with pytest.raises(ValueError, match="a batch"):
-        libatari.SimulatedBatch(read_rom(game), game, 1, 4, settings_of(game, **changes))
+def test_what_a_gpu_cannot_do_is_refused_with_the_remedy(game, arguments, message):
+    with pytest.raises(InputError, match=f"{message}.*--atari_backend beast"):
+        make(game, 1, **arguments)
+
+
+@pytest.mark.parametrize(
+    "num_envs, arguments, message",
+    [
+        (0, {}, "num_envs is 0"), (True, {}, "num_envs is True"), (1, {"lanes": 5}, "lanes is 5"),
+        (1, {"render_mode": "rgb_array"}, "render_mode"), (1, {"frameskip": 0}, "frameskip is 0"),
+        (1, {"gpu": 1}, "takes no 'gpu'"),
+    ],
+)  # fmt: skip
+def test_arguments_that_there_are_not_are_refused(num_envs, arguments, message):
+    with pytest.raises(InputError, match=message):
+        AtariTensorEnv("pong", num_envs, device="cpu", **arguments)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"seed": [1, 2]}, "give one number, or 3"), ({"seed": 0.5}, "whole numbers"), ({"seed": -1}, "seeds -1"),
+        ({"options": {"reset_mask": [True, False, True]}}, "reset_mask"),
+        ({"options": {"reset_mask": np.ones(2, bool)}}, "reset_mask"),
+    ],
+)  # fmt: skip
+def test_resets_that_there_are_not_are_refused(given, message):
+    env = make("pong", 3)
+    with pytest.raises(InputError, match=message):
+        env.reset(**given)
+    with pytest.raises(InputError, match="call reset"):
+        env.step(torch.zeros(3, dtype=torch.int64))
+    env.reset(seed=0)
+    with pytest.raises(InputError, match="give one for each of 3"):
+        env.step(torch.zeros(2, dtype=torch.int64))
+
+
+def starts_differ(game: str, steps: int = 160) -> bool:
+    """Whether resets after some random play lead to another state in the pool than in the table."""
+    env, pool = make_both(game, 4, **SMALL, **V4)
+    random = np.random.default_rng(2)
+    env.reset(seed=3), pool.reset(seed=3)
+    for _ in range(6):
+        for _ in range(steps // 6):
+            actions = random.integers(0, env.single_action_space.n, 4)
+            env.step(torch.from_numpy(actions)), pool.step(actions)
+        found, expected = env.reset(), pool.reset()
+        if (states(env) != states(pool)).any() or (found[0].numpy() != expected[0]).any():
+            return True
+    return False
+
+
+@pytest.mark.parametrize("game", ["pong", "crossbow", "ice_hockey", "seaquest"])
+def test_the_list_of_inexact_starts_is_right(game):
+    assert starts_differ(game) == (game in INEXACT_STARTS)
+
+
+def games_of_a_gpu() -> list[str]:
+    return [
+        name for name, game in known_games().items() if game["has_rules"] and game["is_exact"] and not game["is_pal"]
+    ]
+
+
+@pytest.mark.on_demand  # minutes
+@pytest.mark.parametrize("game", games_of_a_gpu())
+def test_the_list_of_inexact_starts_is_right_for_all_games(game):
+    assert starts_differ(game, 600) == (game in INEXACT_STARTS)
+
+
+@pytest.mark.parametrize("env_id", ["BreakoutNoFrameskip-v4", "ALE/Pong-v5"])
+def test_the_protocol_of_an_id_is_that_of_the_host(env_id):
+    given = {"resize": 42, "env_kwargs": {"max_num_frames_per_episode": 400}}
+    on_cpu = envs.make(env_id, 4, atari_backend="beast", **given)
+    given["env_kwargs"] |= {"device": "cpu"}
+    env = envs.make(env_id, 4, atari_backend="cuda", **given)
+    assert env.metadata["atari_backend"] == "cuda" and env.metadata["frames_per_step"] == 4
+    random = np.random.default_rng(4)
+    assert_equal(env.reset(seed=1), on_cpu.reset(seed=1), "reset")
+    lost = 0
+    for step in range(250):
+        actions = random.integers(0, env.single_action_space.n, 4)
+        *found, info = env.step(torch.from_numpy(actions))
+        *expected, expected_info = on_cpu.step(actions)
+        assert_equal((*found, info), (*expected, expected_info), f"step {step}")
+        if "life_over" in expected_info:
+            np.testing.assert_array_equal(info["life_over"].numpy(), expected_info["life_over"])
+            lost += int(expected_info["life_over"].sum())
+    assert bool(lost) == env_id.startswith("Breakout")
+
+
+def test_several_games_are_the_columns_that_they_are_on_the_host():
+    ids, given = "PongNoFrameskip-v4,BreakoutNoFrameskip-v4,QbertNoFrameskip-v4", {"resize": 42}
+    on_cpu = envs.make(ids, 6, atari_backend="beast", **given)
+    env = envs.make(ids, 6, atari_backend="cuda", env_kwargs={"device": "cpu"}, **given)
+    assert env.task_numbers.tolist() == [0, 1, 2] * 2 and env.metadata == on_cpu.metadata | {"atari_backend": "cuda"}
+    random = np.random.default_rng(5)
+    assert_equal(env.reset(seed=1), on_cpu.reset(seed=1), "reset")
+    for step in range(60):
+        actions = random.integers(0, 18, 6)
+        *found, info = env.step(torch.from_numpy(actions))
+        *expected, expected_info = on_cpu.step(actions)
+        assert_equal((*found, info), (*expected, expected_info), f"step {step}")
+        np.testing.assert_array_equal(info["life_over"].numpy(), expected_info["life_over"])
+    with pytest.raises(RuntimeError, match="of breakout"):
+        env.step(torch.tensor([0, 18, 0, 0, 0, 0]))
+
+
+def needs_nvrtc() -> None:
+    try:
+        kernels._package("nvrtc")
+    except MissingPackage as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(
+    "architecture, game, is_exact",
+    [
+        pytest.param("sm_90", "pong", False, marks=pytest.mark.long),
+        *(
+            pytest.param(*case, marks=pytest.mark.on_demand)
+            for case in (("sm_80", "pong", False), ("sm_90", "seaquest", True), ("sm_90", "tutankham", False))
+        ),
+    ],
+)
+def test_the_kernels_compile_for_a_gpu_and_spill_no_registers(architecture, game, is_exact, tmp_path, monkeypatch):
+    needs_nvrtc()
+    monkeypatch.setattr(kernels, "CACHE", tmp_path)
+    code, told = kernels.compiled(kernels.SOURCES / "batch.cu", options(game, is_exact), architecture)
+    print(told[:800])
+    entry = r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame.*?Used (\d+) registers"
+    found = {name: (int(stack), int(registers)) for name, stack, registers in re.findall(entry, told, re.S)}
+    assert found.keys() == {"begin", "describe", "emulate", "observe"} and code[:4] == b"\x7fELF"
+    assert found["emulate"][0] < 2100 and found["emulate"][1] <= 255
+    assert set(re.findall(r"(\d+) bytes spill", told)) == {"0"}
+    monkeypatch.setattr(kernels, "_compile", None)  # the second time it is in the cache
+    assert kernels.compiled(kernels.SOURCES / "batch.cu", options(game, is_exact), architecture) == (code, told)
+
+
+def test_a_kernel_that_does_not_compile_is_refused_with_the_compilers_words(tmp_path, monkeypatch):
+    needs_nvrtc()
+    monkeypatch.setattr(kernels, "CACHE", tmp_path / "cache")
+    (tmp_path / "bad.cu").write_text('extern "C" __global__ void f() { g(); }')
+    with pytest.raises(kernels.BuildError, match='bad.cu .NVRTC_ERROR_COMPILATION.*identifier "g" is undefined'):
+        kernels.compiled(tmp_path / "bad.cu", [], "sm_90")
+
+
+def test_the_cache_knows_headers_options_and_architectures_apart(tmp_path, monkeypatch):
+    needs_nvrtc()
+    monkeypatch.setattr(kernels, "CACHE", tmp_path / "cache")
+    (tmp_path / "good.cu").write_text('#include "n.h"\nextern "C" __global__ void f(int* x) { *x = N; }')
+    header, seen = tmp_path / "n.h", set()
+    for n, given, architecture in ((1, [], "sm_80"), (2, [], "sm_80"), (2, ["-DM=1"], "sm_80"), (2, [], "sm_90")):
+        header.write_text(f"#define N {n}\n")
+        kernels.compiled(tmp_path / "good.cu", given, architecture)
+        seen.add(len([*(tmp_path / "cache").glob("*.cubin")]))
+    assert seen == {1, 2, 3, 4}
+
+
+def train(tmp_path, **changes) -> dict:
+    flags = monobeast.Flags(
+        num_actors=1, group_width=4, batch_width=4, unroll_length=10, resize=42, hidden_size=32, total_steps=1500,
+        device="cpu", deterministic=True, tensorboard=False, root=str(tmp_path), log_steps=500,
+    )  # fmt: skip
+    return torch.load(monobeast.train(replace(flags, **changes)).directory / "checkpoint.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("env", ["BreakoutNoFrameskip-v4", "ALE/Pong-v5,ALE/Breakout-v5"])
+def test_the_same_is_learned_from_the_gpus_games_as_from_the_hosts_to_the_bit(tmp_path, monkeypatch, env):
+    expected = train(tmp_path, env=env, name="host", atari_backend="beast")
+    state = train(tmp_path, env=env, name="gpu", atari_backend="cuda", env_kwargs='{"device": "cpu"}')
+    counts, others = ({**each["counts"], "seconds": 0} for each in (state, expected))
+    assert (
+        counts == others
+        and counts["steps"] >= 1500
+        and "on the GPU's emulator" in (tmp_path / "gpu/out.log").read_text()
+    )
+    assert state["net"].keys() == expected["net"].keys()
+    assert all(torch.equal(x, expected["net"][name]) for name, x in state["net"].items())
+    # A test plays on the host, with what the run was given.
+    arguments = ["--mode", "test", "--root", str(tmp_path), "--name", "gpu", "--episodes", "1"]
+    monkeypatch.setattr(sys, "argv", ["monobeast.py", *arguments, "--max_game_steps", "300"])
+    monobeast.main()
+    assert (tmp_path / "gpu/test.json").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_games_on_a_gpu_are_refused_where_there_is_none():
+    with pytest.raises(InputError, match="finds none: give --atari_backend beast"):
+        AtariTensorEnv("pong", 4)
+
+
+def test_env_servers_have_no_games_on_a_gpu():
+    with pytest.raises(InputError, match="--atari_backend cuda: env servers step games on cores"):
+        polybeast.validate(polybeast.Flags(env="PongNoFrameskip-v4", atari_backend="cuda"))

@@ -44,7 +44,9 @@ def test_make_libatari_compiles_the_emulator_alone_where_grpc_is_installed(tmp_p
         env={**os.environ, **tools, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
     )  # fmt: skip
     assert done.returncode == 0 and done.stderr == "", done.stderr
-    assert [path.name.partition(".")[0] for path in (tmp_path / "lib").iterdir()] == ["libatari"]
+    assert sorted(path.name.partition(".")[0] for path in (tmp_path / "lib").iterdir()) == ["beast", "libatari"]
+    sources = tmp_path / "lib" / "beast" / "gpu" / "csrc"  # of the kernels, which are compiled where they run
+    assert (sources / "batch.cu").exists() and (sources / "nvrtc" / "stdint.h").exists()
 
 
 @pytest.mark.on_demand  # compiles for more than a minute

@@ -77,9 +77,9 @@ def make(
     None leaves a choice to the id. `frame_stack`, `frame_skip`, `resize` and `grayscale` are for Atari and for all that
     observes images (`beast.envs.images`). `sticky_actions` (a probability), `noops` (fewer than so many),
     `episodic_life` (whether a lost life ends an episode), `full_action_space` and `atari_backend` are for Atari. The
-    backend is "beast" (`beast.envs.emulator`), "ale" (ale-py) or "auto" (None, too): Beast's where it is built and
-    knows the game. `env_kwargs` and `kwargs` go to the environment; of Atari, to the backend's `AtariVectorEnv`. With
-    `render_mode="rgb_array"` Atari renders in color.
+    backend is "beast" (`beast.envs.emulator`), "ale" (ale-py), "cuda" (`beast.gpu.atari`, tensors on a GPU) or "auto"
+    (None, too): Beast's where it is built and knows the game. `env_kwargs` and `kwargs` go to the environment; of
+    Atari, to the backend's class. With `render_mode="rgb_array"` Atari renders in color.
 
     Several ids with commas between them, or `tasks` (docs/tasks.md), are tasks: equally many environments of each
     (`TaskColumns`), or all of the one called `task`. Atari games then have all 18 actions. `reset_ahead` makes each
@@ -105,7 +105,9 @@ def make(
             each.name: partial(make, each.env, env_kwargs={**(env_kwargs or {}), **each.env_kwargs}, **of_all)
             for each in listed
         }
-        return TaskColumns(makers, num_envs, task)
+        is_on_gpu = atari_backend == "cuda"  # see beast.envs.atari
+        of_tasks = importlib.import_module("beast.gpu.tasks").TensorTasks if is_on_gpu else TaskColumns
+        return of_tasks(makers, num_envs, task)
     kwargs = {**(env_kwargs or {}), **kwargs}
     if reset_ahead and (ATARI_ID.fullmatch(env_id) or env_id.startswith(doom.PREFIX)):
         raise InputError(f"{env_id} begins episodes in a way of its own: leave --reset_ahead out")

@@ -1,7 +1,10 @@
 """Atari games on Beast's emulator or on ale-py's, in the protocol that their id implies."""
 
+import copy
+import importlib
 import os
 import re
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -25,6 +28,9 @@ ALE_ARGUMENTS = {  # choices of beast.envs.make -> arguments of AtariVectorEnv
 }
 
 
+OF_GPU = ("device", "exact", "lanes")  # arguments of beast.gpu.atari.AtariTensorEnv alone
+
+
 def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool | None, chosen, kwargs) -> VectorEnv:
     """See `beast.envs.make`; `match` is that of ATARI_ID, `chosen` has the choices that are made, by our names. Raises
     KeyError for an unknown game, InputError for an invalid argument, MissingFile where the ROM cannot be read,
@@ -44,8 +50,8 @@ def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool 
         **kwargs,
     }
     backend = chosen.get("atari_backend", "auto")
-    if backend not in ("auto", "beast", "ale"):
-        raise InputError(f"atari_backend is {backend!r}: it is 'auto', 'beast' or 'ale'")
+    if backend not in ("auto", "beast", "ale", "cuda"):
+        raise InputError(f"atari_backend is {backend!r}: it is 'auto', 'beast', 'ale' or 'cuda'")
     # The library's own `episodic_life` resets the whole game at every lost life (0.12.1), so that no life but the first
     # is ever played: `LifeEpisodes` does it instead.
     episodic_life = settings.pop("episodic_life", episodic_life)
@@ -80,9 +86,15 @@ def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool 
 
 
 def _emulate(backend: str, game: str, num_envs: int, settings: dict) -> VectorEnv:
-    """The game on Beast's emulator or on ale-py's; `metadata["atari_backend"]` says which."""
+    """The game on Beast's emulator, its GPU's or ale-py's; `metadata["atari_backend"]` says which."""
     from beast.envs import emulator
 
+    if backend == "cuda":
+        # Not imported where actors would follow it to torch: they have no such environments.
+        on_gpu = importlib.import_module("beast.gpu.atari").AtariTensorEnv(game, num_envs, **settings)
+        on_gpu.metadata = {**on_gpu.metadata, "atari_backend": "cuda"}
+        return on_gpu
+    settings = {name: value for name, value in settings.items() if name not in OF_GPU}  # a test may play on a CPU
     emulator.refuse_unknown(settings)
     unlisted = settings.pop("unlisted", False)
     why_not = "" if backend == "ale" or unlisted else emulator.why_not(game)
@@ -155,6 +167,9 @@ class LifeEpisodes(VectorWrapper):
 
     def __init__(self, env: VectorEnv):
         super().__init__(env)
+        for name in ("device", "check"):  # of tensors
+            if hasattr(env, name):
+                setattr(self, name, getattr(env, name))
         if getattr(env.unwrapped, "autoreset_mode", AutoresetMode.NEXT_STEP) != AutoresetMode.NEXT_STEP:
             raise InputError(
                 "a lost life ends an episode under NEXT_STEP only: leave autoreset_mode out, or add --episodic_life off"
@@ -162,22 +177,23 @@ class LifeEpisodes(VectorWrapper):
         names = [action.name for action in getattr(env.unwrapped, "ale", env.unwrapped).get_action_set()]
         fire = names.index("FIRE") if "FIRE" in names else 0
         is_continuous = isinstance(env.single_action_space, spaces.Box)  # radius, angle, fire
-        self._first_action = np.array([0, 0, 1], np.float32) if is_continuous else np.array(fire)
-        self._life_over = self._was_game_over = np.zeros(env.num_envs, bool)
-        self._lives: np.ndarray | None = None
+        self._first_action = np.array([0, 0, 1], np.float32) if is_continuous else fire
+        self._life_over: Any = None  # arrays or, on a GPU, tensors
 
     def reset(self, *, seed=None, options=None):
         observations, info = self.env.reset(seed=seed, options=options)
-        goes_on = ~options["reset_mask"] if options and "reset_mask" in options else np.zeros(self.num_envs, bool)
+        goes_on = ~options["reset_mask"] if options and "reset_mask" in options else False
+        if self._life_over is None:
+            self._life_over = self._was_game_over = info["lives"] < 0
         self._life_over, self._was_game_over = self._life_over & goes_on, self._was_game_over & goes_on
-        self._lives = info["lives"].copy()
+        self._lives = copy.deepcopy(info["lives"])
         return observations, info
 
-    def step(self, actions: np.ndarray):
-        if self._lives is None:
+    def step(self, actions):
+        if self._life_over is None:
             raise InputError("there are no observations to act on: call reset() first")
-        if self._life_over.any():
-            actions = np.array(actions)
+        if not isinstance(self._life_over, np.ndarray) or self._life_over.any():  # to look would have a GPU waited for
+            actions = copy.deepcopy(actions)
             actions[self._life_over] = self._first_action
         observations, rewards, terminated, truncated, info = self.env.step(actions)
         # A game whose lives are at 0 may run on for some frames (Qbert); its end is then the end of the last life. A
@@ -185,6 +201,6 @@ class LifeEpisodes(VectorWrapper):
         lost = (info["lives"] < self._lives) & (info["lives"] > 0) & ~self._was_game_over
         self._was_game_over = terminated | truncated
         self._life_over = lost & ~self._was_game_over
-        self._lives = info["lives"].copy()
+        self._lives = copy.deepcopy(info["lives"])
         info["life_over"] = self._life_over
         return observations, rewards, terminated | self._life_over, truncated, info

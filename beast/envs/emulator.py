@@ -96,6 +96,20 @@ def _nearest(game: str) -> str:
     return f"its games are {', '.join(sorted(known_games()))}"
 
 
+def checked_seeds(seed: int | Sequence[int] | np.ndarray, width: int) -> np.ndarray:
+    """The seeds of so many environments, int64 [width]. Raises InputError for others than `AtariVectorEnv` takes."""
+    seeds = _as_array(seed)
+    if not np.issubdtype(seeds.dtype, np.integer):
+        raise InputError(f"seed is {seed!r}: give whole numbers from 0 to 2147483647")
+    if seeds.ndim == 0:
+        seeds = np.array([int(seeds) + k for k in range(width)])
+    if seeds.shape != (width,):
+        raise InputError(f"seed has the shape {seeds.shape}: give one number, or {width}, one per environment")
+    if (seeds < 0).any() or (seeds >= 2**31).any():
+        raise InputError(f"the seeds {seeds.min()} to {seeds.max()} are not all from 0 to 2147483647")
+    return seeds.astype(np.int64)
+
+
 class AtariVectorEnv(VectorEnv):
     """Atari games stepped together in this process; see `ale_py.vector_env.AtariVectorEnv` for its arguments.
 
@@ -176,7 +190,7 @@ class AtariVectorEnv(VectorEnv):
         self.num_envs, self.batch_size, self.render_mode = num_envs, batch_size or num_envs, render_mode
         self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}
         self._actions = [action for action in Action if full_action_space or action in minimal_actions]
-        settings = {
+        self.settings: dict[str, Any] = {  # as libatari has them
             "frame_skip": frameskip, "max_pool": maxpool, "stack": stack_num, "height": img_height, "width": img_width,
             "grayscale": grayscale, "keeps_rgb": render_mode is not None, "noop_max": noop_max,
             "fire_reset": use_fire_reset, "episodic_life": episodic_life, "life_loss_info": life_loss_info,
@@ -187,7 +201,7 @@ class AtariVectorEnv(VectorEnv):
         needs_palette = is_pal or not grayscale or render_mode is not None  # the emulator knows NTSC's luminances only
         palette = read_palette(is_pal) if needs_palette else np.empty(0, np.uint8)
         threads = min(num_threads or os.cpu_count() or 1, self.batch_size)
-        self._pool = libatari.Pool(read_rom(game), game, num_envs, threads, palette, settings)
+        self._pool = libatari.Pool(read_rom(game), game, num_envs, threads, palette, self.settings)
 
         shape = (stack_num, img_height, img_width, *(() if grayscale else (3,)))
         self.single_observation_space = spaces.Box(0, 255, shape, np.uint8)
@@ -252,7 +266,7 @@ class AtariVectorEnv(VectorEnv):
         if options and "reset_mask" in options:
             return self._reset_some(seed, options["reset_mask"])
         results = self._new_results(self._all_ids, self._out)
-        seeds = self._checked_seeds(seed, self.num_envs)
+        seeds = None if seed is None else checked_seeds(seed, self.num_envs)
         self._collect()
         self._finished.clear()
         self._reset(results, seeds)
@@ -362,20 +376,6 @@ class AtariVectorEnv(VectorEnv):
             raise InputError(f"ids are {ids!r}: give a list of environments' numbers, from 0 to {self.num_envs - 1}")
         return array.astype(np.int32)
 
-    def _checked_seeds(self, seed, width: int) -> np.ndarray | None:
-        if seed is None:
-            return None
-        seeds = _as_array(seed)
-        if not np.issubdtype(seeds.dtype, np.integer):
-            raise InputError(f"seed is {seed!r}: give whole numbers from 0 to 2147483647")
-        if seeds.ndim == 0:
-            seeds = np.array([int(seeds) + k for k in range(width)])
-        if seeds.shape != (width,):
-            raise InputError(f"seed has the shape {seeds.shape}: give one number, or {width}, one per environment")
-        if (seeds < 0).any() or (seeds >= 2**31).any():
-            raise InputError(f"the seeds {seeds.min()} to {seeds.max()} are not all from 0 to 2147483647")
-        return seeds.astype(np.int64)
-
     def _reset(self, results: _Results, seeds: np.ndarray | None) -> None:
         if seeds is None and np.asarray(self._pool.was_reset)[results.ids].all():
             self._call(self._pool.reset, results, np.empty(0, np.int64))
@@ -394,7 +394,8 @@ class AtariVectorEnv(VectorEnv):
             return self.reset(seed=seed)
         chosen = self._all_ids[mask]
         if len(chosen):
-            self._reset(self._new_results(chosen, None), self._checked_seeds(seed, len(chosen)))
+            seeds = None if seed is None else checked_seeds(seed, len(chosen))
+            self._reset(self._new_results(chosen, None), seeds)
         return self._observe(self._all_ids)
 
     def _checked_actions(self, actions) -> tuple[np.ndarray, np.ndarray]:

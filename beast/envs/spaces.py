@@ -38,7 +38,7 @@ class EnvSpaces(NamedTuple):
     final_observations: bool = False  # beside a new episode's first one lies that of a truncated episode (SAME_STEP)
     env_id: str = ""  # for people to read, where `probe_env` found it
     frames_per_step: int = 1
-    atari_backend: Literal["auto", "beast", "ale"] = "auto"  # for Atari what `probe_env` found
+    atari_backend: Literal["auto", "beast", "ale", "cuda"] = "auto"  # for Atari what `probe_env` found
     whole: Space | None = None  # that of observations as environments give them, where it is known
     agents: int = 1  # columns that belong together (agents.py)
     tasks: int = 1  # of which a group has equally many environments (tasks.py)

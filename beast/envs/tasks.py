@@ -1,5 +1,6 @@
 """Several tasks in one run: each environment of a group is one of a task's, and all have one agent."""
 
+import functools
 import json
 import math
 from collections import Counter
@@ -197,11 +198,18 @@ class TaskColumns(VectorEnv):
             **{key: value for key, value in known.items() if value},
         }  # fmt: skip
         self.render_mode = first.render_mode
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._batch = create_empty_array(self.single_observation_space, num_envs)
+        self._batch = self._new_batch()
         if not isinstance(self.single_observation_space, spaces.Box):
             self.observe_into = None  # type: ignore[assignment]
+
+    @functools.cached_property
+    def observation_space(self) -> Space:
+        """Made when it is asked for: it may be large."""
+        return batch_space(self.single_observation_space, self.num_envs)
+
+    def _new_batch(self) -> Any:
+        return create_empty_array(self.single_observation_space, self.num_envs)
 
     def observe_into(self, array: np.ndarray) -> None:
         """Have the next reset or step write its observations [K, *shape] into this array, and return it."""

@@ -79,6 +79,7 @@ class TensorGroup:
             raise InputError(f"create_env(flags, {memory.group_width}) gave {env.num_envs} environments")
         self._actions = to_env_actions(spaces.action, device)
         self._metrics = env_metrics.keys_of(metrics)
+        self._task = torch.as_tensor(getattr(env, "task_numbers", 0), device=device)
         self._told: dict[str, Tensor] = {}  # of each number that games have told: its sum, and how many there were
         self._others = [name for name in (*written_by("env"), REWARD_TERMS, OBJECTIVE) if name in memory.arrays]
 
@@ -118,7 +119,9 @@ class TensorGroup:
 
     def take_told(self) -> bytes:
         """Numbers of the games that have ended since the last call, as `env_metrics.encode` writes them. Waits for a
-        GPU."""
+        GPU, and raises what the environment's `check` does."""
+        if hasattr(self.env, "check"):
+            self.env.check()
         told, self._told = self._told, {}
         sums = {name: x.tolist() for name, x in told.items()}
         sums = {name: x if math.isfinite(x[0]) else "no finite number" for name, x in sums.items() if x[1]}
@@ -144,6 +147,7 @@ class TensorGroup:
                 arrays[f"{kind}/{name}"].copy_(part)
 
     def _write_numbers(self, computed: dict, info: dict, arrays: dict[str, Tensor]) -> None:
+        computed["task"] = self._task
         for name in self._others:
             value = computed[name] if name in computed else info.get(name, math.nan if name == OBJECTIVE else 0)
             arrays[name].copy_(value) if isinstance(value, Tensor) else arrays[name].fill_(value)

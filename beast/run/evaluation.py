@@ -275,6 +275,8 @@ class Evaluations:
         arguments = {"checkpoint": self.checkpoint_path, "episodes": flags.eval_episodes, "seed": seed}
         passed_on = ("atari_backend", "epsilon", "max_game_steps", "agent")
         arguments |= {name: getattr(flags, name) for name in passed_on if hasattr(flags, name)}
+        if arguments.get("atari_backend") == "cuda":  # a few games on a core, which are the same
+            arguments["atari_backend"] = "auto"
         # The file of the flags' class is the agent's own, or that of its fork.
         self._command = [sys.executable, "-c", BEHIND, inspect.getfile(type(flags)), "--mode", "test"]
         self._command += [word for name, value in arguments.items() for word in (f"--{name}", str(value))]

@@ -59,9 +59,9 @@ class EnvFlags:
     """Atari: end an episode at every lost life, for the learner; auto: on for -v4, off for -v5."""
     full_action_space: Literal["auto", "on", "off"] = "auto"
     """Atari: choose among all 18 actions rather than the game's own; auto: off."""
-    atari_backend: Literal["auto", "beast", "ale"] = "auto"
-    """Atari: run on Beast's own emulator or on ale-py's (docs/environments.md); auto: Beast's where it is built and
-    knows the game."""
+    atari_backend: Literal["auto", "beast", "ale", "cuda"] = "auto"
+    """Atari: run on Beast's own emulator, on ale-py's (docs/environments.md) or on a GPU (docs/device.md); auto:
+    Beast's where it is built and knows the game."""
 
 
 @dataclass
@@ -279,6 +279,10 @@ def check_server_flags(flags: F, batch_width: int, widths_known: bool = True) ->
 
     What depends on the group width is left alone while only the servers know that."""
     check_limits(flags, SERVER_LIMITS)
+    if flags.atari_backend == "cuda":
+        raise InputError(
+            "--atari_backend cuda: env servers step games on cores: give beast, or use an agent without them"
+        )
     if flags.listen and flags.addresses:
         raise InputError("--listen and --addresses exclude each other: env servers dial in, or are dialed")
     if flags.listen and flags.tls_ca:

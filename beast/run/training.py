@@ -231,7 +231,8 @@ class Training:
         self.cleanup.callback(self._metrics.close)
         parameters = sum(parameter.numel() for parameter in learner.net.parameters())
         precision = " in bf16" if getattr(learner.nets[0], "amp", False) else ""
-        emulator = {"beast": " on Beast's emulator", "ale": " on ale-py's emulator", "auto": ""}[flags.atari_backend]
+        emulators = {"beast": "Beast's emulator", "ale": "ale-py's emulator", "cuda": "the GPU's emulator"}
+        emulator = f" on {emulators[flags.atari_backend]}" if flags.atari_backend in emulators else ""
         name = flags.env + (emulator if family_of(flags.env).has_emulators else "")
         net = f"{parameters:,} parameters on {self.device}{precision}"
         observed = dict.fromkeys(each for net in learner.nets for each in describe_encoders(net))

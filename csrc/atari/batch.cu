@@ -16,18 +16,14 @@ using beast::atari::kWarpSize;
 __device__ static int thread_number() { return blockIdx.x * blockDim.x + threadIdx.x; }
 
 // num_warps(batch) blocks.
-extern "C" __global__ void begin(const __grid_constant__ Batch batch, bool is_first) {
-  beast::atari::begin<GENERATOR>(batch, thread_number(), is_first);
+extern "C" __global__ void begin(const __grid_constant__ Batch batch) {
+  beast::atari::begin<GENERATOR>(batch, thread_number());
 }
 
-// num_warps(batch) blocks, then, `is_again`, a block for every 32 consoles. One kernel, because each has the interpreter.
+// num_warps(batch) blocks; with `is_again` a block for every 32 consoles.
 extern "C" __global__ void __launch_bounds__(kWarpSize, MIN_BLOCKS)
     emulate(const __grid_constant__ Batch batch, bool is_again) {
-  if (is_again) {
-    beast::atari::emulate_again<GENERATOR>(batch, thread_number());
-  } else {
-    beast::atari::emulate<GENERATOR>(batch, thread_number());
-  }
+  beast::atari::emulate<GENERATOR>(batch, thread_number(), is_again);
 }
 
 // A block of any size for each console.
@@ -35,3 +31,6 @@ extern "C" __global__ void observe(const __grid_constant__ Batch batch) {
   const int plane = batch.settings.height * batch.settings.width;
   for (int pixel = threadIdx.x; pixel < plane; pixel += blockDim.x) beast::atari::observe(batch, blockIdx.x, pixel);
 }
+
+// One thread.
+extern "C" __global__ void describe(uint32_t* layout) { beast::atari::describe<GENERATOR>(layout); }

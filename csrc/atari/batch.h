@@ -1,10 +1,12 @@
 // Many environments of one game on a GPU: its kernels, as functions of a thread's number. batch.cu launches them,
-// simulate.h runs them on a CPU.
+// batch_host.h runs them on a CPU.
 //
-// A step is emulate, emulate_again, observe; a reset is begin, observe. All are launched always, so that the host never
+// A step is emulate, emulate with `is_again`, observe; a reset is begin, observe. All are launched always, so that the host never
 // waits for what one before it has found. A warp emulates a console per lane. With fewer `lanes` than 32 a warp has
 // fewer different opcodes to execute, and there are more warps.
 #pragma once
+
+#include <stddef.h>
 
 #include "area.h"
 #include "protocol.h"
@@ -39,6 +41,10 @@ struct Starts {
   int32_t draws;  // of a console's generator in a reset, before its start frames
 };
 
+// What a reset does with a console: nothing, a reset of its game, or one behind a load with the generator that the host
+// has made.
+enum Begins : uint8_t { kGoesOn, kBegins, kBeginsAnew };
+
 // What `observe` makes a console's stack of.
 struct Picture {
   int32_t image_start;  // the newest image from before this step is that of this start; -1: it is in Batch::images
@@ -61,16 +67,17 @@ struct Batch {
 
   Vcs* vcs;
   Progress* progress;
-  void* generators;  // of the kernels' type
-  uint32_t* resets;  // since the load
+  uint8_t* generators;  // of the kernels' type
+  uint32_t* resets;     // since the load
+  const uint8_t* begins;  // which of them `begin` resets: see Begins
   bool* has_ended;   // NEXT_STEP: the next step begins a new episode
   Picture* pictures;
   Vcs* vcs_before;  // the newest step's beginning
   Progress* progress_before;
-  void* generators_before;  // written where there are sticky actions, else any
-  uint8_t* screens;         // [count, 2, rows, 160]: a step's last frame but one, its last
-  uint8_t* images;          // [count, rows, 160]: the newest image, where a step made it
-  int32_t *again, *num_again;  // the consoles that emulate_again has to draw; num_again: one number, 0 between steps
+  uint8_t* generators_before;  // written where there are sticky actions
+  uint8_t* screens;            // [count, 2, rows, 160]: a step's last frame but one, its last
+  uint8_t* images;             // [count, rows, 160]: the newest image, where a step made it
+  int32_t *again, *num_again;  // the consoles that have to be drawn once more; num_again: one number, 0 between steps
 
   const int64_t* actions;
   uint8_t* stacks;        // [count, stack, height, width]: observations, the oldest image first
@@ -89,8 +96,8 @@ HD inline int console_of(const Batch& batch, int thread) {
 }
 
 template <class Generator>
-HD Generator& generator_of(void* generators, int console) {
-  return static_cast<Generator*>(generators)[console];
+HD Generator& generator_of(uint8_t* generators, int console) {
+  return reinterpret_cast<Generator*>(generators)[console];
 }
 
 HD inline size_t screen_bytes(const Batch& batch) { return static_cast<size_t>(batch.rom->game.height) * kScreenWidth; }
@@ -108,7 +115,7 @@ HD inline int meaning_of(const Batch& batch, int console) {
   return has_action(batch, console) ? batch.meanings[batch.actions[console]] : kNoop;
 }
 
-HD inline void tell(const Batch& batch, int console, const StepResult& result, int error) {
+HD inline void write_results(const Batch& batch, int console, const StepResult& result, int error) {
   batch.rewards[console] = static_cast<float>(result.reward);
   batch.terminated[console] = result.terminated;
   batch.truncated[console] = result.truncated;
@@ -118,7 +125,12 @@ HD inline void tell(const Batch& batch, int console, const StepResult& result, i
   batch.errors[console] = error;
 }
 
-// Puts a start in place. `is_first`: the reset behind a load, for which the host has made the generator.
+// Where the newest image lies once the step or start that made it is over: see Picture::image_start.
+HD inline int place_of_image(const Picture& picture) {
+  return picture.start >= 0 ? picture.start : picture.shown & kLast ? -1 : picture.image_start;
+}
+
+// Puts a start in place. `is_first`: behind a load.
 template <class Generator>
 HD void start_episode(const Batch& batch, int console, bool is_first) {
   const Starts& starts = batch.starts;
@@ -140,42 +152,48 @@ HD void start_episode(const Batch& batch, int console, bool is_first) {
   batch.pictures[console].start = start;
 }
 
-// A reset of all consoles.
+// A reset of some consoles. The others keep what they show.
 template <class Generator>
-HD void begin(const Batch& batch, int thread, bool is_first) {
+HD void begin(const Batch& batch, int thread) {
   const int console = console_of(batch, thread);
   if (console < 0) return;
-  batch.pictures[console] = Picture{};
-  start_episode<Generator>(batch, console, is_first);
+  Picture& picture = batch.pictures[console];
+  picture = {place_of_image(picture), -1, false, 0, false};
+  if (batch.begins[console] == kGoesOn) return;
+  start_episode<Generator>(batch, console, batch.begins[console] == kBeginsAnew);
   StepResult result;
   add_info(batch.vcs[console], batch.progress[console], result);
-  tell(batch, console, result, result.error);
+  write_results(batch, console, result, result.error);
 }
 
 // The frames of a step, in warps of batch.lanes consoles. A console whose episode ended in the step before begins anew.
+// `is_again`: draws the steps of the list `again`, in which a frame ended early, once more with all their frames. Their
+// states and results stand.
 template <class Generator>
-HD void emulate(const Batch& batch, int thread) {
-  const int console = console_of(batch, thread);
-  const bool plays = console >= 0 && !batch.has_ended[console];
+HD void emulate(const Batch& batch, int thread, bool is_again) {
+  const int console = !is_again ? console_of(batch, thread) : thread < *batch.num_again ? batch.again[thread] : -1;
+  const bool plays = console >= 0 && (is_again || !batch.has_ended[console]);
   const Lanes lanes = lanes_where(kAllLanes, plays);
   if (console < 0) return;
   Picture& picture = batch.pictures[console];
-  const int image_start = picture.start >= 0 ? picture.start : picture.shown & kLast ? -1 : picture.image_start;
-  picture = {image_start, -1, plays, 0, false};
+  if (!is_again) picture = {place_of_image(picture), -1, plays, 0, false};
   StepResult result;
   int error = kNoError;
   if (plays) {
     const Settings& settings = batch.settings;
-    Generator& generator = generator_of<Generator>(batch.generators, console);
-    Vcs vcs = batch.vcs[console];
-    Progress progress = batch.progress[console];
+    Generator& generator = generator_of<Generator>(is_again ? batch.generators_before : batch.generators, console);
+    Vcs vcs = (is_again ? batch.vcs_before : batch.vcs)[console];
+    Progress progress = (is_again ? batch.progress_before : batch.progress)[console];
     const int lives_before = progress.lives;
-    batch.vcs_before[console] = vcs;
-    batch.progress_before[console] = progress;
-    if (batch.sticky) generator_of<Generator>(batch.generators_before, console) = generator;
+    if (!is_again) {
+      batch.vcs_before[console] = vcs;
+      batch.progress_before[console] = progress;
+      if (batch.sticky) generator_of<Generator>(batch.generators_before, console) = generator;
+    }
     int shown;
-    const bool is_whole = play(*batch.rom, settings, batch.sticky, meaning_of(batch, console), false,
+    const bool is_whole = play(*batch.rom, settings, batch.sticky, meaning_of(batch, console), is_again,
                                screens_of(batch, console, lanes), vcs, generator, progress, result, shown);
+    if (is_again) return;
     if (!is_whole && needs_all_frames(settings)) batch.again[count_up(batch.num_again)] = console;
     const bool has_ended = end_step(settings, lives_before, progress, result);
     error = vcs.error || has_action(batch, console) ? vcs.error : kNoSuchAction;
@@ -190,22 +208,7 @@ HD void emulate(const Batch& batch, int thread) {
     if (error != kNoSuchAction) error = batch.vcs[console].error;
   }
   add_info(batch.vcs[console], batch.progress[console], result);
-  tell(batch, console, result, error);
-}
-
-// Draws the steps of which a frame ended early once more, with all their frames. Their states and results stand.
-template <class Generator>
-HD void emulate_again(const Batch& batch, int thread) {
-  const bool plays = thread < *batch.num_again;
-  const Lanes lanes = lanes_where(kAllLanes, plays);
-  if (!plays) return;
-  const int console = batch.again[thread];
-  Vcs vcs = batch.vcs_before[console];
-  Progress progress = batch.progress_before[console];
-  StepResult result;
-  int shown;
-  play(*batch.rom, batch.settings, batch.sticky, meaning_of(batch, console), true, screens_of(batch, console, lanes),
-       vcs, generator_of<Generator>(batch.generators_before, console), progress, result, shown);
+  write_results(batch, console, result, error);
 }
 
 // One pixel of all images of a console's stack. It touches no pixel of another thread's: the order of threads is free.
@@ -245,6 +248,16 @@ HD inline void observe(const Batch& batch, int console, int pixel) {
     scale_maximum(image_of_start(picture.start), image_of_start(picture.start));
   }
   if (console == 0 && pixel == 0) *batch.num_again = 0;
+}
+
+// How the compiler has laid out what host and device share. They have to agree before any kernel runs.
+constexpr int kNumLayout = 10;
+template <class Generator>
+HD inline void describe(uint32_t* layout) {
+  const uint32_t found[kNumLayout] = {sizeof(Batch),   sizeof(Vcs),       sizeof(Progress), sizeof(Picture),
+                                      sizeof(Rom),     sizeof(Taps),      sizeof(Settings), sizeof(Generator),
+                                      offsetof(Batch, vcs), offsetof(Batch, truncated)};
+  for (int i = 0; i < kNumLayout; ++i) layout[i] = found[i];
 }
 
 }  // namespace beast::atari

@@ -13,7 +13,8 @@ namespace py = pybind11;
 
 namespace beast::atari {
 
-void bind_pool(py::module_& module);  // pool_module.cc
+void bind_pool(py::module_& module);   // pool_module.cc
+void bind_batch(py::module_& module);  // batch_module.cc
 
 namespace {
 
@@ -116,6 +117,8 @@ py::list games() {
     py::dict row;
     row["name"] = game.name;
     row["md5"] = game.md5;
+    constexpr const char* kWirings[] = {"kFlat", "kBanked", "kSliced"};
+    row["wiring"] = kWirings[wiring_of(game.cart)];
     row["height"] = static_cast<int>(game.height);
     row["is_pal"] = game.has(kPal);
     row["has_rules"] = game.rules != kNoRules;
@@ -162,5 +165,6 @@ PYBIND11_MODULE(libatari, module) {
       .def_property_readonly("episode_frame_number",
                              [](const Console& console) { return console.vcs().episode_frame_number; });
   bind_pool(module);
+  bind_batch(module);
   module.def("games", &games, "All games that the emulator knows, as dicts.");
 }

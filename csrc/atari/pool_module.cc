@@ -1,35 +1,15 @@
 // The class `Pool` of the Python module: many environments of one game. beast/envs/emulator.py is its user.
-// `SimulatedBatch` runs a GPU's kernels for tests.
-#include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "from_python.h"
 #include "pool.h"
-#include "simulate.h"
-
-namespace py = pybind11;
 
 namespace beast::atari {
 
 namespace {
-
-template <typename T>
-using Array = py::array_t<T, py::array::c_style>;
-
-Rom rom_of(const std::string& bytes, const std::string& game) {
-  Rom rom{};
-  if (!make_rom(rom, reinterpret_cast<const uint8_t*>(bytes.data()), static_cast<int>(bytes.size()), game.c_str())) {
-    throw std::invalid_argument("the emulator does not know the game " + game + " with a ROM of " +
-                                std::to_string(bytes.size()) + " bytes");
-  }
-  return rom;
-}
 
 Palette palette_of(const Array<uint8_t>& colors) {
   Palette palette;
@@ -42,12 +22,6 @@ Palette palette_of(const Array<uint8_t>& colors) {
     palette.gray[i] = colors.at(i, 3);
   }
   return palette;
-}
-
-void check(double value, double least, double most, const char* name) {
-  if (least <= value && value <= most) return;
-  throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) + ": it must lie between " +
-                              std::to_string(least) + " and " + std::to_string(most));
 }
 
 // A pool, the arrays that its job writes into, and the checks of what comes from Python.
@@ -259,80 +233,6 @@ class PythonPool {
   py::object kept_;  // the arrays of the job
 };
 
-// A simulated batch whose results are copied out.
-class PythonBatch {
- public:
-  PythonBatch(const std::string& rom, const std::string& game, int count, int lanes, const EnvSettings& settings,
-              bool is_exact, bool is_reversed) {
-    check(count, 1, 1 << 16, "count");
-    check(lanes, 1, kWarpSize, "lanes");
-    batch_ = std::make_unique<SimulatedBatch>(rom_of(rom, game), settings, count, lanes, is_exact, is_reversed);
-  }
-
-  void reset(const std::optional<Array<uint32_t>>& seeds) {
-    if (seeds) batch_->seed(checked(*seeds));
-    batch_->reset(seeds.has_value());
-  }
-  void step(const Array<int64_t>& actions) { batch_->step(checked(actions)); }
-
-  Array<uint8_t> observations() const { return stacks(batch().stacks); }
-  Array<uint8_t> final_observations() const { return stacks(batch().final_stacks); }
-  Array<float> rewards() const { return Array<float>(batch().count, batch().rewards); }
-  Array<int32_t> numbers() const { return Array<int32_t>({4, batch().count}, batch().lives); }
-  Array<bool> flags() const { return Array<bool>({2, batch().count}, batch().terminated); }
-  Array<uint8_t> vcs() const {
-    return Array<uint8_t>({batch().count, static_cast<int>(sizeof(Vcs))}, reinterpret_cast<uint8_t*>(batch().vcs));
-  }
-  int64_t num_drawn_again() const { return batch_->num_drawn_again(); }
-
- private:
-  const Batch& batch() const { return batch_->batch(); }
-  Array<uint8_t> stacks(const uint8_t* from) const {
-    const Settings& settings = batch().settings;
-    if (!from) throw std::runtime_error("only under SAME_STEP there are final observations");
-    return Array<uint8_t>({batch().count, settings.stack, settings.height, settings.width}, from);
-  }
-  template <class T>
-  const T* checked(const Array<T>& one_each) const {
-    if (one_each.size() != batch().count) throw std::invalid_argument("not one number for each environment");
-    return one_each.data();
-  }
-
-  std::unique_ptr<SimulatedBatch> batch_;
-};
-
-// Sizes of images are the Resizer's to check.
-EnvSettings settings_of(const py::dict& given) {
-  EnvSettings settings;
-  const auto take = [&](const char* name, auto& value) {
-    value = given[name].template cast<std::decay_t<decltype(value)>>();
-  };
-  take("frame_skip", settings.frame_skip);
-  take("max_pool", settings.max_pool);
-  take("stack", settings.stack);
-  take("height", settings.height);
-  take("width", settings.width);
-  take("grayscale", settings.grayscale);
-  take("keeps_rgb", settings.keeps_rgb);
-  take("noop_max", settings.noop_max);
-  take("fire_reset", settings.fire_reset);
-  take("episodic_life", settings.episodic_life);
-  take("life_loss_info", settings.life_loss_info);
-  take("clip_rewards", settings.clip_rewards);
-  take("same_step", settings.same_step);
-  take("max_frames", settings.max_frames);
-  take("sticky", settings.sticky);
-  take("actions", settings.actions);
-  check(settings.frame_skip, 1, 1e6, "frame_skip");
-  check(settings.stack, 1, 1024, "stack");
-  check(settings.noop_max, 0, 1e6, "noop_max");
-  check(settings.max_frames, 1, kMostFrames, "max_frames");
-  check(settings.sticky, 0, 1, "sticky");
-  check(static_cast<double>(settings.actions.size()), 1, kNumActions, "the number of actions");
-  for (const int action : settings.actions) check(action, 0, kNumActions - 1, "an action");
-  return settings;
-}
-
 }  // namespace
 
 void bind_pool(py::module_& module) {
@@ -370,24 +270,6 @@ void bind_pool(py::module_& module) {
   pool.def("rgb", &PythonPool::rgb).def("ram", &PythonPool::ram);
   pool.def_property_readonly("was_reset", &PythonPool::was_reset);
   pool.def_property_readonly("bytes_per_env", [](PythonPool& self) { return self.pool().bytes_per_env(); });
-
-  // What the tests of the kernels use.
-  py::class_<PythonBatch> batch(module, "SimulatedBatch");
-  batch.def(py::init([](const std::string& rom, const std::string& game, int count, int lanes, const py::dict& settings,
-                        bool exact, bool reversed) {
-              return std::make_unique<PythonBatch>(rom, game, count, lanes, settings_of(settings), exact, reversed);
-            }),
-            py::arg("rom"), py::arg("game"), py::arg("count"), py::arg("lanes"), py::arg("settings"),
-            py::arg("exact") = true, py::arg("reversed") = false);
-  batch.def("reset", &PythonBatch::reset, py::arg("seeds") = py::none());
-  batch.def("step", &PythonBatch::step, py::arg("actions"));
-  batch.def_property_readonly("observations", &PythonBatch::observations);
-  batch.def_property_readonly("final_observations", &PythonBatch::final_observations);
-  batch.def_property_readonly("rewards", &PythonBatch::rewards);
-  batch.def_property_readonly("numbers", &PythonBatch::numbers);  // lives, frame numbers, the episodes', errors
-  batch.def_property_readonly("flags", &PythonBatch::flags);      // terminated, truncated
-  batch.def_property_readonly("vcs", &PythonBatch::vcs);
-  batch.def_property_readonly("num_drawn_again", &PythonBatch::num_drawn_again);
 
   // What the tests of the scaling use: an image [H, W(, C)] as an environment scales it.
   module.def("resize", [](const Array<uint8_t>& image, int height, int width) {

@@ -96,10 +96,10 @@ class Resizer {
     return Scratch(std::max(2 * row, static_cast<size_t>(210) * kStride / 2 + 16));  // usual() has sums of 16 bits
   }
 
-  // What area_pixel() needs.
+  // What area_pixel() takes.
   const AreaMean& mean() const { return mean_; }
-  AreaAxis rows() const { return rows_.area(); }
-  AreaAxis columns() const { return columns_.area(); }
+  const Axis& rows() const { return rows_; }
+  const Axis& columns() const { return columns_; }
 
   void operator()(const uint8_t* image, uint8_t* out, Scratch& scratch) const {
     if (is_copy_) {
@@ -189,7 +189,7 @@ class Resizer {
   }
 
   uint8_t in_floats(const uint8_t* image, int j, int i, int c) const {
-    return mean_in_floats(rows(), columns(), j, i, [&](int y, int x) {
+    return mean_in_floats(rows_.area(), columns_.area(), j, i, [&](int y, int x) {
       return image[(static_cast<size_t>(y) * columns_.in + x) * channels_ + c];
     });
   }

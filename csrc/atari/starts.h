@@ -55,6 +55,8 @@ class StartTable {
     return {states_.data(), images_.data(), rows_.data(), nullptr, num_lengths_, num_resets, protocol_.draws_of_reset()};
   }
 
+  int num_starts() const { return num_rows_ * num_lengths_; }
+
  private:
   // Resets the game and adds a row: the states after 0, 1, 2 … start frames. Returns the first of them.
   EnvState play_starts(EnvState state) {

@@ -1,0 +1,1 @@
+"""Environments of our own that live on a GPU, and their kernels."""

@@ -1,0 +1,2 @@
+// NVRTC has its own: see stdint.h.
+#pragma once

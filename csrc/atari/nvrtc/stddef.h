@@ -1,0 +1,4 @@
+// See stdint.h.
+#pragma once
+
+#define offsetof(type, member) __builtin_offsetof(type, member)
