@@ -1145,6 +1145,10 @@ OTHER_MUTANTS = {
         ),
         ("batches are the slots themselves", "x.clone() for name, x in views", "x for name, x in views"),
         ("a learner before the actor in lock step", "and self._may_take)", ")"),
+        ("rollouts as close as they come", " or self._is_close(rows):", ":"),
+        ("as if all groups made rows", "self._spacing * len(self._overtaken)", "self._spacing * 4"),
+        ("rows of one that hangs waited for", "max(self._begun) < self._to_fill.mean", "max(self._begun) < math.inf"),
+        ("close after a while, in lock step, too", "return self._lock_step or time", "return time"),
         ("actions of the rollout before", "self._tensors[name][slot, 0] = 0", "pass"),
     ],
     "beast/feeds/shared_memory.py": [
@@ -1186,6 +1190,10 @@ OTHER_MUTANTS = {
         ("lag of the newest action", "            if group.row == 0:\n", "            if True:\n"),
         ("lag of the first update on a slot", "+ updates_of_a_slot - 1 -", "-"),
         ("lives not counted", "Group(life=group.life + 1)", "Group(life=group.life)"),
+        ("rows counted from the first rollout on", "        self._rows_since = 0\n        self.t", "        self.t"),
+        ("environments reset one after the other", "math.inf if previous == NO_SLOT else self._rows", "self._rows"),
+        ("one row of several groups", "self._rows_since += len(numbers)", "self._rows_since += 1"),
+        ("rollouts a rollout apart", "memory.unroll_length / actors.num_groups if", "memory.unroll_length if"),
         (
             "core states of joined rollouts in reverse",
             "self._initial_states[slot] for slot in taken",
