@@ -85,6 +85,27 @@ def test_staggered_groups_stay_a_fourth_of_a_rollout_apart_and_others_end_their_
             assert rows in ([1, 7, 5, 3], [1, 7, 5, 2], [1, 7, 4, 2], [1, 6, 4, 2])
 
 
+@pytest.mark.parametrize("num_actors, batch_width, steps", [(5, 4, 5), (10, 2, 20)], ids=["5 batches", "20 batches"])
+def test_with_as_many_batches_as_steps_there_is_an_update_every_step(num_actors, batch_width, steps):
+    flags = small_flags(
+        num_actors=num_actors, group_width=2, batch_width=batch_width, unroll_length=steps, stagger=True
+    )
+    lock_step, num_groups, num_rows, at = LockStep(flags), 2 * num_actors, 0, []
+    go = lock_step.feed.actors.go
+
+    def counted(*arguments):
+        nonlocal num_rows
+        num_rows += 1
+        go(*arguments)
+
+    lock_step.feed.actors.go = counted
+    for _ in range(5 * steps):
+        lock_step.next_rollout()
+        at.append(num_rows / num_groups)
+    between = np.diff(at[2 * steps :])
+    assert between.min() > 0.9 and between.max() < 2 and abs(between.mean() - 1) < 0.02
+
+
 def test_a_rollout_that_would_be_older_than_max_policy_lag_is_dropped_and_counted(monkeypatch, tmp_path):
     monkeypatch.setattr(training, "LocalActors", SlowGroup)
     flags = small_flags(root=str(tmp_path), name="run", total_steps=4000, max_policy_lag=3, batch_width=1)
