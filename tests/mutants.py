@@ -1107,7 +1107,7 @@ OTHER_MUTANTS = {
         ("newest rollouts first", "self._full.popleft()", "self._full.pop()"),
         ("slot of a group that waits taken", "for slot in self.free if slot not in avoid", "for slot in self.free"),
         ("slot still free", "            self.free.remove(slot)\n", ""),
-        ("slots as early as can be", "if not allowed or self._is_early():", "if not allowed:"),
+        ("slots as early as can be", "if not allowed or self._is_early() or", "if not allowed or"),
         ("as much for each slot of a batch", "(begun - begun % self._at_once)", "begun"),
         ("as many at once as came last", "max(self._at_once, count)", "1"),
         ("no time to spare", "self._to_fill.mean + DEVIATIONS * self._to_fill.deviation", "self._to_fill.mean * 0.8"),
