@@ -276,10 +276,13 @@ def test_rollouts_of_groups_begin_apart_and_each_row_is_trained_once(monkeypatch
             assert own == list(range(0, 8 * len(own), 8)) and len(own) >= 15, "no row is lost, none is trained twice"
 
 
-def test_rollouts_of_groups_that_are_not_staggered_begin_together(monkeypatch):
+def test_rollouts_of_groups_that_are_not_staggered_begin_together_unless_they_wait_for_the_learner(monkeypatch):
     ticks = Ticks(monkeypatch, stagger=False)
     ticks.go_on(1000)
     assert set(ticks.between(200)) == {1, 2, 28}
+    ticks = Ticks(monkeypatch, stagger=False, update=12)
+    ticks.go_on(1000)
+    assert min(ticks.between(200)) == 12
 
 
 def test_groups_come_apart_again_when_all_have_waited_for_the_learner(monkeypatch):
