@@ -70,6 +70,28 @@ ATARI = {
     f"atari-{game.lower()}": f"--env {game}NoFrameskip-v4 --atari_backend beast --num_actors 2 --total_steps 10000000"
     for game in ATARI_GAMES
 }
+# The experiments of CuLE (arXiv 1907.08467), named after its table 3: environments, batches, steps of a rollout, steps
+# per update. Its training frames are our steps. docs/device.md has the flags as a table. No run of them is kept here.
+CULE_GAMES = {"pong": ("Pong", 8_000_000), "mspacman": ("MsPacman", 15_000_000)}  # steps of its figure 8
+CULE_ACTORS = {1: 1, 5: 5, 20: 10}  # of so many batches: two groups a batch with 1 and 5, else one
+CULE = {
+    f"cule-{name}-{envs}-{batches}-{steps}-{steps // batches}": f"--env {game}NoFrameskip-v4 --atari_backend beast"
+    f" --num_actors {CULE_ACTORS[batches]} --group_width {envs // CULE_ACTORS[batches] // 2}"
+    f" --batch_width {envs // batches} --unroll_length {steps}{' --stagger' if batches > 1 else ''}"
+    f" --total_steps {total_steps}"
+    for name, (game, total_steps) in CULE_GAMES.items()
+    for envs in (120, 1200)
+    for batches, steps in ((1, 5), (5, 5), (20, 20))
+}
+# One as the paper computes its loss, and PPO as in its table 4 and figure 6.
+CULE["cule-pong-vtrace"] = CULE["cule-pong-1200-20-20-1"]
+CULE["cule-pong-vtrace"] += " --ppo_clip 0 --no_normalize_advantages --reduction sum --grad_clip 40"
+CULE |= {
+    f"cule-pong-ppo-{envs}": "--env PongNoFrameskip-v4 --atari_backend beast --num_actors 1"
+    f" --group_width {envs // 2} --batch_width {envs} --unroll_length 4 --epochs 4 --minibatches 4"
+    " --learning_rate 5e-4 --optimizer_epsilon 1.5e-4 --total_steps 50000000"
+    for envs in (256, 512, 1024)
+}
 # VizDoom's scenarios, in minutes: steps of four tics.
 DOOM = {
     f"doom-{name}": f"--preset pixels --env Doom/{env}-v0 --total_steps {steps}"
@@ -110,6 +132,7 @@ TASKS = {
     **RECIPES,
     **SEVERAL_TASKS,
     **ATARI,
+    **CULE,
     **DOOM,
     "pong": "--env PongNoFrameskip-v4",
     "pong-two-actors": "--env PongNoFrameskip-v4 --num_actors 2",
@@ -191,6 +214,13 @@ def fleeting_servers(kills: list[int]) -> Iterator[None]:
             server.wait()
 
 
+def script_of(task: str) -> str:
+    """The program that trains a task."""
+    if task.endswith(("-poly", "-dial")):
+        return "polybeast.py"
+    return "r2d2.py" if task.startswith("r2d2-") else "monobeast.py"
+
+
 def code_of(start: dict) -> str:
     """The commit of a run's start, and whether other code than it has trained."""
     diffs = [line for line in (start["diff"] or "").splitlines() if line.startswith("diff --git")]
@@ -213,9 +243,7 @@ def main(options: Options) -> None:
     metrics = path / "metrics.csv"
     before = metrics.read_text() if metrics.exists() else ""
     if not options.run:
-        script = "polybeast.py" if options.task.endswith(("-poly", "-dial")) else "monobeast.py"
-        script = "r2d2.py" if options.task.startswith("r2d2-") else script
-        command = [sys.executable, str(ROOT / script), *TASKS[options.task].split()]
+        command = [sys.executable, str(ROOT / script_of(options.task)), *TASKS[options.task].split()]
         command += ["--root", options.root, "--name", name, "--seed", str(options.seed)]
         tests = str(ROOT / "tests")  # the toy environments live there
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))}

@@ -105,7 +105,7 @@ class LockStep:
         actors = LocalActors(create_env, flags, memory, self.num_groups, lambda group, life: 100 * group)
         self.feed = SharedMemoryFeed(
             consumer_of(self.learner, getattr(flags, "max_policy_lag", 0)), memory, actors,
-            batch_width or flags.batch_width, lock_step=True, joins_groups=joins_groups,
+            batch_width or flags.batch_width, lock_step=True, stagger=flags.stagger, joins_groups=joins_groups,
         )  # fmt: skip
         self._rollouts = self.feed.rollouts()
         weakref.finalize(self, close, self.feed, actors)

@@ -15,6 +15,9 @@ import pytest
 import torch
 from waiting import wait_until
 
+import monobeast
+from beast.run import command_line
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -241,6 +244,38 @@ def test_a_peer_whose_learner_has_died_has_no_speed():
 def test_a_soak_whose_run_has_no_value_in_some_part_says_so():
     line, is_flat = load("soak.py").describe("steps/s", [(t, 5.0) for t in range(0, 11, 2)], 0.0, 11.0)
     assert "not known: 6 values" in line and not is_flat
+
+
+@pytest.mark.long
+def test_every_task_is_flags_that_its_program_takes(monkeypatch):
+    learning = load("learning.py")
+    for task, words in learning.TASKS.items():
+        agent = importlib.import_module(learning.script_of(task).removesuffix(".py").replace("polybeast", "monobeast"))
+        monkeypatch.setattr(sys, "argv", ["x.py", *re.sub("--(listen|max_streams) \\S+", "", words).split()])
+        flags = command_line.parse(agent.Flags, None, agent.PRESETS, agent.ABOUT)
+        agent.validate(flags)
+
+
+def test_the_tasks_of_cule_have_as_many_environments_and_updates_as_their_names_say():
+    tasks = {name: words for name, words in load("learning.py").TASKS.items() if name.startswith("cule-")}
+    assert len(tasks) == 16
+    for name, words in tasks.items():
+        flags = dict(re.findall(r"--(\w+) (\d+)", words))
+        num_actors, width, batch = (int(flags[each]) for each in ("num_actors", "group_width", "batch_width"))
+        numbers = list(map(int, re.findall(r"\d+", name))) or [1200, 20, 20, 1]
+        envs, batches, steps, between = numbers if len(numbers) == 4 else (*numbers, 1, 4, 4)
+        monobeast.validate(
+            monobeast.Flags(
+                num_actors=num_actors,
+                group_width=width,
+                batch_width=batch,
+                unroll_length=int(flags["unroll_length"]),
+                stagger="--stagger" in words,
+            )  # fmt: skip
+        )
+        assert 2 * num_actors * width == envs and batches * batch == envs
+        assert int(flags["unroll_length"]) == steps == batches * between
+        assert ("--stagger" in words) == (batches > 1)
 
 
 def test_the_results_of_a_resumed_task_name_all_its_commits(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode
 from lock_step import metrics_of
 
 import monobeast
+from beast.clock import Laps
 from beast.envs import env_metrics, probe
 from beast.envs.env_metrics import EnvMetrics
 from beast.envs.groups import EnvGroup, Games, next_row
@@ -28,6 +29,9 @@ from beast.envs.tensors import OfArrays
 from beast.errors import InputError, OutOfMemory
 from beast.feeds import device
 from beast.feeds.device import TensorEnvs, TensorGroup, TensorMemory, to_env_actions
+from beast.feeds.feed import Consumer
+from beast.feeds.shared_memory import SharedMemoryFeed
+from examples.tensor_envs import CartPoles
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU = torch.device("cpu")
@@ -181,6 +185,8 @@ def train(tmp_path, monkeypatch, on_device: bool, same_step=False, **changes):
         {"core": "lstm"},
         {"batch_width": 4},
         {"batch_width": 16, "num_slots": 6},
+        {"num_actors": 2, "stagger": True},
+        {"num_actors": 3, "stagger": True, "batch_width": 16, "core": "lstm"},
         {"same_step": True},
         {"same_step": True, "core": "gru", "epochs": 2, "minibatches": 2},
     ],
@@ -194,6 +200,40 @@ def test_the_same_is_learned_on_the_device_to_the_bit(tmp_path, monkeypatch, cha
     assert state["net"].keys() == expected["net"].keys()
     assert all(torch.equal(x, expected["net"][name]) for name, x in state["net"].items())
     assert any(x.std() > 0 for name, x in state["net"].items() if "weight" in name)
+
+
+@pytest.mark.parametrize("update_seconds, stagger", [(0.0, True), (0.02, True), (0.0, False)])
+def test_groups_that_run_free_stay_apart_though_the_learner_stands_still_at_times(update_seconds, stagger):
+    """Poles in tensors, acting in one thread and a learner that takes so long in another."""
+    steps, groups, width = 16, 4, 8
+    found = probe_env(lambda flags, num_envs: CartPoles(num_envs), monobeast.Flags(env="CartPoles"))
+    memory = TensorMemory(rollout_fields(found), groups + 1, steps, width, CPU)
+    poles = TensorEnvs(lambda flags, n: CartPoles(n), None, found, memory, groups, lambda group, life: group)
+    consumer = Consumer(CPU, (), lambda: 0, lambda games: None, Laps())
+    feed = SharedMemoryFeed(consumer, memory, poles, width, stagger=stagger)
+    begun, turn = [], 0  # in which turn of all groups a rollout began
+    begin = feed.tensors.begin
+    feed.tensors.begin = lambda *args: (begun.append(turn / groups), begin(*args))  # type: ignore[method-assign]
+
+    def learn() -> None:
+        for number, _ in enumerate(feed.rollouts()):
+            time.sleep(0.2 if number % 40 == 30 else update_seconds)
+            if number == 200:
+                feed.close()
+
+    learner = threading.Thread(target=learn)
+    learner.start()
+    for rows in feed.acting():
+        turn += 1
+        number = rows.inputs["done"].shape[1]
+        action = torch.randint(2, (1, number))
+        rows.answer(action, torch.zeros(1, number, 2), torch.zeros(1, number), 0, ())
+    learner.join()
+    between = np.diff(begun[8:])
+    if stagger:
+        assert np.mean(between >= 2) > 0.8, "four steps are even"
+    else:
+        assert np.mean(between < 1) > 0.5, "three of four begin with the one before them"
 
 
 MAKES = "    return envs.make(flags.env, num_envs, **(envs.options(flags) | overrides))\n"

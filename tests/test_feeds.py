@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import threading
+import time
 from unittest import mock
 
 import lock_step
@@ -61,6 +62,48 @@ def test_a_slow_group_holds_nobody_up_and_its_rollouts_are_trained_when_they_com
     flags = small_flags(root=str(tmp_path), name="run", total_steps=8000)
     groups = [int(batch["group"][0, 0]) for batch in trained_batches(monkeypatch, flags)]
     assert 5 < groups.count(0) < len(groups) / 8, "hand-out order would train both equally often"
+
+
+@pytest.mark.parametrize("stagger", [True, False])
+def test_staggered_groups_stay_a_fourth_of_a_rollout_apart_and_others_end_their_rollouts_together(stagger):
+    lock_step = LockStep(small_flags(num_actors=2, stagger=stagger))
+    last_rows: dict[int, torch.Tensor] = {}
+    for number in range(120):
+        rollout, _ = lock_step.next_rollout()  # acting stands still until the next one is asked for
+        group = int(rollout["group"][0, 0])
+        assert group == number % 4, "groups of one speed are trained equally often"
+        if number >= 4:
+            assert torch.equal(rollout["obs"]["obs"][0], last_rows[group]), "no row is lost, none is trained twice"
+        last_rows[group] = rollout["obs"]["obs"][-1].clone()
+        if number == 3:
+            time.sleep(0.5)  # three groups wait for the first one: in lock step no time changes what comes next
+        rows = [lock_step.feed.groups[(group + k) % 4].row % 8 for k in range(4)]
+        if not stagger:
+            assert set(rows) <= {0, 1}
+        elif number >= 4:  # the first rollouts begin together
+            # Who comes first in a turn is a step ahead.
+            assert rows in ([1, 7, 5, 3], [1, 7, 5, 2], [1, 7, 4, 2], [1, 6, 4, 2])
+
+
+@pytest.mark.parametrize("num_actors, batch_width, steps", [(5, 4, 5), (10, 2, 20)], ids=["5 batches", "20 batches"])
+def test_with_as_many_batches_as_steps_there_is_an_update_every_step(num_actors, batch_width, steps):
+    flags = small_flags(
+        num_actors=num_actors, group_width=2, batch_width=batch_width, unroll_length=steps, stagger=True
+    )
+    lock_step, num_groups, num_rows, at = LockStep(flags), 2 * num_actors, 0, []
+    go = lock_step.feed.actors.go
+
+    def counted(*arguments):
+        nonlocal num_rows
+        num_rows += 1
+        go(*arguments)
+
+    lock_step.feed.actors.go = counted
+    for _ in range(5 * steps):
+        lock_step.next_rollout()
+        at.append(num_rows / num_groups)
+    between = np.diff(at[2 * steps :])
+    assert between.min() > 0.9 and between.max() < 2 and abs(between.mean() - 1) < 0.02
 
 
 def test_a_rollout_that_would_be_older_than_max_policy_lag_is_dropped_and_counted(monkeypatch, tmp_path):

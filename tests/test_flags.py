@@ -39,6 +39,10 @@ ROOT = Path(__file__).resolve().parent.parent
         ({"num_slots": 1}, r"--num_slots 1: .* need at least 2"),
         ({"group_width": 1, "batch_width": 10**6}, r"--num_slots 2000000: at most 65536; use a wider --group_width"),
         ({"batch_width": 1, "max_policy_lag": 2}, r"--max_policy_lag 2: .* gives 4 updates.* give at least 3"),
+        (
+            {"stagger": True, "batch_width": 8},
+            r"--stagger with --batch_width 8: .* each of the 2 groups of 4 columns.*; give less than 8, or more --num",
+        ),
     ],
 )
 def test_impossible_flags_are_refused_with_the_value_the_range_and_a_remedy(changes, message):

@@ -818,6 +818,10 @@ def test_a_trained_run_plays_whole_games_films_them_and_is_loaded_by_the_library
         ({"eval_columns": 2, "total_steps": 400}, r"--min_fill 200 steps \(400 with those of --eval_columns\)"),
         ({"min_fill": 0, "total_steps": 96}, "a sequence of each environment, 96 steps: raise it"),
         ({"token_file": "token"}, "--token_file is for env servers: give --addresses or --listen"),
+        (
+            {"deterministic": False, "stagger": True, "feed": "remote"},
+            "--stagger: env servers send rows in an order of",
+        ),
     ],
 )
 def test_flags_that_cannot_be_are_refused_with_the_remedy(changes, message):

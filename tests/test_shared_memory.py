@@ -10,7 +10,7 @@ import torch
 
 from beast.clock import Laps
 from beast.envs.rows import ROW_FIELDS
-from beast.feeds import shared_memory
+from beast.feeds import shared_memory, slots
 from beast.feeds.feed import Consumer
 from beast.feeds.memory import RolloutMemory
 from beast.feeds.shared_memory import SharedMemoryFeed
@@ -74,16 +74,22 @@ def shown(group: int, life: int, column, row):
 class Run:
     """A feed of so many groups; each core state is the sum of what was shown, and each action is shown % 7."""
 
-    def __init__(self, num_groups=2, num_slots=4, batch_width=K, is_twin=False, max_policy_lag=0, monkeypatch=None):
-        self.memory = RolloutMemory(FIELDS, num_slots, T, K)
+    def __init__(
+        self, num_groups=2, num_slots=4, batch_width=K, is_twin=False, max_policy_lag=0, monkeypatch=None, steps=T,
+        stagger=False,
+    ):  # fmt: skip
+        self.memory = RolloutMemory(FIELDS, num_slots, steps, K)
         self.actors = Counting(self.memory, num_groups)
         self.update, self.games = 0, []
         consumer = Consumer(
-            torch.device("cpu"), (torch.zeros(1, 1, 1),), lambda: self.update, self.games.append, Laps(), max_policy_lag
-        )
+            torch.device("cpu"), (torch.zeros(1, 1, 1, dtype=torch.float64),), lambda: self.update, self.games.append,
+            Laps(), max_policy_lag,
+        )  # fmt: skip
         if monkeypatch:
             monkeypatch.setattr(shared_memory, "SlotTensors", lambda *args: SlotTensors(*args, is_twin=is_twin))
-        self.feed = SharedMemoryFeed(consumer, self.memory, self.actors, batch_width, joins_groups=True)
+        self.feed = SharedMemoryFeed(
+            consumer, self.memory, self.actors, batch_width, stagger=stagger, joins_groups=True
+        )
         self.feed.slots._is_early = lambda: False  # tests/test_rollout.py has what is just in time
 
     def act(self, turns: int = 100) -> None:
@@ -118,7 +124,7 @@ def check(rollout: dict, state: tuple) -> None:
     torch.testing.assert_close(rollout["baseline"][1:], seen[:-1])
     torch.testing.assert_close(rollout["policy_logits"][1:, :, 1], -seen[:-1])
     who = shown(rollout["group"], rollout["life"], rollout["env_number"], 0)
-    count = seen[0] - who[0]  # of rows before
+    count = (seen[0] - who[0]).double()  # of rows before
     torch.testing.assert_close(state[0][0, :, 0], count * who[0] + count * (count - 1) / 2)
     assert (who == who[0]).all() and (seen // 1000 == who // 1000).all()
     begins = seen[0] == who[0]
@@ -203,3 +209,111 @@ def test_shared_memory_says_whose_rows_a_slot_holds_with_and_without_a_twin(is_t
     for rollout in (memory.rollout(1), tensors.rollout(1)):
         assert (rollout["env_number"] == np.arange(K)).all()
         assert (rollout["group"] == 5).all() and (rollout["life"] == 7).all()
+
+
+class Ticks:
+    """A `Run` of four groups, eight steps and five slots, of which one group is answered in each tick of the time. The
+    learner, which trains each rollout for so many ticks, checks every one."""
+
+    def __init__(self, monkeypatch, stagger=True, update=1, at_once=1, batch_width=K):
+        self.now, self.update, self._free_at, self._rollouts = 0, update, 0, iter(())
+        monkeypatch.setattr(slots, "time", self)
+        self.run = Run(4, 4 + batch_width // K, batch_width, steps=8, stagger=stagger)
+        del self.run.feed.slots._is_early  # slots are handed out just in time
+        self.run.actors.at_once = at_once
+        self.begun: list[tuple[int, int]] = []  # tick and group of each rollout
+        self.trained: list[torch.Tensor] = []
+        begin = self.run.feed.tensors.begin
+
+        def record(slot, previous, group, life):
+            self.begun.append((self.now, group))
+            begin(slot, previous, group, life)
+
+        self.run.feed.tensors.begin = record
+
+    def monotonic(self) -> int:
+        return self.now
+
+    def go_on(self, ticks: int, learns=True) -> None:
+        for _ in range(ticks):
+            self.now += 1
+            self.run.act(turns=1)
+            if learns and self.now >= self._free_at:
+                rollout = next(self._rollouts, None)  # releases the one before
+                if rollout is None:
+                    self._rollouts = self.run.feed.rollouts(limit=0.0)
+                    continue
+                check(*rollout)
+                self.trained.append(rollout[0]["obs"]["obs"][..., 0].clone())
+                self._free_at = self.now + self.update
+
+    def between(self, since: int) -> list[int]:
+        """Ticks between the rollouts that begin from then on."""
+        return np.diff([tick for tick, _ in self.begun if tick >= since]).tolist()
+
+
+@pytest.mark.parametrize(
+    "update, at_once, batch_width",
+    [(1, 1, K), (4, 1, K), (8, 1, K), (12, 1, K), (1, 4, K), (1, 1, 1), (3, 1, 2 * K)],
+    ids=["fast", "half as slow", "as slow", "slower", "groups together", "two batches", "two groups in a batch"],
+)
+def test_rollouts_of_groups_begin_apart_and_each_row_is_trained_once(monkeypatch, update, at_once, batch_width):
+    ticks = Ticks(monkeypatch, True, update, at_once, batch_width)
+    ticks.go_on(1000)
+    between = ticks.between(200)
+    # Even are 8: in two of a rollout's eight steps. Groups come to a step one after the other.
+    assert min(between) >= (6 if at_once == 1 else 2)
+    groups = [group for _, group in ticks.begun[-8:]]
+    assert groups[:4] == groups[4:] and sorted(groups[:4]) == [0, 1, 2, 3]
+    if update < 8:
+        cycles = {sum(between[first : first + 4]) for first in range(len(between) - 3)}
+        assert cycles == {32 // at_once}, "nobody waits"
+    firsts = torch.cat([rows[0] for rows in ticks.trained])
+    for group in range(4):
+        for column in range(K):
+            who = shown(group, 0, column, 0)
+            own = sorted((firsts[(firsts // 1000) == who // 1000] - who).tolist())
+            assert own == list(range(0, 8 * len(own), 8)) and len(own) >= 15, "no row is lost, none is trained twice"
+
+
+def test_rollouts_of_groups_that_are_not_staggered_begin_together_unless_they_wait_for_the_learner(monkeypatch):
+    ticks = Ticks(monkeypatch, stagger=False)
+    ticks.go_on(1000)
+    assert set(ticks.between(200)) == {1, 2, 28}
+    ticks = Ticks(monkeypatch, stagger=False, update=12)
+    ticks.go_on(1000)
+    assert min(ticks.between(200)) == 12
+
+
+def test_groups_come_apart_again_when_all_have_waited_for_the_learner(monkeypatch):
+    ticks = Ticks(monkeypatch)
+    ticks.go_on(300)
+    ticks.go_on(100, learns=False)  # a checkpoint is written, say
+    assert not ticks.between(350), "all wait"
+    before = set(ticks.between(200))
+    ticks.go_on(300)
+    assert ticks.between(400)[:3] == [2, 3, 5], "two steps of one group, then of two, then of three"
+    assert set(ticks.between(420)) == before == {7, 11}
+
+
+def test_groups_that_were_lost_together_come_apart_again(monkeypatch):
+    ticks = Ticks(monkeypatch)
+    ticks.go_on(300)
+    for group in (0, 1):
+        ticks.run.actors.lose(group)
+    ticks.go_on(300)
+    assert {0, 1} <= {group for tick, group in ticks.begun if 300 < tick <= 306}, "new environments begin at once"
+    assert [group.life for group in ticks.run.feed.groups] == [1, 1, 0, 0] and min(ticks.between(400)) >= 6
+
+
+def test_a_group_that_hangs_where_it_has_just_begun_holds_the_others_up_for_a_rollout_at_most(monkeypatch):
+    ticks = Ticks(monkeypatch)
+    ticks.go_on(300)
+    ticks.go_on(100, learns=False)
+    while ticks.begun[-1][0] < 400:
+        ticks.go_on(1)
+    ticks.run.actors.ready.clear()  # of the one that has begun
+    ticks.go_on(200)
+    (begun, hangs), (next_one, _), *others = [each for each in ticks.begun if each[0] >= 400]
+    assert next_one - begun <= 33, "four groups make a rollout in 32 ticks"
+    assert len(others) > 15 and hangs not in [group for _, group in others]

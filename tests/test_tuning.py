@@ -11,6 +11,7 @@ import toy_envs  # noqa: F401  registers its environments
 
 import monobeast
 from beast.envs.probe import probe_env
+from beast.errors import InputError
 from beast.run import tuning
 from beast.run.tuning import WORK_CONSERVATION, Cost
 
@@ -81,6 +82,16 @@ def test_tune_prints_costs_a_setting_its_speed_and_the_bottleneck(tmp_path, quic
 def test_tune_measures_no_width_that_the_highest_policy_lag_rules_out(tmp_path, quick, monkeypatch):
     monkeypatch.setattr(tuning, "TIE_FRACTION", 0.0)  # all settings are as good
     assert monobeast.tune(small(tmp_path, batch_width=1, max_policy_lag=3)).group_width == 4
+
+
+def test_tune_measures_widths_that_staggering_rules_out_and_leaves_it_on(tmp_path, quick, monkeypatch):
+    monkeypatch.setattr(tuning, "TIE_FRACTION", 0.0)
+    tuned = monobeast.tune(small(tmp_path, batch_width=4, num_actors=2, stagger=True))
+    assert tuned.stagger
+    monkeypatch.setattr(tuning, "WIDTHS", (2,))  # two groups may be a batch of four
+    monkeypatch.setattr(tuning, "lag_of", lambda flags: flags.group_width)
+    with pytest.raises(InputError, match="--stagger with --batch_width 4: .* 2 groups of 2 columns"):
+        monobeast.tune(small(tmp_path, batch_width=4, num_actors=2, stagger=True))
 
 
 @pytest.mark.parametrize("env", ["toy_envs:MultiDiscrete-v0", "toy_envs:Dict-v0", "Pendulum-v1"])

@@ -2,6 +2,7 @@
 environments of tensors write them on the device (device.py)."""
 
 import collections
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -37,13 +38,17 @@ class SharedMemoryFeed(Feed):
 
     def __init__(
         self, consumer: Consumer, memory: RolloutMemory | TensorMemory, actors: Actors, batch_width: int, *,
-        lock_step: bool = False, joins_groups: bool | None = None, arrived: Callable[[dict], None] | None = None,
+        lock_step: bool = False, stagger: bool = False, joins_groups: bool | None = None,
+        arrived: Callable[[dict], None] | None = None,
     ):  # fmt: skip
-        """`lock_step` is for `--deterministic`. `joins_groups` is for tests: answer all ready groups at once, as on a
-        GPU. `arrived(row)` may change a row [1, K, …] before anybody else reads it."""
+        """`lock_step` is for `--deterministic`. With `stagger` G groups begin their rollouts T/G rows apart.
+        `joins_groups` is for tests: answer all ready groups at once, as on a GPU. `arrived(row)` may change a row
+        [1, K, …] before anybody else reads it."""
         super().__init__(consumer, actors.processes)
         self.workers, self.memory, self.actors, self.batch_width = actors.workers, memory, actors, batch_width
-        self.slots = Slots(memory.num_slots, lock_step, memory.group_width)
+        spacing = memory.unroll_length / actors.num_groups if stagger else 0.0
+        self.slots = Slots(memory.num_slots, lock_step, memory.group_width, spacing)
+        self._rows_since = 0  # that all groups together have made since the latest rollout began
         is_here = isinstance(memory, TensorMemory)  # on the device
         self.tensors = SlotTensors(memory, self.device)
         self.groups = [Group() for _ in range(actors.num_groups)]
@@ -125,9 +130,12 @@ class SharedMemoryFeed(Feed):
             return True
         # A full slot still holds the last row of the group that waits, so nobody else may have it.
         kept = {other.slot for other in self.groups if other.row == T and other is not group}
-        slot = self.slots.acquire(prefer=previous, avoid=kept)
+        # First rollouts begin at once: environments are reset together.
+        rows = math.inf if previous == NO_SLOT else self._rows_since
+        slot = self.slots.acquire(prefer=previous, avoid=kept, rows=rows)
         if slot is None:
             return False
+        self._rows_since = 0
         self.tensors.free[slot].wait()
         self.tensors.begin(slot, previous, number, group.life)
         if previous == NO_SLOT:
@@ -165,6 +173,7 @@ class SharedMemoryFeed(Feed):
         self.tensors.download_actions([(group.slot, group.row) for group in groups])
         for number, group in zip(numbers, groups):
             self.actors.go(number, group.slot, group.row)
+        self._rows_since += len(numbers)
         self._batch_sizes.append(len(numbers) * width)
         self.laps.lap("answer")
 

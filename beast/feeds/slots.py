@@ -42,8 +42,9 @@ class Slots:
     to train before a slot's batch than it trains while the slot is filled.
     """
 
-    def __init__(self, num_slots: int, lock_step: bool = False, width: int = 1):
-        """`width` is the columns of a slot."""
+    def __init__(self, num_slots: int, lock_step: bool = False, width: int = 1, spacing: float = 0.0):
+        """`width` is the columns of a slot. The rollouts of a group after its first begin `spacing` rows or more after
+        that of any other group."""
         self.free = collections.deque(range(num_slots))
         self._full: collections.deque[int] = collections.deque()  # in the order in which they were filled
         self._wanted = 0  # by a learner that waits
@@ -58,12 +59,14 @@ class Slots:
         self._begun, self._trains_since = [0.0] * num_slots, 0.0
         self._to_fill, self._per_column = RunningMean(), RunningMean()  # seconds of a slot, and of the learner
         self._came = -math.inf  # when the learner last came for slots
+        self._spacing = spacing
 
-    def acquire(self, prefer: int, avoid: set[int]) -> int | None:
-        """A free slot, if possible `prefer` and in no case one of `avoid`; None when there is none, or it is early."""
+    def acquire(self, prefer: int, avoid: set[int], rows: float = math.inf) -> int | None:
+        """A free slot, if possible `prefer` and in no case one of `avoid`; None when there is none, or it is early.
+        All groups together have made so many `rows` since a slot was last handed out."""
         with self._condition:
             allowed = [slot for slot in self.free if slot not in avoid]
-            if not allowed or self._is_early():
+            if not allowed or self._is_early() or self._is_close(rows):
                 return None
             slot = prefer if prefer in allowed else allowed[0]
             self.free.remove(slot)
@@ -79,6 +82,12 @@ class Slots:
             return False
         # Who fills the slots that the learner waits for may hang.
         return not self._wanted or time.monotonic() - self._came < PATIENCE
+
+    def _is_close(self, rows: float) -> bool:
+        """Whether a rollout would begin, and so end, too soon after the one that began last."""
+        if rows >= self._spacing * len(self._overtaken):  # `spacing` of each group that fills a slot
+            return False
+        return self._lock_step or time.monotonic() - max(self._begun) < self._to_fill.mean  # who makes rows may hang
 
     def _begun_slots(self) -> int:
         """Slots that were handed out, and that the learner has not taken."""

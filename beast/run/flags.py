@@ -74,6 +74,9 @@ class ActorFlags:
     num_slots: int = 0
     """Rollouts in shared memory: more keep the learner busy, and add policy lag. 0: as many as there are groups, and
     those of one more batch."""
+    stagger: bool = False
+    """Begin the rollouts of G groups T/G steps apart, so that updates come evenly and not all together
+    (docs/device.md). The first rollouts begin together; a group that comes too close to another one waits."""
     balance: Literal["samples", "compute"] = "samples"
     """Of several tasks: equal samples, where each group has environments of all tasks, or equal compute, where each
     task has equally many actors, so that fast tasks give more samples. Then each group of --group_width has one task,
@@ -298,6 +301,8 @@ def check_server_flags(flags: F, batch_width: int, widths_known: bool = True) ->
             "--token_file, --tls_ca and --insecure are for env servers started elsewhere: give --addresses or --listen "
             "too, or leave them out"
         )
+    if getattr(flags, "stagger", False):
+        raise InputError("--stagger: env servers send rows in an order of their own; leave it out, or the servers")
     if not widths_known:
         return flags
     check_widths(flags.group_width, batch_width)
@@ -357,6 +362,12 @@ def check_slots(flags, groups: int) -> int:
     """Rollouts in shared memory for so many groups: as given, or chosen if --num_slots is 0. Raises InputError if they
     are too few or too many, if one of the widths does not divide the other, or if a batch is always too old."""
     check_widths(flags.group_width, flags.batch_width)
+    columns = groups * flags.group_width
+    if flags.stagger and flags.batch_width >= columns:
+        raise InputError(
+            f"--stagger with --batch_width {flags.batch_width}: a batch needs a rollout of each of the {groups} groups "
+            f"of {flags.group_width} columns, so none may come later; give less than {columns}, or more --num_actors"
+        )
     slots_per_batch = max(flags.batch_width // flags.group_width, 1)
     last_lag = max(flags.group_width // flags.batch_width, 1) - 1
     if 0 < flags.max_policy_lag < last_lag:

@@ -469,4 +469,5 @@ def open_feed(
             actors = LocalActors(create_env, flags, memory, num_groups, seed)
     training.cleanup.callback(actors.close)
     consumer = consumer_of(training.learner, max_policy_lag)
-    return SharedMemoryFeed(consumer, memory, actors, batch_width, lock_step=flags.deterministic, arrived=arrived)
+    order = {"lock_step": flags.deterministic, "stagger": flags.stagger}
+    return SharedMemoryFeed(consumer, memory, actors, batch_width, **order, arrived=arrived)

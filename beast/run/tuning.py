@@ -160,7 +160,7 @@ def choose(flags, create_env, spaces, make_learner: Callable, update: Callable, 
     widths = [K for K in sorted({*WIDTHS, flags.group_width}) if (K % B == 0 or B % K == 0) and K % together == 0]
     # A wider group gives updates that --max_policy_lag would never let it train on.
     widths = [K for K in widths if not flags.max_policy_lag or K // B - 1 <= flags.max_policy_lag]
-    plain = replace(flags, compile=False, num_slots=0)
+    plain = replace(flags, compile=False, num_slots=0, stagger=False)  # which may not fit all widths
     learners = {amp: make_learner(replace(plain, amp=amp), spaces) for amp in precisions}
     learning: dict[tuple[str, int], Cost] = {}
     settings = []
@@ -185,7 +185,7 @@ def choose(flags, create_env, spaces, make_learner: Callable, update: Callable, 
         settings.append(predict(compiling, costs, cores, is_gpu))
         if TIE_FRACTION * settings[-1].steps_per_second > best.steps_per_second:
             best = settings[-1]
-    chosen = validate(best.flags)
+    chosen = validate(replace(best.flags, stagger=flags.stagger))
     print(report(chosen, best, settings))
     return chosen
 
