@@ -92,6 +92,8 @@ CULE |= {
     " --learning_rate 5e-4 --optimizer_epsilon 1.5e-4 --total_steps 50000000"
     for envs in (256, 512, 1024)
 }
+# The same with the games on a GPU.
+CULE |= {name.replace("cule-", "cule-gpu-"): x.replace("backend beast", "backend cuda") for name, x in CULE.items()}
 # VizDoom's scenarios, in minutes: steps of four tics.
 DOOM = {
     f"doom-{name}": f"--preset pixels --env Doom/{env}-v0 --total_steps {steps}"

@@ -258,7 +258,7 @@ def test_every_task_is_flags_that_its_program_takes(monkeypatch):
 
 def test_the_tasks_of_cule_have_as_many_environments_and_updates_as_their_names_say():
     tasks = {name: words for name, words in load("learning.py").TASKS.items() if name.startswith("cule-")}
-    assert len(tasks) == 16
+    assert len(tasks) == 32
     for name, words in tasks.items():
         flags = dict(re.findall(r"--(\w+) (\d+)", words))
         num_actors, width, batch = (int(flags[each]) for each in ("num_actors", "group_width", "batch_width"))
