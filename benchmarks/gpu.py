@@ -1,4 +1,5 @@
-"""What a GPU shows of Beast, in one command and about 8 minutes: tests, throughput by stage, runs, Pong to 18.
+"""What a GPU shows of Beast, in one command and about 10 minutes: tests, our emulator on it, throughput by stage, runs,
+Pong to 18.
 
     python benchmarks/gpu.py                  # writes benchmarks/results/gpu-<card>.md and .json
     python benchmarks/gpu.py --parts runs     # one part of it
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import re
 import shlex
@@ -27,25 +29,27 @@ from typing import Literal
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-PARTS = ("tests", "throughput", "runs", "pong")
+PARTS = ("tests", "emulator", "stages", "runs", "pong")
 PONG = "--env PongNoFrameskip-v4"
 WIDE = f"monobeast.py {PONG} --num_actors {{few}} --group_width 64 --batch_width 64"
+ON_GPU = f"{PONG} --atari_backend cuda --num_actors 1"
+STAGED = (  # by actors and shared memory, and with the games on the GPU
+    f"{PONG} --num_actors {{most}} --group_width 32 --batch_width 32",
+    f"{ON_GPU} --group_width 2048 --batch_width 1024",
+    f"{ON_GPU} --group_width 8192 --batch_width 1024",
+)
 RUNS = (  # each without learning curves: how many steps/s a user sees
     f"monobeast.py {PONG}",
-    f"monobeast.py {PONG} --cuda_graphs",
     WIDE,
     f"{WIDE} --compile",
     f"{WIDE} --cuda_graphs",
-    f"{WIDE} --cuda_graphs --compile",
-    f"polybeast.py {PONG} --cuda_graphs",
-    f"r2d2.py {PONG} --min_fill 5000 --replay_gb 2 --cuda_graphs",
+    f"monobeast.py {ON_GPU} --group_width 8192 --batch_width 1024 --compile",
     f"r2d2.py --preset paper {PONG} --cuda_graphs",
-    "monobeast.py --preset discrete --env CartPole-v1 --cuda_graphs",
-    "monobeast.py --preset continuous --env Pendulum-v1 --cuda_graphs",
-    "monobeast.py --preset discrete --env examples.board_game:BoardGame-v0 --cuda_graphs",
 )
-TO_18 = f"monobeast.py {PONG} --cuda_graphs --num_actors {{most}} --group_width 32 --batch_width 32"
-TO_18 += " --learning_rate 7e-4"
+TO_18 = (
+    f"monobeast.py --preset gpu_atari {PONG}",
+    f"monobeast.py {PONG} --cuda_graphs --num_actors {{most}} --group_width 32 --batch_width 32 --learning_rate 7e-4",
+)
 GOAL = 18.0
 
 
@@ -53,10 +57,10 @@ GOAL = 18.0
 class Options:
     """What to measure."""
 
-    parts: tuple[Literal["tests", "throughput", "runs", "pong"], ...] = PARTS
+    parts: tuple[Literal["tests", "emulator", "stages", "runs", "pong"], ...] = PARTS
     """Parts to run."""
-    seconds: float = 12.0
-    """Seconds that each of the runs trains behind its first row of metrics."""
+    seconds: float = 10.0
+    """Seconds that each of the runs trains behind its first row of metrics, and half of which each stage lasts."""
     only: str = ""
     """Of the runs, those whose commands match this regular expression."""
     seed: int = 1
@@ -82,7 +86,7 @@ def main(options: Options) -> None:
     few, most = max(1, usable_cores() // 3), max(1, usable_cores() - 2)
     path = Path(options.out) / f"gpu-{re.sub('[^a-z0-9]+', '-', card.lower())}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    found: dict = {"head": head, "tests": None, "throughput": None, "runs": [], "pong": None}
+    found: dict = {"head": head, "tests": None, "emulator": None, "stages": [], "runs": [], "pong": []}
 
     def keep() -> None:
         path.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
@@ -91,18 +95,20 @@ def main(options: Options) -> None:
     if "tests" in options.parts:
         found["tests"] = output([*"-m pytest -q -rs --tb=line --durations=5 tests/test_gpu.py".split()], limit=240)
         keep()
-    if "throughput" in options.parts:
-        shape = ["--envs", str(4 * most), str(32 * most), "--actors", str(most), "--repeats", "1"]
-        more = ["--arguments=--cuda_graphs", "--name", path.name, "--out", options.out]
-        found["throughput"] = output(["benchmarks/throughput.py", *shape, *more], limit=240)
+    if "emulator" in options.parts:
+        games = ["--games", "pong", "qbert", "riverraid", "--envs", "1024", "4096", "16384", "--seconds", "1"]
+        found["emulator"] = output(["benchmarks/atari_gpu.py", *games], limit=180)
+        keep()
+    for arguments in STAGED if "stages" in options.parts else ():
+        found["stages"].append(staged(arguments.format(most=most), options.seconds / 2))
         keep()
     for command in RUNS if "runs" in options.parts else ():
         if re.search(options.only, command):
             command = command.format(few=few, most=most)
-            found["runs"].append(watched(command, limit=120, seconds=options.seconds))
+            found["runs"].append(watched(command, limit=90, seconds=options.seconds))
             keep()
-    if "pong" in options.parts:
-        found["pong"] = watched(f"{TO_18.format(most=most)} --seed {options.seed}", limit=300, goal=GOAL)
+    for command in TO_18 if "pong" in options.parts else ():
+        found["pong"].append(watched(f"{command.format(most=most)} --seed {options.seed}", limit=150, goal=GOAL))
         keep()
     print(report(found))
 
@@ -120,6 +126,44 @@ def output(arguments: list[str], limit: float) -> str:
     text = done.stdout[-20000:] + failed
     print(text, flush=True)
     return text
+
+
+def staged(arguments: str, seconds: float) -> dict:
+    """Steps/s of MonoBeast in each stage of benchmarks/staged.py."""
+    print("+ staged.py monobeast", arguments, flush=True)
+    stages: dict = {"simulation": None, "+ inference": None, "+ learning": None}
+    result = {"command": f"staged.py monobeast {arguments}", "stages": stages}
+    with tempfile.TemporaryDirectory() as root, open(Path(root, "log"), "w+") as log:
+        words = ["benchmarks/staged.py", "monobeast", *arguments.split(), "--root", root, "--name", "run"]
+        words += ["--no_tensorboard", "--total_steps", "1000000000", "--log_steps", "4000"]
+        process = subprocess.Popen(
+            [sys.executable, *words], cwd=ROOT, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True
+        )
+        assert process.stdin
+        metrics, began = Path(root, "run", "metrics.csv"), time.monotonic()
+        while process.poll() is None and time.monotonic() - began < 90:
+            if any(row["stats/stage"] >= 0 for row in read_rows(metrics)):
+                break
+            time.sleep(0.5)
+        try:
+            for stage in stages:
+                process.stdin.write(f"{stage}\n")
+                process.stdin.flush()
+                time.sleep(seconds + 1)
+            process.stdin.close()
+            process.wait(60)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            process.kill()
+            process.wait()
+        for number, stage in enumerate(stages, start=1):
+            rows = [row for row in read_rows(metrics) if row["stats/stage"] == number][1:]  # the first has both
+            if len(rows) > 1:
+                stages[stage] = (rows[-1]["step"] - rows[0]["step"]) / (3600 * (rows[-1]["hours"] - rows[0]["hours"]))
+        if None in stages.values():
+            log.seek(0)
+            result["error"] = log.read()[-2000:]
+    print(result, flush=True)
+    return result
 
 
 def watched(command: str, limit: float, seconds: float = 1e9, goal: float = 1e9) -> dict:
@@ -157,7 +201,7 @@ def watched(command: str, limit: float, seconds: float = 1e9, goal: float = 1e9)
         result["seconds"], result["steps"] = 3600 * rows[-1]["hours"], rows[-1]["step"]
         result["return"] = returns[-1] if returns else None
         for name in ("time/learner_wait", "time/inference_wait", "cores/envs", "cores/process"):
-            result[name] = statistics.median(row[name] for row in rows[1:])
+            result[name] = statistics.median(row.get(name, math.nan) for row in rows[1:])
     print({name: x for name, x in result.items() if name != "command"}, flush=True)
     return result
 
@@ -171,13 +215,25 @@ def read_rows(path: Path) -> list[dict[str, float]]:
     return [{name: float(x) for name, x in row.items() if x} for row in csv.DictReader(lines)]
 
 
+def last_line(result: dict) -> str:
+    return (result["error"].strip().splitlines() or ["no row of metrics in time"])[-1][:200]
+
+
 def report(found: dict) -> str:
     """The result, in Markdown."""
     lines = ["# Beast on a GPU, by benchmarks/gpu.py", "", *found["head"], ""]
     if found["tests"]:
         lines += ["## tests/test_gpu.py", "", "```", *found["tests"].strip().splitlines()[-30:], "```", ""]
-    if found["throughput"]:
-        lines += ["## benchmarks/throughput.py", "", found["throughput"].strip().replace("\n# ", "\n### "), ""]
+    if found["emulator"]:
+        lines += ["## The emulator alone, by benchmarks/atari_gpu.py", "", found["emulator"].strip(), ""]
+    if found["stages"]:
+        lines += ["## Steps/s by stage", "", "| flags | simulation | + inference | + learning |", "|---|---|---|---|"]
+        for each in found["stages"]:
+            speeds = ("failed" if x is None else f"{x:,.0f}" for x in each["stages"].values())
+            lines.append(f"| `{each['command']}` | {' | '.join(speeds)} |")
+            if "error" in each:
+                lines.append(f"| | {last_line(each)} | | |")
+        lines.append("")
     if found["runs"]:
         lines += [
             "## Runs",
@@ -189,23 +245,23 @@ def report(found: dict) -> str:
         ]
         for run in found["runs"]:
             if "error" in run:
-                last = run["error"].strip().splitlines()[-1:] or ["no row of metrics in time"]
-                lines.append(f"| `{run['command']}` | failed: {last[0][:200]} | | | | |")
+                lines.append(f"| `{run['command']}` | failed: {last_line(run)} | | | | |")
                 continue
             waits = f"{run['time/learner_wait']:.0%} | {run['time/inference_wait']:.0%}"
             cores = f"{run['cores/envs']:.1f} | {run['cores/process']:.1f}"
             lines.append(f"| `{run['command']}` | {run['steps_per_second']:,.0f} | {waits} | {cores} |")
         lines.append("")
-    if pong := found["pong"]:
-        lines += [f"## Pong to a return of {GOAL:g} (the log's latest 100 games)", "", f"`{pong['command']}`: "]
+    for number, pong in enumerate(found["pong"]):
+        lines += [f"## Pong to a return of {GOAL:g} (the log's latest 100 games)", ""] if not number else []
         if "error" in pong:
-            lines[-1] += f"failed: {pong['error'].strip().splitlines()[-1:]}"
+            lines += [f"`{pong['command']}`: failed: {last_line(pong)}", ""]
         else:
-            lines[-1] += (
-                f"{pong['return']:.1f} after {pong['seconds']:.0f} s of training and {pong['steps']:,.0f} steps, "
-                f"{pong['steps_per_second']:,.0f} steps/s; {pong['wall_seconds']:.0f} s from start to end."
-            )
-        lines.append("")
+            lines += [
+                f"`{pong['command']}`: {pong['return'] or math.nan:.1f} after {pong['seconds']:.0f} s of training and "
+                f"{pong['steps']:,.0f} steps, {pong['steps_per_second']:,.0f} steps/s; "
+                f"{pong['wall_seconds']:.0f} s from start to end.",
+                "",
+            ]
     return "\n".join(lines).rstrip() + "\n"
 
 

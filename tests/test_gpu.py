@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import sys
 import threading
 from dataclasses import replace
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from lock_step import new_net, spaces_of, step
+from test_kernels import CASES, V5, compare
 
 import monobeast
+from beast import envs
 from beast.device import pin_memory
 from beast.envs.probe import probe_env
 from beast.envs.rows import rollout_fields
@@ -300,3 +303,47 @@ def test_an_agent_trains_on_environments_of_tensors_on_the_gpu(tmp_path):
     for total_steps in (500_000, 1_000_000):
         result = monobeast.train(replace(flags, total_steps=total_steps))
     assert result.steps >= 1_000_000 and result.mean_return >= 150, "poles of an untrained policy fall after 20 steps"
+
+
+@pytest.mark.parametrize("game, lanes, arguments", CASES, ids=[game for game, _, _ in CASES])
+def test_games_on_the_gpu_are_those_of_the_pool(game, lanes, arguments):
+    _, ends = compare(game, lanes, 200, 300, device="cuda", **{"max_num_frames_per_episode": 250, **arguments})
+    assert ends > 100
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16, 32])
+def test_lanes_of_a_warp_change_nothing_on_the_gpu(lanes):
+    _, ends = compare("seaquest", lanes, 100, 333, device="cuda", **V5, max_num_frames_per_episode=120)
+    assert ends > 100
+
+
+def test_a_step_of_games_on_the_gpu_does_not_make_the_host_wait():
+    env = envs.make("BreakoutNoFrameskip-v4", 64, atari_backend="cuda")  # with episodes that are lives
+    env.reset(seed=0)
+    actions = torch.zeros(64, dtype=torch.int64, device="cuda")
+    before = torch.cuda.memory_allocated()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(200):
+            env.step(actions)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    env.check()
+    assert torch.cuda.memory_allocated() == before
+    env.step(actions + 6)
+    with pytest.raises(RuntimeError, match="environment 0 of breakout on cuda:0 .* an action that it has not"):
+        env.check()
+
+
+def test_an_agent_trains_on_games_of_the_gpu_resumes_and_is_tested(tmp_path, monkeypatch):
+    flags = monobeast.Flags(
+        env="BreakoutNoFrameskip-v4", atari_backend="cuda", device="cuda", root=str(tmp_path), name="run", num_actors=1,
+        group_width=512, batch_width=256, learning_rate=1e-3, tensorboard=False,
+    )  # fmt: skip
+    for total_steps in (200_000, 400_000):
+        result = monobeast.train(replace(flags, total_steps=total_steps))
+    assert result.steps >= 400_000 and np.isfinite(result.mean_return)
+    words = ["--mode", "test", "--root", str(tmp_path), "--name", "run", "--episodes", "2"]
+    monkeypatch.setattr(sys, "argv", ["monobeast.py", *words])
+    monobeast.main()
+    assert (tmp_path / "run/test.json").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ V4 = {"noop_max": 30}
 V5 = {"noop_max": 0, "use_fire_reset": False, "repeat_action_probability": 0.25, "reward_clipping": False}
 SAME_STEP = {"autoreset_mode": "SameStep"}
 SMALL = {"img_height": 42, "img_width": 40}
+PAGE = Path(__file__).resolve().parents[1] / "docs/device.md"
 LAST_ACTION, FRAME_NUMBER = -4, -12  # their places in a Vcs
 CASES: list[tuple[str, int, dict[str, Any]]] = [  # game, lanes, arguments
     (
@@ -54,34 +56,34 @@ CASES: list[tuple[str, int, dict[str, Any]]] = [  # game, lanes, arguments
 
 
 def make(game: str, count: int, lanes: int = 4, is_reversed: bool = False, **arguments) -> AtariTensorEnv:
-    env = AtariTensorEnv(game, count, device="cpu", lanes=lanes, **arguments)
+    env = AtariTensorEnv(game, count, **{"device": "cpu", "lanes": lanes, **arguments})
     if is_reversed:
         env._kernels = HostKernels(env._host, reversed=True)
     return env
 
 
-def make_both(game: str, count: int, lanes: int = 4, is_reversed: bool = False, exact: bool = True, **arguments):
+def make_both(game: str, count: int, lanes: int = 4, is_reversed: bool = False, device: str = "cpu", **arguments):
     pool = AtariVectorEnv(game, count, num_threads=1, **arguments)
-    return make(game, count, lanes, is_reversed, exact=exact, **arguments), pool
+    return make(game, count, lanes, is_reversed, device=device, **arguments), pool
 
 
 def assert_equal(found: tuple, expected: tuple, when: str) -> None:
     """Results of a reset or step, infos last."""
     (*tensors, info), (*arrays, expected_info) = found, expected
     for x, y in zip(tensors, arrays):
-        np.testing.assert_array_equal(x.numpy(), y, err_msg=when)
+        np.testing.assert_array_equal(x.cpu().numpy(), y, err_msg=when)
     for name in ("lives", "frame_number", "episode_frame_number"):
-        np.testing.assert_array_equal(info[name].numpy(), expected_info[name], err_msg=f"{name}, {when}")
+        np.testing.assert_array_equal(info[name].cpu().numpy(), expected_info[name], err_msg=f"{name}, {when}")
     if len(arrays) == 4 and "final_obs" in expected_info:
         is_final = arrays[2] | arrays[3]
-        np.testing.assert_array_equal(info["_final_obs"].numpy(), is_final)
-        np.testing.assert_array_equal(info["final_obs"].numpy()[is_final], expected_info["final_obs"][is_final])
+        np.testing.assert_array_equal(info["_final_obs"].cpu().numpy(), is_final)
+        np.testing.assert_array_equal(info["final_obs"].cpu().numpy()[is_final], expected_info["final_obs"][is_final])
 
 
 def states(env) -> np.ndarray:
     """Each console's Vcs."""
     if isinstance(env, AtariTensorEnv):
-        return env._arrays["vcs"].view(env.num_envs, -1).numpy()
+        return env._arrays["vcs"].view(env.num_envs, -1).cpu().numpy()
     size = dict((name, size) for name, size, _ in make("pong", 1)._host.arrays())["vcs"]
     return np.stack([np.frombuffer(state[24 : 24 + size], np.uint8) for state in env.clone_state()])  # behind a header
 
@@ -94,7 +96,7 @@ def compare(game: str, lanes: int, steps: int, count: int = 5, **how):
     for step in range(steps):
         actions = random.integers(0, env.single_action_space.n, count)
         expected = pool.step(actions)
-        assert_equal(env.step(torch.from_numpy(actions)), expected, f"step {step}")
+        assert_equal(env.step(torch.from_numpy(actions).to(env.device)), expected, f"step {step}")
         ends += int((expected[2] | expected[3]).sum())
         if step % 50 == 49:
             np.testing.assert_array_equal(states(env), states(pool), err_msg=f"states at step {step}")
@@ -355,6 +357,19 @@ def test_several_games_are_the_columns_that_they_are_on_the_host():
         env.step(torch.tensor([0, 18, 0, 0, 0, 0]))
 
 
+def test_the_code_of_the_page_on_environments_of_tensors_plays():
+    (code,) = re.findall(r"```python\n(import torch\nfrom beast.gpu.*?)```", PAGE.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["observations"].shape == (8, 4, 84, 84) and names["infos"]["frame_number"].min() > 0
+
+
+def test_the_page_names_the_games_whose_starts_differ():
+    (names,) = re.findall(r"In twelve games some RAM outlives a reset: (.*?)\. There", PAGE.read_text(), re.DOTALL)
+    named = re.split(r", | and ", names.replace("\n", " "))
+    assert {re.sub("[-' ]+", "_", name).lower() for name in named} == INEXACT_STARTS
+
+
 def needs_nvrtc() -> None:
     try:
         kernels._package("nvrtc")
@@ -365,7 +380,7 @@ def needs_nvrtc() -> None:
 @pytest.mark.parametrize(
     "architecture, game, is_exact",
     [
-        pytest.param("sm_90", "pong", False, marks=pytest.mark.long),
+        pytest.param("sm_90", "pong", False, marks=pytest.mark.long),  # 15 s
         *(
             pytest.param(*case, marks=pytest.mark.on_demand)
             for case in (("sm_80", "pong", False), ("sm_90", "seaquest", True), ("sm_90", "tutankham", False))

@@ -28,7 +28,6 @@ WARP = 32  # lanes
 WARPS_PER_MULTIPROCESSOR = 4
 OBSERVE_THREADS = 256  # of a block
 ALIGNMENT = 256  # bytes, of a ROM: the emulator looks at its addresses
-NO_SUCH_ACTION = 3
 
 
 class AtariTensorEnv(VectorEnv):
@@ -177,7 +176,7 @@ class AtariTensorEnv(VectorEnv):
         if errors.any():
             console = int(errors.nonzero()[0])
             error = int(errors[console])
-            what = "was given an action that it has not" if error == NO_SUCH_ACTION else f"has {ERRORS[error]}"
+            what = f"has {ERRORS[error]}" if error in ERRORS else "was given an action that it has not"
             raise RuntimeError(f"environment {console} of {self.game} on {self.device} cannot go on: it {what}")
 
     def ram(self) -> Tensor:
