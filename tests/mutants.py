@@ -80,7 +80,11 @@ TESTS = {  # of each file, those that fail first
     "beast/envs/probe.py": ["tests/test_oddities.py", "tests/test_masks.py"],
     "beast/envs/emulator.py": ["tests/test_atari_env.py"],
     "beast/envs/tensors.py": ["tests/test_device.py"],
-    "beast/feeds/device.py": ["tests/test_device.py"],
+    "beast/feeds/device.py": ["tests/test_device.py", "tests/test_kernels.py"],
+    "beast/gpu/atari.py": ["tests/test_kernels.py"],
+    "beast/gpu/kernels.py": ["tests/test_kernels.py"],
+    "beast/gpu/tasks.py": ["tests/test_kernels.py"],
+    "beast/envs/atari.py": ["tests/test_kernels.py", "tests/test_atari_env.py"],
     "beast/feeds/memory.py": ["tests/test_device.py"],
     "beast/envs/spaces.py": ["tests/test_net.py", "tests/test_oddities.py", "tests/test_kinds.py"],
     "beast/envs/numbers.py": ["tests/test_own_processes.py"],
@@ -998,6 +1002,58 @@ OTHER_MUTANTS = {
         ("one seed for all groups", "[seed(number, 0) for number", "[seed(0, 0) for number"),
         ("groups stay open", "self._to_close.callback(group.close)", "pass"),
         ("nobody is woken", "self._is_awake.set()", "pass"),
+        ("all columns of the first task", 'computed["task"] = self._task', 'computed["task"] = 0'),
+        ("nobody looks for errors", "            self.env.check()", "            pass"),
+    ],
+    "beast/gpu/atari.py": [
+        ("all consoles begin anew", "(mask.to(torch.uint8) * (", "(torch.ones_like(mask, dtype=torch.uint8) * ("),
+        ("a seed that begins nothing anew", "(1 if seed is None else 2)", "1"),
+        (
+            "seeds of other consoles",
+            "self._seed(checked_seeds(seed, len(chosen)), chosen",
+            "self._seed(checked_seeds(seed, len(chosen)), chosen.flip(0)",
+        ),
+        ("the same start frames for all", "[:, consoles] = lengths.T", "[:, consoles] = lengths.T[:, :1]"),
+        (
+            "the same generator for all",
+            "view(self.num_envs, -1)[consoles] = generators",
+            "view(self.num_envs, -1)[consoles] = generators[:1]",
+        ),
+        ("ALE's generator never", "exact and host.settings", "False and host.settings"),
+        ("frames that end early stay", '("emulate", "emulate_again", "observe")', '("emulate", "observe")'),
+        ("last observations of all", "self._ends[0] | self._ends[1]", "self._ends[0]"),
+        ("errors pass", "        if errors.any():", "        if False:"),
+        ("another console named", "console = int(errors.nonzero()[0])", "console = 0"),
+        ("actions of any number", "or actions.shape != (self.num_envs,):", ":"),
+        ("steps before a reset", "        if not self._was_reset:", "        if False:"),
+        ("other memory than RAM", "begin = self._shared.host.ram_offset", "begin = 0"),
+        ("unaligned ROMs", "begin = -memory.data_ptr() % ALIGNMENT", "begin = 64 - memory.data_ptr() % ALIGNMENT"),
+        ("the constants missing", "self.constants[name].copy_(", "torch.clone("),
+        ("compiled for another cartridge", "known_games()[game]['wiring']", "'kFlat'"),
+        ("multiplied and added at once", ', "--fmad=false"]', "]"),
+    ],
+    "beast/gpu/kernels.py": [
+        ("headers that do not matter", 'b"\\0".join([*texts, ', 'b"\\0".join(['),
+        ("options that do not matter", "repr((*options, architecture,", "repr((architecture,"),
+        ("one architecture for all", "repr((*options, architecture, version", "repr((*options, version"),
+        ("nothing is kept", "if not (kept.exists() and log_of_it.exists()):", "if True:"),
+        ("errors of the compiler pass", "if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:", "if False:"),
+    ],
+    "beast/gpu/tasks.py": [
+        ("columns of a task beside each other", "torch.stack(parts, dim=1).flatten(0, 1)", "torch.cat(parts)"),
+        ("one seed for all tasks", "seed + env.num_envs", "seed"),
+        ("actions of another task", "env.step(actions[columns])", "env.step(actions[: env.num_envs])"),
+        ("no task is looked at", "            env.check()", "            pass"),
+    ],
+    "beast/envs/atari.py": [
+        ("lives begin with any action", "actions[self._life_over] = self._first_action", "pass"),
+        ("actions of the caller changed", "np.array(actions) if isinstance(", "actions if isinstance("),
+        (
+            "lives of this step",
+            'self._lives = info["lives"] + 0\n        info',
+            'self._lives = info["lives"]\n        info',
+        ),
+        ("a test refuses what a GPU takes", "if name not in GPU_ARGUMENTS}", "if True}"),
     ],
     "beast/envs/probe.py": [
         ("tried with a small seed", "checked.reset(seed=SEED)", "checked.reset(seed=0)"),
@@ -1145,7 +1201,7 @@ OTHER_MUTANTS = {
         ),
         ("batches are the slots themselves", "x.clone() for name, x in views", "x for name, x in views"),
         ("a learner before the actor in lock step", "and self._may_take)", ")"),
-        ("rollouts as close as they come", " or self._is_close(rows):", ":"),
+        ("rollouts as close as they come", " or self._is_too_soon(rows):", ":"),
         ("as if all groups made rows", "self._spacing * len(self._overtaken)", "self._spacing * 4"),
         ("rows of one that hangs waited for", "max(self._begun) < self._to_fill.mean", "max(self._begun) < math.inf"),
         ("close after a while, in lock step, too", "return self._lock_step or time", "return time"),
@@ -1427,10 +1483,10 @@ class Run:
         self.mutant, self.began = mutant, time.monotonic()
         self.place = tempfile.TemporaryDirectory()
         place = Path(self.place.name)
-        for folder in ("beast", "benchmarks", "compat", "docs", "examples", "tests"):
+        for folder in ("beast", "benchmarks", "compat", "csrc", "docs", "examples", "tests"):
             ignored = shutil.ignore_patterns("__pycache__", "results")
             shutil.copytree(ROOT / folder, place / folder, ignore=ignored)
-        for path in (*ROOT.glob("*.py"), ROOT / "pyproject.toml"):
+        for path in (*ROOT.glob("*.py"), *ROOT.glob("libatari*.so"), ROOT / "pyproject.toml"):
             shutil.copy(path, place)
         if mutant:
             (place / mutant.file).write_text((ROOT / mutant.file).read_text().replace(mutant.old, mutant.new))

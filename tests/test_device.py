@@ -218,7 +218,7 @@ def test_groups_that_run_free_stay_apart_though_the_learner_stands_still_at_time
     def learn() -> None:
         for number, _ in enumerate(feed.rollouts()):
             time.sleep(0.2 if number % 40 == 30 else update_seconds)
-            if number == 200:
+            if number == 120:
                 feed.close()
 
     learner = threading.Thread(target=learn)
@@ -233,7 +233,7 @@ def test_groups_that_run_free_stay_apart_though_the_learner_stands_still_at_time
     if stagger:
         assert np.mean(between >= 2) > 0.8, "four steps are even"
     else:
-        assert np.mean(between < 1) > 0.5, "three of four begin with the one before them"
+        assert np.mean(between >= 2) < 0.6, "three of four begin about when the one before them does"
 
 
 MAKES = "    return envs.make(flags.env, num_envs, **(envs.options(flags) | overrides))\n"

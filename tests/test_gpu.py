@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from lock_step import new_net, spaces_of, step
-from test_kernels import CASES, V5, compare
+from test_kernels import CASES, V5, assert_equal, compare, make_both
 
 import monobeast
 from beast import envs
@@ -305,6 +305,7 @@ def test_an_agent_trains_on_environments_of_tensors_on_the_gpu(tmp_path):
     assert result.steps >= 1_000_000 and result.mean_return >= 150, "poles of an untrained policy fall after 20 steps"
 
 
+# Games: benchmarks/gpu.py runs those with "games" in their names first.
 @pytest.mark.parametrize("game, lanes, arguments", CASES, ids=[game for game, _, _ in CASES])
 def test_games_on_the_gpu_are_those_of_the_pool(game, lanes, arguments):
     _, ends = compare(game, lanes, 200, 300, device="cuda", **{"max_num_frames_per_episode": 250, **arguments})
@@ -312,9 +313,54 @@ def test_games_on_the_gpu_are_those_of_the_pool(game, lanes, arguments):
 
 
 @pytest.mark.parametrize("lanes", [4, 8, 16, 32])
-def test_lanes_of_a_warp_change_nothing_on_the_gpu(lanes):
+def test_lanes_of_a_warp_change_nothing_in_games_on_the_gpu(lanes):
     _, ends = compare("seaquest", lanes, 100, 333, device="cuda", **V5, max_num_frames_per_episode=120)
     assert ends > 100
+
+
+def test_games_whose_frames_end_early_are_drawn_again_on_the_gpu():
+    _, ends = compare("journey_escape", 8, 100, 300, device="cuda", **V5, max_num_frames_per_episode=120)
+    assert ends > 100
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_resets_of_some_games_on_the_gpu_are_those_of_the_pool(seed):
+    env, pool = make_both("pong", 64, device="cuda", max_num_frames_per_episode=30, autoreset_mode="SameStep")
+    random = np.random.default_rng(3)
+    assert_equal(env.reset(seed=17), pool.reset(seed=17), "reset")
+    for step in range(60):
+        actions = random.integers(0, 6, 64)
+        assert_equal(env.step(torch.from_numpy(actions).cuda()), pool.step(actions), f"step {step}")
+        if step % 4 == 3:
+            given = {"seed": seed, "options": {"reset_mask": random.random(64) < 0.4}}
+            assert_equal(env.reset(**given), pool.reset(**given), "some")
+
+
+def test_games_in_two_streams_on_the_gpu_are_those_of_the_pool():
+    pairs = [make_both("qbert", 256, device="cuda", max_num_frames_per_episode=40) for _ in range(2)]
+    streams, random = [torch.cuda.Stream() for _ in pairs], np.random.default_rng(1)
+    for (env, pool), seed in zip(pairs, (1, 900)):
+        assert_equal(env.reset(seed=seed), pool.reset(seed=seed), "reset")
+    for step in range(60):
+        found = []
+        for (env, pool), stream in zip(pairs, streams):  # both are queued before either is looked at
+            actions = random.integers(0, 6, 256)
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                found.append((env.step(torch.from_numpy(actions).cuda()), pool.step(actions)))
+        torch.cuda.synchronize()
+        for each in found:
+            assert_equal(*each, f"step {step}")
+
+
+def test_several_games_on_the_gpu_are_the_columns_that_they_are_on_the_host():
+    ids = "PongNoFrameskip-v4,BreakoutNoFrameskip-v4"
+    env, on_cpu = (envs.make(ids, 64, atari_backend=backend) for backend in ("cuda", "beast"))
+    random = np.random.default_rng(5)
+    assert_equal(env.reset(seed=1), on_cpu.reset(seed=1), "reset")
+    for step in range(100):
+        actions = random.integers(0, 18, 64)
+        assert_equal(env.step(torch.from_numpy(actions).cuda()), on_cpu.step(actions), f"step {step}")
 
 
 def test_a_step_of_games_on_the_gpu_does_not_make_the_host_wait():
@@ -338,7 +384,7 @@ def test_a_step_of_games_on_the_gpu_does_not_make_the_host_wait():
 def test_an_agent_trains_on_games_of_the_gpu_resumes_and_is_tested(tmp_path, monkeypatch):
     flags = monobeast.Flags(
         env="BreakoutNoFrameskip-v4", atari_backend="cuda", device="cuda", root=str(tmp_path), name="run", num_actors=1,
-        group_width=512, batch_width=256, learning_rate=1e-3, tensorboard=False,
+        group_width=512, batch_width=256, learning_rate=1e-3, tensorboard=False, stagger=True,
     )  # fmt: skip
     for total_steps in (200_000, 400_000):
         result = monobeast.train(replace(flags, total_steps=total_steps))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import monobeast
-import polybeast
+import r2d2
 from beast import envs
 from beast.envs.emulator import AtariVectorEnv, known_games
 from beast.errors import InputError, MissingPackage
@@ -214,7 +215,7 @@ def test_the_second_reset_comes_again_after_all_others():
     env = make("seaquest", 1, noop_max=1, img_height=9, img_width=9)
     env.reset(seed=0)
     seen = []
-    for _ in range(env._host.num_resets):
+    for _ in range(env._shared.host.num_resets):
         env.reset()
         seen.append(states(env)[0, :FRAME_NUMBER].tobytes())
     assert len({*seen}) > 5 and seen[-1] == seen[0]
@@ -225,12 +226,26 @@ def test_an_action_that_there_is_not_is_told_and_does_nothing():
     for env, second in zip(envs_of, (0, 6)):
         env.reset(seed=0)
         if second:
-            with pytest.raises(RuntimeError, match="environment 1 of pong on cpu cannot go on: it was given an action"):
+            with pytest.raises(
+                RuntimeError,
+                match="environment 1 of pong on cpu cannot go on: it was given an action that is none of 0 to 5",
+            ):
                 env.step(torch.tensor([1, second]))
         else:
             env.step(torch.tensor([1, second]))
     np.testing.assert_array_equal(states(envs_of[0]), states(envs_of[1]))
     assert torch.equal(envs_of[0]._observations, envs_of[1]._observations)
+
+
+def test_an_invalid_action_is_told_until_a_reset():
+    env = make("pong", 3)
+    env.reset(seed=0)
+    for actions in ([0, -1, 0], [0, 0, 0]):
+        with pytest.raises(RuntimeError, match="environment 1 of pong"):
+            env.step(torch.tensor(actions))
+    mask = torch.tensor([False, True, False])
+    env.reset(options={"reset_mask": mask})
+    env.step(torch.tensor([0, 0, 0]))
 
 
 def test_an_invalid_action_is_told_where_the_episode_ends_with_it():
@@ -260,12 +275,13 @@ def test_what_a_gpu_cannot_do_is_refused_with_the_remedy(game, arguments, messag
     [
         (0, {}, "num_envs is 0"), (True, {}, "num_envs is True"), (1, {"lanes": 5}, "lanes is 5"),
         (1, {"render_mode": "rgb_array"}, "render_mode"), (1, {"frameskip": 0}, "frameskip is 0"),
-        (1, {"gpu": 1}, "takes no 'gpu'"),
+        (1, {"gpu": 1}, "takes no 'gpu'"), (1, {"device": "gpu"}, "device gpu: it is cuda or cpu"),
+        (1, {"device": "mps"}, "device mps"), (1, {"device": "cuda:31"}, "device cuda:31"),
     ],
 )  # fmt: skip
 def test_arguments_that_there_are_not_are_refused(num_envs, arguments, message):
     with pytest.raises(InputError, match=message):
-        AtariTensorEnv("pong", num_envs, device="cpu", **arguments)
+        AtariTensorEnv("pong", num_envs, **{"device": "cpu", **arguments})
 
 
 @pytest.mark.parametrize(
@@ -283,8 +299,49 @@ def test_resets_that_there_are_not_are_refused(given, message):
     with pytest.raises(InputError, match="call reset"):
         env.step(torch.zeros(3, dtype=torch.int64))
     env.reset(seed=0)
-    with pytest.raises(InputError, match="give one for each of 3"):
+    with pytest.raises(InputError, match=r"actions are torch.int64 \[2\]: give a tensor of 3 whole numbers"):
         env.step(torch.zeros(2, dtype=torch.int64))
+    for actions in (torch.zeros(3), np.zeros(3, int), [0, 0, 0]):
+        with pytest.raises(InputError, match="actions are .*: give a tensor of 3 whole numbers"):
+            env.step(actions)
+    env.close()
+    with pytest.raises(InputError, match="call reset"):
+        env.step(torch.zeros(3, dtype=torch.int64))
+
+
+def test_environments_of_a_game_share_its_starts_and_leave_no_memory_behind():
+    first, second = make("pong", 2), make("pong", 3, frameskip=4)
+    other = make("pong", 2, frameskip=2)
+    assert first._arrays["start_images"] is second._arrays["start_images"] is not other._arrays["start_images"]
+    assert second.bytes_per_env < 200_000 < first._arrays["start_images"].numel()
+    gone = weakref.ref(first), weakref.ref(first._shared)
+    del first
+    assert gone[0]() is None and gone[1]() is second._shared
+    del second
+    assert gone[1]() is None
+
+
+def test_who_plays_a_game_whose_starts_differ_is_told():
+    with pytest.warns(UserWarning, match="crossbow: its later episodes begin otherwise than on a CPU"):
+        make("crossbow", 1)
+
+
+@pytest.mark.parametrize("name", ["device", "exact", "lanes"])
+def test_what_a_gpu_takes_is_refused_elsewhere_and_left_out_where_a_test_may_play_on_a_core(name):
+    with pytest.raises(InputError, match=f"{name} is for --atari_backend cuda"):
+        envs.make("PongNoFrameskip-v4", 1, atari_backend="beast", env_kwargs={name: 4})
+    envs.make("PongNoFrameskip-v4", 1, atari_backend="auto", env_kwargs={name: 4})
+
+
+@pytest.mark.parametrize(
+    "mask", [[True, False, False], np.array([True, False, False]), torch.tensor([True, False, False])]
+)
+def test_a_mask_of_any_kind_begins_lives_anew(mask):
+    env = envs.make("BreakoutNoFrameskip-v4", 3, atari_backend="cuda", env_kwargs={"device": "cpu"})
+    env.reset(seed=1)
+    env._life_over = torch.tensor([True, True, False])
+    env.reset(options={"reset_mask": mask})
+    assert env._life_over.tolist() == [False, True, False]
 
 
 def starts_differ(game: str, steps: int = 160) -> bool:
@@ -450,10 +507,12 @@ def test_the_same_is_learned_from_the_gpus_games_as_from_the_hosts_to_the_bit(tm
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_games_on_a_gpu_are_refused_where_there_is_none():
-    with pytest.raises(InputError, match="finds none: give --atari_backend beast"):
+    with pytest.raises(InputError, match="finds 0 GPUs: or give --atari_backend beast"):
         AtariTensorEnv("pong", 4)
+    with pytest.raises(InputError, match="--atari_backend cuda needs a GPU, and --device cpu is the CPU"):
+        monobeast.train(monobeast.Flags(env="PongNoFrameskip-v4", atari_backend="cuda", device="cpu"))
 
 
 def test_env_servers_have_no_games_on_a_gpu():
     with pytest.raises(InputError, match="--atari_backend cuda: env servers step games on cores"):
-        polybeast.validate(polybeast.Flags(env="PongNoFrameskip-v4", atari_backend="cuda"))
+        r2d2.validate(r2d2.Flags(env="PongNoFrameskip-v4", feed="remote", atari_backend="cuda"))

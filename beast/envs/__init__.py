@@ -106,8 +106,8 @@ def make(
             for each in listed
         }
         is_on_gpu = atari_backend == "cuda"  # see beast.envs.atari
-        of_tasks = importlib.import_module("beast.gpu.tasks").TensorTasks if is_on_gpu else TaskColumns
-        return of_tasks(makers, num_envs, task)
+        tasks_class = importlib.import_module("beast.gpu.tasks").TensorTasks if is_on_gpu else TaskColumns
+        return tasks_class(makers, num_envs, task)
     kwargs = {**(env_kwargs or {}), **kwargs}
     if reset_ahead and (ATARI_ID.fullmatch(env_id) or env_id.startswith(doom.PREFIX)):
         raise InputError(f"{env_id} begins episodes in a way of its own: leave --reset_ahead out")

@@ -1,6 +1,5 @@
 """Atari games on Beast's emulator or on ale-py's, in the protocol that their id implies."""
 
-import copy
 import importlib
 import os
 import re
@@ -28,7 +27,7 @@ ALE_ARGUMENTS = {  # choices of beast.envs.make -> arguments of AtariVectorEnv
 }
 
 
-OF_GPU = ("device", "exact", "lanes")  # arguments of beast.gpu.atari.AtariTensorEnv alone
+GPU_ARGUMENTS = ("device", "exact", "lanes")  # of beast.gpu.atari.AtariTensorEnv alone
 
 
 def make_atari(env_id: str, match: re.Match, num_envs: int, episodic_life: bool | None, chosen, kwargs) -> VectorEnv:
@@ -94,7 +93,10 @@ def _emulate(backend: str, game: str, num_envs: int, settings: dict) -> VectorEn
         on_gpu = importlib.import_module("beast.gpu.atari").AtariTensorEnv(game, num_envs, **settings)
         on_gpu.metadata = {**on_gpu.metadata, "atari_backend": "cuda"}
         return on_gpu
-    settings = {name: value for name, value in settings.items() if name not in OF_GPU}  # a test may play on a CPU
+    if backend == "auto":  # a test plays on a core what a GPU trained
+        settings = {name: value for name, value in settings.items() if name not in GPU_ARGUMENTS}
+    elif name := next((name for name in GPU_ARGUMENTS if name in settings), ""):
+        raise InputError(f"{name} is for --atari_backend cuda: leave it out")
     emulator.refuse_unknown(settings)
     unlisted = settings.pop("unlisted", False)
     why_not = "" if backend == "ale" or unlisted else emulator.why_not(game)
@@ -182,18 +184,24 @@ class LifeEpisodes(VectorWrapper):
 
     def reset(self, *, seed=None, options=None):
         observations, info = self.env.reset(seed=seed, options=options)
-        goes_on = ~options["reset_mask"] if options and "reset_mask" in options else False
         if self._life_over is None:
             self._life_over = self._was_game_over = info["lives"] < 0
+        goes_on = ~self._of_kind(options["reset_mask"]) if options and "reset_mask" in options else False
         self._life_over, self._was_game_over = self._life_over & goes_on, self._was_game_over & goes_on
-        self._lives = copy.deepcopy(info["lives"])
+        self._lives = info["lives"] + 0  # which the environment may write over
         return observations, info
+
+    def _of_kind(self, mask: Any) -> Any:
+        """An array where lives are in arrays, else a tensor on their device."""
+        if isinstance(self._life_over, np.ndarray):
+            return mask
+        return mask.to(self._life_over.device) if hasattr(mask, "to") else self._life_over.new_tensor(mask)
 
     def step(self, actions):
         if self._life_over is None:
             raise InputError("there are no observations to act on: call reset() first")
         if not isinstance(self._life_over, np.ndarray) or self._life_over.any():  # to look would have a GPU waited for
-            actions = copy.deepcopy(actions)
+            actions = np.array(actions) if isinstance(self._life_over, np.ndarray) else actions.clone()
             actions[self._life_over] = self._first_action
         observations, rewards, terminated, truncated, info = self.env.step(actions)
         # A game whose lives are at 0 may run on for some frames (Qbert); its end is then the end of the last life. A
@@ -201,6 +209,6 @@ class LifeEpisodes(VectorWrapper):
         lost = (info["lives"] < self._lives) & (info["lives"] > 0) & ~self._was_game_over
         self._was_game_over = terminated | truncated
         self._life_over = lost & ~self._was_game_over
-        self._lives = copy.deepcopy(info["lives"])
+        self._lives = info["lives"] + 0
         info["life_over"] = self._life_over
         return observations, rewards, terminated | self._life_over, truncated, info

@@ -232,9 +232,6 @@ class TensorEnvs:
             if self._streams[group]:
                 done = torch.cuda.Event(blocking=True)
                 done.record(self._streams[group])
-            if time.monotonic() - self._told_at[group] > TOLD_SECONDS:
-                self._told_at[group] = time.monotonic()
-                self.told += filter(None, [self._groups[group].take_told()])
         self._ready.append((group, done))
 
     def wait(self, timeout: float) -> tuple[list[int], list[int]]:
@@ -247,6 +244,10 @@ class TensorEnvs:
         if done:
             done.synchronize()
             torch.cuda.current_stream(self._device).wait_event(done)
+        if time.monotonic() - self._told_at[group] > TOLD_SECONDS:
+            self._told_at[group] = time.monotonic()
+            with self._in_stream(group):
+                self.told += filter(None, [self._groups[group].take_told()])
         return [group], []
 
     def wake(self) -> None:

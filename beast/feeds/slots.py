@@ -66,7 +66,7 @@ class Slots:
         All groups together have made so many `rows` since a slot was last handed out."""
         with self._condition:
             allowed = [slot for slot in self.free if slot not in avoid]
-            if not allowed or self._is_early() or self._is_close(rows):
+            if not allowed or self._is_early() or self._is_too_soon(rows):
                 return None
             slot = prefer if prefer in allowed else allowed[0]
             self.free.remove(slot)
@@ -83,7 +83,7 @@ class Slots:
         # Who fills the slots that the learner waits for may hang.
         return not self._wanted or time.monotonic() - self._came < PATIENCE
 
-    def _is_close(self, rows: float) -> bool:
+    def _is_too_soon(self, rows: float) -> bool:
         """Whether a rollout would begin, and so end, too soon after the one that began last."""
         if rows >= self._spacing * len(self._overtaken):  # `spacing` of each group that fills a slot
             return False

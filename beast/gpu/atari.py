@@ -1,22 +1,27 @@
 """Atari games by the thousand on a GPU, each on a console of its own: csrc/atari/batch.h says how.
 
-They play what `beast.envs.emulator.AtariVectorEnv` plays, to the bit, with the exception of `INEXACT_STARTS`. On a CPU
-the same kernels run in the calling thread, console by console, for tests.
+They play what `beast.envs.emulator.AtariVectorEnv` plays, to the bit, but for the starts of some episodes, which
+docs/device.md names. On a CPU the same kernels run in the calling thread, console by console, for tests.
 """
 
 import ctypes
+import functools
 import math
+import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import Space
 from gymnasium.vector import VectorEnv
+from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from beast.envs.ale import read_rom
 from beast.envs.emulator import ERRORS, AtariVectorEnv, checked_seeds, known_games, libatari
-from beast.errors import InputError, OutOfMemory
+from beast.errors import InputError, OutOfMemory, first_line
 from beast.gpu import kernels
 
 # Games of which some RAM survives a reset. Their episodes begin with a state of the table, from which the CPU's differ.
@@ -28,6 +33,7 @@ WARP = 32  # lanes
 WARPS_PER_MULTIPROCESSOR = 4
 OBSERVE_THREADS = 256  # of a block
 ALIGNMENT = 256  # bytes, of a ROM: the emulator looks at its addresses
+MOST_ENVS = 2**17
 
 
 class AtariTensorEnv(VectorEnv):
@@ -35,10 +41,10 @@ class AtariTensorEnv(VectorEnv):
 
     Observations are uint8 [num_envs, stack_num, img_height, img_width], actions int64, rewards float32. Infos have
     `lives`, `frame_number` and `episode_frame_number`, int32 [num_envs]; under SAME_STEP `final_obs` and `_final_obs`.
-    All tensors are valid until the next call. No call but `reset` and `check` makes the host wait for the GPU.
+    All tensors are valid until the next call. `reset` and `check` make the host wait for the GPU, `step` does not.
 
-    The game's image is gray, of an NTSC console. Episodes begin with one of the states that a CPU has made before: all
-    that a reset can lead to, but that the 1,024th reset of a console begins as its second one did.
+    Images are gray, of NTSC consoles. An episode begins with a state from a table, which a CPU has made of all that a
+    reset can lead to. What a console's resets draw repeats after 1,023 of them.
     """
 
     def __init__(
@@ -49,15 +55,10 @@ class AtariTensorEnv(VectorEnv):
         draws sticky actions from ALE's generator of 2.5 KB a console, else from one of 8 bytes.
 
         Raises InputError for an invalid argument, MissingPackage without libatari or NVRTC, OSError where the ROM
-        cannot be read, OutOfMemory where the device has not so much."""
-        self.device = torch.device(device)
-        if self.device.type == "cuda":
-            if not torch.cuda.is_available():
-                raise InputError(f"Atari on a GPU: torch {torch.__version__} finds none: give --atari_backend beast")
-            if self.device.index is None:
-                self.device = torch.device("cuda", torch.cuda.current_device())
-        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or not 1 <= num_envs <= 2**17:
-            raise InputError(f"num_envs is {num_envs!r}: it must lie between 1 and {2**17}")
+        cannot be read, OutOfMemory if the device lacks memory."""
+        self.device = _checked_device(device)
+        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or not 1 <= num_envs <= MOST_ENVS:
+            raise InputError(f"num_envs is {num_envs!r}: it must lie between 1 and {MOST_ENVS}")
         if lanes not in (0, 4, 8, 16, 32):
             raise InputError(f"lanes is {lanes!r}: it is 0, 4, 8, 16 or 32")
         host = AtariVectorEnv(game, 1, **{"num_threads": 1, **arguments})  # checks the arguments
@@ -68,42 +69,53 @@ class AtariTensorEnv(VectorEnv):
             host.single_observation_space,
             host.single_action_space,
         )
+        self.action_space = batch_space(self.single_action_space, num_envs)
         self.autoreset_mode, self._actions = host.autoreset_mode, host.get_action_set()
         self.metadata = {"autoreset_mode": self.autoreset_mode}
         self.lanes = lanes or _lanes(num_envs, self.device)
         self.is_exact = exact and host.settings["sticky"] > 0  # else nothing is drawn
+        if game in INEXACT_STARTS:
+            warnings.warn(f"{game}: its later episodes begin otherwise than on a CPU, see docs/device.md", stacklevel=2)
         try:
-            self._host = libatari.Batch(read_rom(game), game, num_envs, self.lanes, host.settings, self.is_exact)
+            self._shared = _shared_by_all(game, host.settings, self.is_exact, self.device)
+            self._host = libatari.Batch(self._shared.host, num_envs, self.lanes)
+            self._arrays = self._allocate()
         except ValueError as error:
             raise InputError(f"{game} on a GPU: {error}: give --atari_backend beast") from error
-        self._arrays = self._placed()
-        of_kernels = Kernels if self.device.type == "cuda" else HostKernels
-        self._kernels: Any = of_kernels(self._host, self._batch, self, options(game, self.is_exact))
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(self._too_large(first_line(error))) from error
+        batch = self._host.place([array.data_ptr() for array in self._arrays.values()])
+        if self._shared.module:
+            self._kernels: Any = Kernels(self._shared.module, batch, num_envs, self.lanes)
+        else:
+            self._kernels = HostKernels(self._host)
         shape = (num_envs, *self.single_observation_space.shape)
         self._observations = self._arrays["stacks"].view(shape)
         self._final = self._arrays["final_stacks"].view(shape) if "final_stacks" in self._arrays else None
         self._ends = self._array("terminated", torch.bool), self._array("truncated", torch.bool)
         self._was_reset = False
 
-    def _placed(self) -> dict[str, Tensor]:
-        """The arrays of a batch as bytes on the device."""
-        described = self._host.arrays()
-        needed = sum(size for _, size, _ in described)
-        if self.device.type == "cuda" and needed > (free := torch.cuda.mem_get_info(self.device)[0]):
-            raise OutOfMemory(
-                f"{self.num_envs} consoles of {self.game} need {needed / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free "
-                f"on {self.device}: lower --group_width or --num_actors"
-            )
-        arrays = {}
-        for name, size, contents in described:
-            memory = torch.zeros(size + ALIGNMENT, dtype=torch.uint8, device=self.device)
-            begin = -memory.data_ptr() % ALIGNMENT
-            arrays[name] = memory[begin : begin + size]
-            if contents is not None:
-                arrays[name].copy_(torch.from_numpy(contents))
-        batch = self._host.place([array.data_ptr() for array in arrays.values()])
-        self._batch = (ctypes.c_char * len(batch)).from_buffer_copy(batch)
-        return arrays
+    @functools.cached_property
+    def observation_space(self) -> Space:
+        """Made when it is asked for: it has 56 KB for every environment."""
+        return batch_space(self.single_observation_space, self.num_envs)
+
+    def _allocate(self) -> dict[str, Tensor]:
+        """The arrays of the batch as bytes on the device, those of the game among them."""
+        constants = self._shared.constants
+        sizes = {name: size for name, size, _ in self._host.arrays()}
+        needed = sum(size for name, size in sizes.items() if name not in constants)
+        if self.device.type == "cuda":
+            cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+            free = torch.cuda.mem_get_info(self.device)[0] + cached
+            if needed > free:
+                raise OutOfMemory(self._too_large(f"they need {needed / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free"))
+        return {
+            name: constants[name] if name in constants else _zeros(size, self.device) for name, size in sizes.items()
+        }
+
+    def _too_large(self, why: str) -> str:
+        return f"{self.num_envs} consoles of {self.game} on {self.device}: {why}: lower --group_width or --num_actors"
 
     def _array(self, name: str, dtype: torch.dtype) -> Tensor:
         return self._arrays[name].view(dtype)
@@ -115,7 +127,13 @@ class AtariTensorEnv(VectorEnv):
     @property
     def bytes_per_env(self) -> int:
         """Memory of one environment on the device, observations included."""
-        return sum(array.numel() for array in self._arrays.values()) // self.num_envs
+        own = (array.numel() for name, array in self._arrays.items() if name not in self._shared.constants)
+        return sum(own) // self.num_envs
+
+    @property
+    def compiler_log(self) -> str:
+        """What NVRTC has told of the kernels; nothing on a CPU."""
+        return self._shared.compiler_log
 
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
@@ -144,17 +162,19 @@ class AtariTensorEnv(VectorEnv):
         return self._observations, self._info()
 
     def _seed(self, seeds: np.ndarray, consoles: Tensor) -> None:
-        lengths, generators = map(torch.from_numpy, self._host.seeded(seeds.astype(np.uint32)))
+        lengths, generators = map(torch.from_numpy, self._shared.host.seeded(seeds.astype(np.uint32)))
         self._arrays["start_lengths"].view(-1, self.num_envs)[:, consoles] = lengths.T.to(self.device)
         self._arrays["generators"].view(self.num_envs, -1)[consoles] = generators.to(self.device)
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        """Step all consoles by one action each, int64 [num_envs], indices into `get_action_set()`. One that there is
-        not does nothing, and `check` raises. Raises InputError for actions of another shape, and before a reset."""
+        """Step all consoles by one action each, a tensor of integers [num_envs] on the device: indices into
+        `get_action_set()`. Others do nothing, and `check` raises. Raises InputError for actions of another kind, and
+        before a reset."""
         if not self._was_reset:
             raise InputError("there are no observations to act on: call reset() first")
-        if actions.shape != (self.num_envs,):
-            raise InputError(f"actions have the shape {list(actions.shape)}: give one for each of {self.num_envs}")
+        if not isinstance(actions, Tensor) or actions.is_floating_point() or actions.shape != (self.num_envs,):
+            given = f"{actions.dtype} {list(actions.shape)}" if isinstance(actions, Tensor) else type(actions).__name__
+            raise InputError(f"actions are {given}: give a tensor of {self.num_envs} whole numbers")
         self._array("actions", torch.int64).copy_(actions)
         for kernel in ("emulate", "emulate_again", "observe"):
             self._kernels.run(kernel)
@@ -170,58 +190,86 @@ class AtariTensorEnv(VectorEnv):
         return info
 
     def check(self) -> None:
-        """Raise RuntimeError, which names the console, where one stands still or was given an action that there is not.
-        Waits for the GPU, so Beast calls it once in a second, or so."""
+        """Raise RuntimeError, which names the console, where one stands still or has got an action that there is not
+        since its reset. Waits for the GPU, so Beast calls it about once a second."""
         errors = self._array("errors", torch.int32)
         if errors.any():
             console = int(errors.nonzero()[0])
             error = int(errors[console])
-            what = f"has {ERRORS[error]}" if error in ERRORS else "was given an action that it has not"
+            limit = f"was given an action that is none of 0 to {len(self._actions) - 1}"
+            what = f"has {ERRORS[error]}" if error in ERRORS else limit
             raise RuntimeError(f"environment {console} of {self.game} on {self.device} cannot go on: it {what}")
 
     def ram(self) -> Tensor:
         """The consoles' memory, uint8 [num_envs, 128]."""
-        begin = self._host.ram_offset
+        begin = self._shared.host.ram_offset
         return self._arrays["vcs"].view(self.num_envs, -1)[:, begin : begin + 128]
 
     def close_extras(self, **kwargs) -> None:
+        self._was_reset = False  # no step works
         self._kernels = None
 
 
-class Kernels:
-    """The kernels of csrc/atari/batch.cu on a GPU."""
+class Shared:
+    """What all environments of a game and its settings share in a process: 78 MB of starts with 30 no-ops, kernels."""
 
-    def __init__(self, host: Any, batch: ctypes.Array, env: AtariTensorEnv, options: Sequence[str]):
-        self._env, self._batch = env, batch
-        source, architecture = kernels.SOURCES / "batch.cu", kernels.architecture_of(env.device)
-        code, self.told = kernels.compiled(source, options, architecture)
-        self._module = kernels.Module(code, env.device)
-        expected, layout = torch.from_numpy(host.layout().astype(np.int64)), torch.zeros(16, dtype=torch.int32)
-        layout = layout.to(env.device)
-        self._module.launch("describe", 1, 1, ctypes.c_uint64(layout.data_ptr()))
-        if not torch.equal(expected, layout[: len(expected)].cpu().long()):
+    def __init__(self, game: str, settings: dict[str, Any], is_exact: bool, device: torch.device):
+        """Raises ValueError for what a batch cannot play."""
+        self.host = libatari.BatchGame(read_rom(game), game, settings, is_exact)
+        self.module: kernels.Module | None = None
+        self.compiler_log, self.constants = "", {}
+        for name, size, contents in libatari.Batch(self.host, 1, WARP).arrays():
+            if contents is not None:
+                self.constants[name] = _zeros(size, device)
+                self.constants[name].copy_(torch.from_numpy(np.array(contents)))
+        if device.type == "cuda":
+            self._load(options(game, is_exact), device)
+            torch.cuda.synchronize(device)  # other streams may use the constants
+
+    def _load(self, compiler_options: Sequence[str], device: torch.device) -> None:
+        source, architecture = kernels.SOURCES / "batch.cu", kernels.architecture_of(device)
+        code, self.compiler_log = kernels.compiled(source, compiler_options, architecture)
+        self.module = kernels.Module(code, device)
+        expected, layout = self.host.layout().tolist(), torch.zeros(16, dtype=torch.int32, device=device)
+        self.module.launch("describe", 1, 1, ctypes.c_uint64(layout.data_ptr()))
+        if layout[: len(expected)].tolist() != expected:
             raise RuntimeError(
                 f"NVRTC lays out the emulator's memory otherwise than this machine's compiler ({layout.tolist()}, not "
-                f"{expected.tolist()}): build libatari anew"
+                f"{expected}): build libatari anew"
             )
 
-    def run(self, name: str) -> None:
-        count, warps = self._env.num_envs, math.ceil(self._env.num_envs / self._env.lanes)
+
+_known: weakref.WeakValueDictionary[Any, Shared] = weakref.WeakValueDictionary()
+
+
+def _shared_by_all(game: str, settings: dict[str, Any], is_exact: bool, device: torch.device) -> Shared:
+    key = game, repr(settings), is_exact, device
+    if (found := _known.get(key)) is None:
+        found = _known[key] = Shared(game, settings, is_exact, device)
+    return found
+
+
+class Kernels:
+    """The kernels of csrc/atari/batch.cu for one batch, on a GPU."""
+
+    def __init__(self, module: kernels.Module, batch: bytes, count: int, lanes: int):
+        self._module, self._batch = module, (ctypes.c_char * len(batch)).from_buffer_copy(batch)
         no, yes = ctypes.c_bool(False), ctypes.c_bool(True)
-        if name == "begin":
-            self._module.launch("begin", warps, WARP, self._batch)
-        elif name == "emulate":
-            self._module.launch("emulate", warps, WARP, self._batch, no)
-        elif name == "emulate_again":
-            self._module.launch("emulate", math.ceil(count / WARP), WARP, self._batch, yes)
-        else:
-            self._module.launch("observe", count, OBSERVE_THREADS, self._batch)
+        self._launches: dict[str, tuple[Any, ...]] = {  # kernel, blocks, threads, arguments
+            "begin": ("begin", math.ceil(count / lanes), WARP, self._batch),
+            "emulate": ("emulate", math.ceil(count / lanes), WARP, self._batch, no),
+            "emulate_again": ("emulate", math.ceil(count / WARP), WARP, self._batch, yes),
+            "observe": ("observe", count, OBSERVE_THREADS, self._batch),
+        }
+
+    def run(self, name: str) -> None:
+        self._module.launch(*self._launches[name])
 
 
 class HostKernels:
     """The same on the CPU, in loops."""
 
-    def __init__(self, host: Any, *_: Any, reversed: bool = False):
+    def __init__(self, host: Any, reversed: bool = False):
         self._host, self._reversed = host, reversed
 
     def run(self, name: str) -> None:
@@ -232,6 +280,28 @@ def options(game: str, is_exact: bool) -> list[str]:
     """With which batch.cu is compiled for a game."""
     generator = "Mt19937" if is_exact else "SplitMix64"
     return [f"-DWIRING={known_games()[game]['wiring']}", f"-DGENERATOR={generator}", "--fmad=false"]
+
+
+def _checked_device(given: str | torch.device) -> torch.device:
+    """With its number. Raises InputError for a device that there is not."""
+    try:
+        device = torch.device(given)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type == "cpu":
+        return device
+    count = torch.cuda.device_count()
+    if device.type != "cuda" or (device.index or 0) >= count:
+        found = f"torch {torch.__version__} finds {count} GPUs"
+        raise InputError(f"Atari on the device {given}: it is cuda or cpu, and {found}: or give --atari_backend beast")
+    return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+
+def _zeros(size: int, device: torch.device) -> Tensor:
+    """So many bytes, aligned."""
+    memory = torch.zeros(size + ALIGNMENT, dtype=torch.uint8, device=device)
+    begin = -memory.data_ptr() % ALIGNMENT
+    return memory[begin : begin + size]
 
 
 def _lanes(num_envs: int, device: torch.device) -> int:

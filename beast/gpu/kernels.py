@@ -13,18 +13,17 @@ from typing import Any
 
 import torch
 
-from beast.errors import InputError, MissingPackage
+from beast.errors import InputError, MissingPackage, UserError
 from beast.files import replace_file
 
-PACKAGES = "pip install cuda-bindings nvidia-cuda-nvrtc"
 _INSTALLED = Path(__file__).parent / "csrc"
 SOURCES = _INSTALLED if _INSTALLED.exists() else Path(__file__).resolve().parents[2] / "csrc" / "atari"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "beast"
 ERROR_SIZE = 8000  # characters of a compiler's log in an error
 
 
-class BuildError(Exception):
-    """NVRTC does not compile a kernel; the message has its log."""
+class BuildError(UserError, RuntimeError):
+    """NVRTC does not compile a kernel, or the driver does not take it; the message has what they say."""
 
 
 def compiled(source: Path, options: Sequence[str], architecture: str) -> tuple[bytes, str]:
@@ -35,22 +34,23 @@ def compiled(source: Path, options: Sequence[str], architecture: str) -> tuple[b
     version. Raises BuildError, and MissingPackage without NVRTC.
     """
     nvrtc = _package("nvrtc")
-    version = ".".join(map(str, _checked(nvrtc.nvrtcVersion())))
+    version = _version(nvrtc)
     files = sorted(
         path for path in source.parent.rglob("*") if path.suffix in ("", ".h", ".inc", ".cu") and path.is_file()
     )
     texts = [path.name.encode() + path.read_bytes() for path in files]
     key = hashlib.sha256(b"\0".join([*texts, repr((*options, architecture, version, source.name)).encode()]))
     kept = CACHE / f"{source.stem}-{key.hexdigest()[:32]}.cubin"
-    if not kept.exists():
+    log_of_it = kept.with_suffix(".log")
+    if not (kept.exists() and log_of_it.exists()):
         code, log = _compile(nvrtc, source, [*options, f"--gpu-architecture={architecture}"])
         try:
             kept.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(kept.with_suffix(".log"), lambda file: file.write(log.encode()))
+            replace_file(log_of_it, lambda file: file.write(log.encode()))
             replace_file(kept, lambda file: file.write(code))
         except (OSError, InputError):  # then the next run compiles it again
             return code, log
-    return kept.read_bytes(), kept.with_suffix(".log").read_text()
+    return kept.read_bytes(), log_of_it.read_text()
 
 
 def _compile(nvrtc: Any, source: Path, options: Sequence[str]) -> tuple[bytes, str]:
@@ -82,13 +82,19 @@ class Module:
     """Compiled kernels on a GPU. Any thread may launch them, each on its own current stream of torch."""
 
     def __init__(self, code: bytes, device: torch.device):
-        """Raises RuntimeError where the driver does not take the code."""
+        """Raises BuildError where the driver does not take the code."""
         self._driver, self._device = _package("driver"), device
         torch.zeros(1, device=device)  # torch makes its context
         number = _checked(self._driver.cuDeviceGet(device.index or 0))
         self._context = _checked(self._driver.cuDevicePrimaryCtxRetain(number))
         with self._inside():
-            self._module = _checked(self._driver.cuModuleLoadData(code))
+            try:
+                self._module = _checked(self._driver.cuModuleLoadData(code))
+            except RuntimeError as error:
+                raise BuildError(
+                    f"{torch.cuda.get_device_name(device)}'s driver does not load kernels of NVRTC "
+                    f"{_version(_package('nvrtc'))} ({error}): {_remedy()}"
+                ) from error
         self._kernels: dict[str, Any] = {}
 
     def launch(self, name: str, blocks: int, threads: int, *arguments: Any) -> None:
@@ -127,11 +133,21 @@ def _package(name: str) -> Any:
             nvrtc.nvrtcVersion()  # raises where the library is not found
         return module
     except (ImportError, RuntimeError) as error:
-        raise MissingPackage(f"the GPU's emulator needs CUDA's bindings and compiler ({error}): {PACKAGES}") from error
+        raise MissingPackage(f"kernels need CUDA's bindings and compiler ({error}): {_remedy()}") from error
+
+
+def _version(nvrtc: Any) -> str:
+    return ".".join(map(str, _checked(nvrtc.nvrtcVersion())))
+
+
+def _remedy() -> str:
+    """How to install what fits torch's CUDA: a newer compiler may be too new for the driver."""
+    major = (torch.version.cuda or "13").partition(".")[0]
+    return f"pip install 'cuda-bindings=={major}.*' nvidia-cuda-nvrtc{'-cu12' if major == '12' else ''}"
 
 
 def _checked(result: tuple) -> Any:
-    """What a call of CUDA's returns behind its status. Raises RuntimeError with the name of an error."""
+    """What a call of CUDA's returns behind its status. Raises RuntimeError with the error's name."""
     status, *values = result
     if int(status) != 0:
         raise RuntimeError(f"CUDA: {status.name}")

@@ -18,7 +18,9 @@ class TensorTasks(TaskColumns):
         self.device = self.envs[0].device
         if any(env.single_observation_space != self.single_observation_space for env in self.envs):
             self.close()
-            raise InputError("tasks on a GPU need equal observation spaces")
+            raise InputError(
+                "tasks on a GPU need equal observation spaces: give all the same --resize and --frame_stack"
+            )
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         found = []

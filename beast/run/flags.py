@@ -76,7 +76,7 @@ class ActorFlags:
     those of one more batch."""
     stagger: bool = False
     """Begin the rollouts of G groups T/G steps apart, so that updates come evenly and not all together
-    (docs/device.md). The first rollouts begin together; a group that comes too close to another one waits."""
+    (docs/device.md). The first rollouts begin together; a later one that would begin sooner after another one waits."""
     balance: Literal["samples", "compute"] = "samples"
     """Of several tasks: equal samples, where each group has environments of all tasks, or equal compute, where each
     task has equally many actors, so that fast tasks give more samples. Then each group of --group_width has one task,
@@ -366,7 +366,8 @@ def check_slots(flags, groups: int) -> int:
     if flags.stagger and flags.batch_width >= columns:
         raise InputError(
             f"--stagger with --batch_width {flags.batch_width}: a batch needs a rollout of each of the {groups} groups "
-            f"of {flags.group_width} columns, so none may come later; give less than {columns}, or more --num_actors"
+            f"of {flags.group_width} columns, so none may come later; give less than {columns}, or "
+            f"--num_actors {flags.batch_width // (groups // flags.num_actors * flags.group_width) + 1}"
         )
     slots_per_batch = max(flags.batch_width // flags.group_width, 1)
     last_lag = max(flags.group_width // flags.batch_width, 1) - 1

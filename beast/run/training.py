@@ -22,7 +22,15 @@ import numpy as np
 import torch
 
 from beast.clock import Laps, Profile
-from beast.device import keep_freed_memory, num_learner_threads, pin_memory, stream, use_threads, wait_for
+from beast.device import (
+    choose_device,
+    keep_freed_memory,
+    num_learner_threads,
+    pin_memory,
+    stream,
+    use_threads,
+    wait_for,
+)
 from beast.envs import family_of, progress, tasks_of
 from beast.envs.handover import hand_over
 from beast.envs.probe import probe_env
@@ -414,6 +422,14 @@ def prepare(flags, create_env: Callable, validate: Callable, several_kinds: bool
     with ranks.telling():
         validate(flags)
         flags = with_tasks(flags)
+        device, _ = choose_device(flags.device, flags.amp)
+        if device.index is not None:
+            torch.cuda.set_device(device)  # where environments on a GPU are made
+        if flags.atari_backend == "cuda" and device.type == "cpu" and "device" not in flags.env_kwargs:
+            raise InputError(
+                f"--atari_backend cuda needs a GPU, and --device {flags.device} is the CPU: give --device cuda where "
+                "torch finds one, or --atari_backend beast"
+            )
         spaces = probe_env(create_env, flags, several_kinds)
         return validate(replace(flags, env=spaces.env_id, atari_backend=spaces.atari_backend)), spaces
 

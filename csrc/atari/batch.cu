@@ -1,12 +1,9 @@
 // The kernels of batch.h for CUDA: a block of one warp for `lanes` consoles, or for `observe` a block for each console.
-// -D has GENERATOR, MIN_BLOCKS (that an SM has room for) and WIRING (of the only game). Compile with -fmad=false.
+// -D has GENERATOR and WIRING (of the only game). Compile with -fmad=false.
 #include "batch.h"
 
 #ifndef GENERATOR
 #define GENERATOR SplitMix64
-#endif
-#ifndef MIN_BLOCKS
-#define MIN_BLOCKS 1
 #endif
 
 using beast::atari::Batch;
@@ -21,7 +18,7 @@ extern "C" __global__ void begin(const __grid_constant__ Batch batch) {
 }
 
 // num_warps(batch) blocks; with `is_again` a block for every 32 consoles.
-extern "C" __global__ void __launch_bounds__(kWarpSize, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(kWarpSize)
     emulate(const __grid_constant__ Batch batch, bool is_again) {
   beast::atari::emulate<GENERATOR>(batch, thread_number(), is_again);
 }

@@ -1,9 +1,9 @@
 // Many environments of one game on a GPU: its kernels, as functions of a thread's number. batch.cu launches them,
 // batch_host.h runs them on a CPU.
 //
-// A step is emulate, emulate with `is_again`, observe; a reset is begin, observe. All are launched always, so that the host never
-// waits for what one before it has found. A warp emulates a console per lane. With fewer `lanes` than 32 a warp has
-// fewer different opcodes to execute, and there are more warps.
+// A step is emulate, emulate with `is_again`, observe; a reset is begin, observe. All are launched always, so that the
+// host never waits for what one before it has found. A warp emulates a console per lane. With fewer `lanes` than 32 a
+// warp has fewer different opcodes to execute, and there are more warps.
 #pragma once
 
 #include <stddef.h>
@@ -67,10 +67,10 @@ struct Batch {
 
   Vcs* vcs;
   Progress* progress;
-  uint8_t* generators;  // of the kernels' type
-  uint32_t* resets;     // since the load
+  uint8_t* generators;    // of the kernels' type
+  uint32_t* resets;       // since the load
   const uint8_t* begins;  // which of them `begin` resets: see Begins
-  bool* has_ended;   // NEXT_STEP: the next step begins a new episode
+  bool* has_ended;        // NEXT_STEP: the next step begins a new episode
   Picture* pictures;
   Vcs* vcs_before;  // the newest step's beginning
   Progress* progress_before;
@@ -83,7 +83,8 @@ struct Batch {
   uint8_t* stacks;        // [count, stack, height, width]: observations, the oldest image first
   uint8_t* final_stacks;  // the same of episodes that end, under SAME_STEP; else null
   float* rewards;
-  int32_t *lives, *frame_numbers, *episode_frame_numbers, *errors;
+  int32_t *lives, *frame_numbers, *episode_frame_numbers;
+  int32_t* errors;  // kNoSuchAction stays until a reset, so that it is seen
   bool *terminated, *truncated;
 };
 
@@ -122,7 +123,7 @@ HD inline void write_results(const Batch& batch, int console, const StepResult& 
   batch.lives[console] = result.lives;
   batch.frame_numbers[console] = result.frame_number;
   batch.episode_frame_numbers[console] = result.episode_frame_number;
-  batch.errors[console] = error;
+  if (batch.errors[console] != kNoSuchAction) batch.errors[console] = error;
 }
 
 // Where the newest image lies once the step or start that made it is over: see Picture::image_start.
@@ -161,6 +162,7 @@ HD void begin(const Batch& batch, int thread) {
   picture = {place_of_image(picture), -1, false, 0, false};
   if (batch.begins[console] == kGoesOn) return;
   start_episode<Generator>(batch, console, batch.begins[console] == kBeginsAnew);
+  batch.errors[console] = kNoError;
   StepResult result;
   add_info(batch.vcs[console], batch.progress[console], result);
   write_results(batch, console, result, result.error);

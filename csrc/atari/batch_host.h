@@ -1,44 +1,85 @@
-// The host's half of a batch (batch.h): which arrays it needs, what they begin with, and its kernels as loops over their
-// threads. beast/gpu/atari.py allocates the arrays on a device and launches the kernels there; on a CPU it calls `run`.
+// The host's half of a batch (batch.h): which arrays it needs, what they begin with, and its kernels as loops over
+// their threads. beast/gpu/atari.py allocates the arrays on a device and launches the kernels there; on a CPU it calls `run`.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "starts.h"
 
 namespace beast::atari {
 
-// An array of a batch. Without contents it begins with zeros.
+// An array of a batch. Those with contents are constants of its game; all others begin with zeros.
 struct BatchArray {
   const char* name;
   size_t bytes;
   const void* contents;
 };
 
-class HostBatch {
+// A game and its settings: what all batches of them share.
+class BatchGame {
  public:
   static constexpr int kNumResets = 1024;
 
   // `is_exact`: the generators are ALE's. Throws std::invalid_argument as StartTable does.
-  HostBatch(const Rom& rom, const EnvSettings& settings, int count, int lanes, bool is_exact)
-      : rom_(rom), protocol_(rom_, settings, Palette{}), table_(rom_, protocol_, kNumResets), is_exact_(is_exact) {
-    batch_.starts = table_.starts();
+  BatchGame(const Rom& rom, const EnvSettings& settings, bool is_exact)
+      : rom_(rom), protocol_(rom_, settings, Palette{}), table_(rom_, protocol_, kNumResets), is_exact_(is_exact) {}
+  BatchGame(const BatchGame&) = delete;  // its parts refer to each other
+  BatchGame& operator=(const BatchGame&) = delete;
+
+  const Rom& rom() const { return rom_; }
+  const Protocol& protocol() const { return protocol_; }
+  const StartTable& table() const { return table_; }
+  bool is_exact() const { return is_exact_; }
+  size_t generator_bytes() const { return is_exact_ ? sizeof(Mt19937) : sizeof(SplitMix64); }
+
+  void describe(uint32_t* layout) const {
+    is_exact_ ? atari::describe<Mt19937>(layout) : atari::describe<SplitMix64>(layout);
+  }
+
+  // What a console that begins with this seed has: the start frames of its episodes [kNumResets], and its generator.
+  void seed(uint32_t seed, uint8_t* lengths, uint8_t* generator) const {
+    Mt19937 noops;
+    noops.seed(seed);
+    for (int reset = 0; reset < kNumResets; ++reset) {
+      lengths[reset] = static_cast<uint8_t>(protocol_.draw_start_frames(noops));
+    }
+    if (is_exact_) {
+      const Mt19937 user = protocol_.user_generator(seed, lengths[0]);
+      std::memcpy(generator, &user, sizeof(user));
+    } else {
+      const SplitMix64 user = {seed};
+      std::memcpy(generator, &user, sizeof(user));
+    }
+  }
+
+ private:
+  const Rom rom_;
+  const Protocol protocol_;
+  const StartTable table_;
+  const bool is_exact_;
+};
+
+class HostBatch {
+ public:
+  HostBatch(std::shared_ptr<const BatchGame> game, int count, int lanes) : game_(std::move(game)) {
+    const EnvSettings& settings = game_->protocol().settings();
+    batch_.starts = game_->table().starts();
     batch_.settings = settings;
-    batch_.mean = protocol_.resizer().mean();
+    batch_.mean = game_->protocol().resizer().mean();
     batch_.sticky = sticky_draws(settings.sticky);
     batch_.count = count;
     batch_.lanes = lanes;
     batch_.num_actions = static_cast<int>(settings.actions.size());
     std::copy(settings.actions.begin(), settings.actions.end(), batch_.meanings);
   }
-  HostBatch(const HostBatch&) = delete;  // arrays() refers to it
-  HostBatch& operator=(const HostBatch&) = delete;
 
   std::vector<BatchArray> arrays() const {
     std::vector<BatchArray> found;
@@ -63,61 +104,41 @@ class HostBatch {
     return batch_;
   }
 
-  size_t generator_bytes() const { return is_exact_ ? sizeof(Mt19937) : sizeof(SplitMix64); }
-  int count() const { return batch_.count; }
-
-  // What a console that begins with this seed has: the start frames of its episodes [kNumResets], and its generator.
-  void seed(uint32_t seed, uint8_t* lengths, uint8_t* generator) const {
-    Mt19937 noops;
-    noops.seed(seed);
-    for (int reset = 0; reset < kNumResets; ++reset) {
-      lengths[reset] = static_cast<uint8_t>(protocol_.draw_start_frames(noops));
-    }
-    if (is_exact_) {
-      const Mt19937 user = protocol_.user_generator(seed, lengths[0]);
-      std::memcpy(generator, &user, sizeof(user));
-    } else {
-      const SplitMix64 user = {seed};
-      std::memcpy(generator, &user, sizeof(user));
-    }
-  }
-
-  void describe(uint32_t* layout) const {
-    is_exact_ ? atari::describe<Mt19937>(layout) : atari::describe<SplitMix64>(layout);
-  }
-
-  // Runs a kernel of batch.cu in this thread; "emulate_again" is emulate with `is_again`. `is_reversed`: its threads in the opposite order, which changes nothing.
+  // Runs a kernel of batch.cu in this thread; "emulate_again" is emulate with `is_again`. `is_reversed`: its threads in
+  // the opposite order, which changes nothing.
   void run(const std::string& kernel, bool is_reversed) const {
     if (!is_placed_) throw std::logic_error("the batch's arrays have no place yet");
-    is_exact_ ? run_with<Mt19937>(kernel, is_reversed) : run_with<SplitMix64>(kernel, is_reversed);
+    game_->is_exact() ? run_with<Mt19937>(kernel, is_reversed) : run_with<SplitMix64>(kernel, is_reversed);
   }
 
  private:
   // Calls visit(name, pointer, number of elements[, contents]) for each array of a batch.
   template <class Visit>
   void for_each_array(Batch& batch, const Visit& visit) const {
-    const size_t count = batch.count, screen = static_cast<size_t>(protocol_.rows()) * kScreenWidth;
-    const Starts& starts = table_.starts();
-    visit("rom", batch.rom, 1, &rom_);
-    visit("start_states", batch.starts.states, table_.num_starts(), starts.states);
-    visit("start_images", batch.starts.images, table_.num_starts() * screen, starts.images);
-    visit("start_rows", batch.starts.rows, kNumResets, starts.rows);
-    visit("start_lengths", batch.starts.lengths, kNumResets * count);
+    const Protocol& protocol = game_->protocol();
+    const size_t count = batch.count, screen = static_cast<size_t>(protocol.rows()) * kScreenWidth;
+    const size_t num_starts = game_->table().num_starts();
+    const Starts starts = game_->table().starts();
+    visit("rom", batch.rom, 1, &game_->rom());
+    visit("start_states", batch.starts.states, num_starts, starts.states);
+    visit("start_images", batch.starts.images, num_starts * screen, starts.images);
+    visit("start_rows", batch.starts.rows, BatchGame::kNumResets, starts.rows);
+    visit("start_lengths", batch.starts.lengths, BatchGame::kNumResets * count);
     const auto visit_axis = [&](const char* taps, const char* weights, const char* float_weights, AreaAxis& area,
                                 const Axis& axis) {
       visit(taps, area.taps, axis.taps.size(), axis.taps.data());
       visit(weights, area.weights, axis.weights.size(), axis.weights.data());
       visit(float_weights, area.float_weights, axis.float_weights.size(), axis.float_weights.data());
     };
-    const Resizer& resizer = protocol_.resizer();
+    const Resizer& resizer = protocol.resizer();
     visit_axis("row_taps", "row_weights", "row_float_weights", batch.rows, resizer.rows());
     visit_axis("column_taps", "column_weights", "column_float_weights", batch.columns, resizer.columns());
     visit("vcs", batch.vcs, count);
     visit("vcs_before", batch.vcs_before, count);
     visit("progress", batch.progress, count);
     visit("progress_before", batch.progress_before, count);
-    visit("generators", batch.generators, count * generator_bytes());
-    visit("generators_before", batch.generators_before, count * generator_bytes());
+    visit("generators", batch.generators, count * game_->generator_bytes());
+    visit("generators_before", batch.generators_before, count * game_->generator_bytes());
     visit("resets", batch.resets, count);
     visit("begins", batch.begins, count);
     visit("has_ended", batch.has_ended, count);
@@ -127,8 +148,8 @@ class HostBatch {
     visit("again", batch.again, count);
     visit("num_again", batch.num_again, 1);
     visit("actions", batch.actions, count);
-    visit("stacks", batch.stacks, count * protocol_.stack_bytes());
-    if (batch.settings.same_step) visit("final_stacks", batch.final_stacks, count * protocol_.stack_bytes());
+    visit("stacks", batch.stacks, count * protocol.stack_bytes());
+    if (batch.settings.same_step) visit("final_stacks", batch.final_stacks, count * protocol.stack_bytes());
     visit("rewards", batch.rewards, count);
     visit("lives", batch.lives, count);
     visit("frame_numbers", batch.frame_numbers, count);
@@ -140,27 +161,26 @@ class HostBatch {
 
   template <class Generator>
   void run_with(const std::string& kernel, bool is_reversed) const {
-    const auto for_each_thread = [is_reversed](int num_threads, const auto& body) {
-      for (int i = 0; i < num_threads; ++i) body(is_reversed ? num_threads - 1 - i : i);
+    const auto for_each_thread = [is_reversed](size_t num_threads, const auto& body) {
+      for (size_t i = 0; i < num_threads; ++i) body(is_reversed ? num_threads - 1 - i : i);
     };
-    const int in_warps = kWarpSize * num_warps(batch_), plane = batch_.settings.height * batch_.settings.width;
+    const size_t in_warps = kWarpSize * num_warps(batch_), plane = batch_.settings.height * batch_.settings.width;
     if (kernel == "begin") {
-      for_each_thread(in_warps, [&](int thread) { begin<Generator>(batch_, thread); });
+      for_each_thread(in_warps, [&](size_t thread) { begin<Generator>(batch_, static_cast<int>(thread)); });
     } else if (kernel == "emulate") {
-      for_each_thread(in_warps, [&](int thread) { emulate<Generator>(batch_, thread, false); });
+      for_each_thread(in_warps, [&](size_t thread) { emulate<Generator>(batch_, static_cast<int>(thread), false); });
     } else if (kernel == "emulate_again") {
-      for_each_thread(batch_.count, [&](int thread) { emulate<Generator>(batch_, thread, true); });
+      for_each_thread(batch_.count, [&](size_t thread) { emulate<Generator>(batch_, static_cast<int>(thread), true); });
     } else if (kernel == "observe") {
-      for_each_thread(batch_.count * plane, [&](int thread) { observe(batch_, thread / plane, thread % plane); });
+      for_each_thread(batch_.count * plane, [&](size_t thread) {
+        observe(batch_, static_cast<int>(thread / plane), static_cast<int>(thread % plane));
+      });
     } else {
       throw std::invalid_argument("there is no kernel " + kernel);
     }
   }
 
-  const Rom rom_;
-  const Protocol protocol_;
-  const StartTable table_;
-  const bool is_exact_;
+  const std::shared_ptr<const BatchGame> game_;
   bool is_placed_ = false;
   Batch batch_{};
 };
