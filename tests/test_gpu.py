@@ -328,10 +328,10 @@ def test_resets_of_some_games_on_the_gpu_are_those_of_the_pool(seed):
     env, pool = make_both("pong", 64, device="cuda", max_num_frames_per_episode=30, autoreset_mode="SameStep")
     random = np.random.default_rng(3)
     assert_equal(env.reset(seed=17), pool.reset(seed=17), "reset")
-    for step in range(60):
+    for number in range(60):
         actions = random.integers(0, 6, 64)
-        assert_equal(env.step(torch.from_numpy(actions).cuda()), pool.step(actions), f"step {step}")
-        if step % 4 == 3:
+        assert_equal(env.step(torch.from_numpy(actions).cuda()), pool.step(actions), f"step {number}")
+        if number % 4 == 3:
             given = {"seed": seed, "options": {"reset_mask": random.random(64) < 0.4}}
             assert_equal(env.reset(**given), pool.reset(**given), "some")
 
@@ -341,7 +341,7 @@ def test_games_in_two_streams_on_the_gpu_are_those_of_the_pool():
     streams, random = [torch.cuda.Stream() for _ in pairs], np.random.default_rng(1)
     for (env, pool), seed in zip(pairs, (1, 900)):
         assert_equal(env.reset(seed=seed), pool.reset(seed=seed), "reset")
-    for step in range(60):
+    for number in range(60):
         found = []
         for (env, pool), stream in zip(pairs, streams):  # both are queued before either is looked at
             actions = random.integers(0, 6, 256)
@@ -350,7 +350,7 @@ def test_games_in_two_streams_on_the_gpu_are_those_of_the_pool():
                 found.append((env.step(torch.from_numpy(actions).cuda()), pool.step(actions)))
         torch.cuda.synchronize()
         for each in found:
-            assert_equal(*each, f"step {step}")
+            assert_equal(*each, f"step {number}")
 
 
 def test_several_games_on_the_gpu_are_the_columns_that_they_are_on_the_host():
@@ -358,9 +358,9 @@ def test_several_games_on_the_gpu_are_the_columns_that_they_are_on_the_host():
     env, on_cpu = (envs.make(ids, 64, atari_backend=backend) for backend in ("cuda", "beast"))
     random = np.random.default_rng(5)
     assert_equal(env.reset(seed=1), on_cpu.reset(seed=1), "reset")
-    for step in range(100):
+    for number in range(100):
         actions = random.integers(0, 18, 64)
-        assert_equal(env.step(torch.from_numpy(actions).cuda()), on_cpu.step(actions), f"step {step}")
+        assert_equal(env.step(torch.from_numpy(actions).cuda()), on_cpu.step(actions), f"step {number}")
 
 
 def test_a_step_of_games_on_the_gpu_does_not_make_the_host_wait():
