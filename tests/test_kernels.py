@@ -106,7 +106,8 @@ def compare(game: str, lanes: int, steps: int, count: int = 5, **how):
 
 @pytest.mark.parametrize("game, lanes, arguments", CASES, ids=[game for game, _, _ in CASES])
 def test_kernels_play_what_the_pool_plays(game, lanes, arguments):
-    _, ends = compare(game, lanes, steps=200, **{"max_num_frames_per_episode": 250, **arguments})
+    size = {} if game in ("pong", "qbert") else SMALL  # most of the time goes to pixels
+    _, ends = compare(game, lanes, steps=200, **{"max_num_frames_per_episode": 250, **size, **arguments})
     assert ends > 4, "the table of starts is compared, too"
 
 
@@ -136,7 +137,7 @@ def test_steps_whose_frames_end_early_are_drawn_again_with_the_same_draws(monkey
 
     monkeypatch.setattr(HostKernels, "run", watched)
     for game, arguments, least in (("journey_escape", {"maxpool": False}, 250), ("pong", {}, 0)):
-        env, pool = make_both(game, 5, **{**V5, **arguments})
+        env, pool = make_both(game, 5, **{**V5, **SMALL, **arguments})
         drawn_again.clear()
         assert_equal(env.reset(seed=17), pool.reset(seed=17), "reset")
         for step in range(60):
@@ -156,7 +157,7 @@ def test_an_episode_that_a_step_begins_and_ends_shows_the_image_of_its_start(fra
 
 
 def test_a_reset_without_a_seed_goes_on_with_all_generators():
-    env, pool = make_both("seaquest", 3)
+    env, pool = make_both("seaquest", 3, **SMALL)
     for seed in (0, None, None, [9, 4, 7], None):
         assert_equal(env.reset(seed=seed), pool.reset(seed=seed), f"reset with seed {seed}")
         assert_equal(env.step(torch.zeros(3, dtype=torch.int64)), pool.step(np.zeros(3, np.int64)), "step")
@@ -192,7 +193,7 @@ def test_draws_of_a_reset_are_skipped_where_actions_are_sticky():
 
 
 def test_small_generators_play_as_the_large_ones_without_sticky_actions():
-    env, _ = compare("qbert", 8, steps=150, episodic_life=True)
+    env, _ = compare("qbert", 8, steps=150, episodic_life=True, **SMALL)
     assert not env.is_exact, "nothing is drawn"
 
 
