@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parent.parent
         ({"batch_width": 1, "max_policy_lag": 2}, r"--max_policy_lag 2: .* gives 4 updates.* give at least 3"),
         (
             {"stagger": True, "batch_width": 8},
-            r"--stagger with --batch_width 8: .* each of the 2 groups of 4 columns.*; give less than 8, or --num_actors 2",
+            "--stagger with --batch_width 8: .* each of the 2 groups of 4 columns.* less than 8, or --num_actors 2",
         ),
     ],
 )
