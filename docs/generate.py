@@ -89,7 +89,15 @@ EMULATOR_TASKS = (
     (32, "ale-py's", "pong"),
 )
 # CSVs that are not of one learning run, or that another page has: samples of a soak, a search, a GPU, lists of games.
-NO_RUNS = ("soak-*.csv", "*-search.csv", "gpu-*.csv", "atari-exact.csv", "atari-policy.csv")
+NO_RUNS = (
+    "soak-*.csv",
+    "*-search.csv",
+    "gpu-*.csv",
+    "atari-exact.csv",
+    "atari-policy.csv",
+    "lag.csv",
+    "just-in-time.csv",
+)
 PUBLISHED = ROOT / "benchmarks" / "peers" / "atari-published.csv"
 
 

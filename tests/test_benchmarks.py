@@ -16,6 +16,7 @@ import torch
 from waiting import wait_until
 
 import monobeast
+from beast.feeds.slots import Slots
 from beast.run import command_line
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -432,6 +433,16 @@ def test_the_forks_of_the_lag_benchmark_are_monobeast_with_late_weights(weigh):
     text = load("lag.py").fork(7, weigh)
     compile(text, "monobeast.py", "exec")
     assert "if len(kept) > 7:" in text and ("log_rhos=torch.zeros_like" in text) == (not weigh)
+
+
+def test_the_fork_that_hands_out_slots_at_once_finds_none_early(monkeypatch):
+    text = load("just_in_time.py").fork()
+    compile(text, "monobeast.py", "exec")
+    monkeypatch.setattr(Slots, "_is_early", lambda slots: True)
+    slots = Slots(2)
+    assert slots.acquire(0, set()) is None
+    exec(text.partition("run_if_actor(Flags, create_env)\n")[2].partition("if __name__")[0], {})
+    assert slots.acquire(0, set()) == 0
 
 
 def test_the_picture_of_lag_is_drawn_of_the_runs_that_there_are(tmp_path, monkeypatch):
