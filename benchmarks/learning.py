@@ -71,7 +71,7 @@ ATARI = {
     for game in ATARI_GAMES
 }
 # The experiments of CuLE (arXiv 1907.08467), named after its table 3: environments, batches, steps of a rollout, steps
-# per update. Its training frames are our steps. docs/device.md has the flags as a table. No run of them is kept here.
+# per update. Its training frames are our steps. docs/gpu.md has the flags as a table. No run of them is kept here.
 CULE_GAMES = {"pong": ("Pong", 8_000_000), "mspacman": ("MsPacman", 15_000_000)}  # steps of its figure 8
 CULE_ACTORS = {1: 1, 5: 5, 20: 10}  # of so many batches: two groups a batch with 1 and 5, else one
 CULE = {

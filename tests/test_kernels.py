@@ -27,7 +27,7 @@ V4 = {"noop_max": 30}
 V5 = {"noop_max": 0, "use_fire_reset": False, "repeat_action_probability": 0.25, "reward_clipping": False}
 SAME_STEP = {"autoreset_mode": "SameStep"}
 SMALL = {"img_height": 42, "img_width": 40}
-PAGE = Path(__file__).resolve().parents[1] / "docs/device.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs/gpu.md"
 LAST_ACTION, FRAME_NUMBER = -4, -12  # their places in a Vcs
 CASES: list[tuple[str, int, dict[str, Any]]] = [  # game, lanes, arguments
     (
@@ -415,7 +415,8 @@ def test_several_games_are_the_columns_that_they_are_on_the_host():
         env.step(torch.tensor([0, 18, 0, 0, 0, 0]))
 
 
-def test_the_code_of_the_page_on_environments_of_tensors_plays():
+def test_the_code_of_the_page_on_gpus_plays():
+    assert PAGE.name == "gpu.md"
     (code,) = re.findall(r"```python\n(import torch\nfrom beast.gpu.*?)```", PAGE.read_text(), re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)

@@ -64,6 +64,7 @@ PYTHON_TESTS = {
     "demonstrations.md": ("test_demonstrations.py", "test_the_code_of_the_page_on_demonstrations_runs"),
     "device.md": ("test_device.py", "test_the_wrappers_of_the_page_give_what_a_group_takes"),
     "environments.md": ("test_atari_env.py", "test_the_code_of_the_page_on_environments_runs"),
+    "gpu.md": ("test_kernels.py", "test_the_code_of_the_page_on_gpus_plays"),
     "polybeast.md": ("test_compat.py", "test_the_documented_adapter_gives_four_values"),
     "recipes.md": ("test_update.py", "test_the_groups_of_parameters_in_the_recipes_decay_alike_through_a_resumption"),
     "runs.md": ("test_runs.py", "test_the_code_of_the_page_on_runs_trains"),

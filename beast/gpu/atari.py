@@ -1,7 +1,7 @@
 """Atari games by the thousand on a GPU, each on a console of its own: csrc/atari/batch.h says how.
 
 They play what `beast.envs.emulator.AtariVectorEnv` plays, to the bit, but for the starts of some episodes, which
-docs/device.md names. On a CPU the same kernels run in the calling thread, console by console, for tests.
+docs/gpu.md names. On a CPU the same kernels run in the calling thread, console by console, for tests.
 """
 
 import ctypes
@@ -75,7 +75,7 @@ class AtariTensorEnv(VectorEnv):
         self.lanes = lanes or _lanes(num_envs, self.device)
         self.is_exact = exact and host.settings["sticky"] > 0  # else nothing is drawn
         if game in INEXACT_STARTS:
-            warnings.warn(f"{game}: its later episodes begin otherwise than on a CPU, see docs/device.md", stacklevel=2)
+            warnings.warn(f"{game}: its later episodes begin otherwise than on a CPU, see docs/gpu.md", stacklevel=2)
         try:
             self._shared = _shared_by_all(game, host.settings, self.is_exact, self.device)
             self._host = libatari.Batch(self._shared.host, num_envs, self.lanes)

@@ -60,7 +60,7 @@ class EnvFlags:
     full_action_space: Literal["auto", "on", "off"] = "auto"
     """Atari: choose among all 18 actions rather than the game's own; auto: off."""
     atari_backend: Literal["auto", "beast", "ale", "cuda"] = "auto"
-    """Atari: run on Beast's own emulator, on ale-py's (docs/environments.md) or on a GPU (docs/device.md); auto:
+    """Atari: run on Beast's own emulator, on ale-py's (docs/environments.md) or on a GPU (docs/gpu.md); auto:
     Beast's where it is built and knows the game."""
 
 
@@ -76,7 +76,7 @@ class ActorFlags:
     those of one more batch."""
     stagger: bool = False
     """Begin the rollouts of G groups T/G steps apart, so that updates come evenly and not all together
-    (docs/device.md). The first rollouts begin together; a later one that would begin sooner after another one waits."""
+    (docs/gpu.md). The first rollouts begin together; a later one that would begin sooner after another one waits."""
     balance: Literal["samples", "compute"] = "samples"
     """Of several tasks: equal samples, where each group has environments of all tasks, or equal compute, where each
     task has equally many actors, so that fast tasks give more samples. Then each group of --group_width has one task,
