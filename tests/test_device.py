@@ -305,6 +305,25 @@ def test_the_wrappers_of_the_page_give_what_a_group_takes():
         assert row["episode_step"].any() and memory.arrays["terminated"].any() and memory.arrays["truncated"].any()
 
 
+def test_rows_tell_the_task_of_each_column_and_what_an_environment_finds_out_later_is_raised():
+    found = spaces_of(Walk)
+    memory, walk = TensorMemory(rollout_fields(found), 1, 2, 4, CPU), Walk(4)
+    walk.task_numbers = np.array([0, 1, 0, 1], np.int32)
+    group = TensorGroup(walk, found, memory)
+    group.reset(1, 0, 0)
+    memory.arrays["action"].zero_()
+    group.step(0, 1)
+    assert memory.arrays["task"][0, :2].tolist() == [[0, 1, 0, 1]] * 2
+    assert group.take_told() == b""
+
+    def check() -> None:
+        raise RuntimeError("it has stood still for a second")
+
+    walk.check = check
+    with pytest.raises(RuntimeError, match="stood still"):
+        group.take_told()
+
+
 class Broken(Walk):
     def step(self, actions):
         if (self.t > 2).any():
