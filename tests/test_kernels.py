@@ -429,6 +429,18 @@ def test_the_page_names_the_games_whose_starts_differ():
     assert {re.sub("[-' ]+", "_", name).lower() for name in named} == INEXACT_STARTS
 
 
+def test_each_game_is_compiled_for_its_cartridge_and_rounds_each_product():
+    assert options("pong", False) == ["-DWIRING=kFlat", "-DGENERATOR=SplitMix64", "--fmad=false"]
+    assert options("asteroids", True) == ["-DWIRING=kBanked", "-DGENERATOR=Mt19937", "--fmad=false"]
+    assert options("tutankham", True)[0] == "-DWIRING=kSliced"
+
+
+def test_ram_is_that_of_the_consoles():
+    env, pool = make_both("pong", 3, **SMALL)
+    env.reset(seed=4), pool.reset(seed=4)
+    np.testing.assert_array_equal(env.ram().numpy(), pool.ram())
+
+
 def needs_nvrtc() -> None:
     try:
         kernels._package("nvrtc")
