@@ -780,9 +780,11 @@ def test_a_build_in_which_instructions_nest_calls_is_refused(flags, message, tmp
     assert re.search(message, done.stdout) and bool(done.stdout) == bool(message)
 
 
-def test_only_games_that_the_committed_table_shows_exact_are_offered():
-    assert EXACT_GAMES <= exact_games()
+@pytest.mark.parametrize("sticky", [0.0, 0.25])
+def test_only_games_that_the_committed_table_shows_exact_are_offered(sticky):
+    assert EXACT_GAMES <= exact_games(sticky=sticky)
 
 
-def test_the_committed_table_shows_every_game_with_rules_exact_over_20000_frames():
-    assert exact_games() == {name for name, game in GAMES.items() if game["has_rules"]}
+@pytest.mark.parametrize("sticky", [0.0, 0.25])
+def test_the_committed_table_shows_every_game_with_rules_exact_over_20000_frames(sticky):
+    assert exact_games(sticky=sticky) == {name for name, game in GAMES.items() if game["has_rules"]}
