@@ -490,6 +490,8 @@ def test_the_cache_knows_headers_options_and_architectures_apart(tmp_path, monke
         kernels.compiled(tmp_path / "good.cu", given, architecture)
         seen.add(len([*(tmp_path / "cache").glob("*.cubin")]))
     assert seen == {1, 2, 3, 4}
+    monkeypatch.setattr(kernels, "_compile", None)
+    assert kernels.compiled(tmp_path / "good.cu", [], "sm_90")[0][:4] == b"\x7fELF", "it is in the cache"
 
 
 def train(tmp_path, **changes) -> dict:
