@@ -165,8 +165,9 @@ def test_a_reset_without_a_seed_goes_on_with_all_generators():
 
 
 @pytest.mark.parametrize("seed", [None, 5])
-@pytest.mark.parametrize("arguments", [{}, {"max_num_frames_per_episode": 8, "frameskip": 3, **SAME_STEP}])
-def test_a_reset_of_some_leaves_the_others_as_they_are(seed, arguments):
+@pytest.mark.parametrize("frames", [None, 8, 3])
+def test_a_reset_of_some_leaves_the_others_as_they_are(seed, frames):
+    arguments = {"max_num_frames_per_episode": frames, "frameskip": 3, **SAME_STEP} if frames else {}
     env, pool = make_both("pong", 6, **V4 | SMALL | arguments)
     random = np.random.default_rng(3)
     assert_equal(env.reset(seed=17), pool.reset(seed=17), "reset")
