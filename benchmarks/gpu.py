@@ -1,16 +1,18 @@
-"""What a GPU shows of Beast, in one command and about 12 minutes, 25 at most: tests, our emulator on it, throughput by
-stage, runs, Pong to 18.
+"""What a GPU shows of Beast, in one command and 10 minutes: tests, our emulator on it, Pong to 18, throughput by stage,
+runs.
 
-    python benchmarks/gpu.py                  # writes benchmarks/results/gpu-<card>.md and .json
+    python benchmarks/gpu.py                  # writes benchmarks/results/gpu-<card>.md, .json and .png
     python benchmarks/gpu.py --parts runs     # one part of it
 
-Each part runs in a process of its own with a limit of time. What fails is named in the result, and the next one runs.
-The files are written after every part, so that a run which is cut keeps what it has.
+Each piece runs in a process of its own with a limit of time. What fails is named in the result, and the next one runs.
+What there was no time for is named, too. The files are written after every piece, so that a run which is cut keeps what
+it has.
 """
 
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import math
 import os
@@ -22,12 +24,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+from beast.errors import MissingPackage  # noqa: E402
+from beast.gpu import atari, kernels  # noqa: E402
 
 PARTS = ("tests", "emulator", "stages", "runs", "pong")
 PONG = "--env PongNoFrameskip-v4"
@@ -59,6 +64,8 @@ class Options:
 
     parts: tuple[Literal["tests", "emulator", "stages", "runs", "pong"], ...] = PARTS
     """Parts to run."""
+    minutes: float = 10.0
+    """Minutes for all pieces together. A piece that has less than 20 seconds left is not begun."""
     seconds: float = 10.0
     """Seconds that each of the runs trains behind its first row of metrics, and half of which each stage lasts."""
     only: str = ""
@@ -75,43 +82,66 @@ def main(options: Options) -> None:
     from beast.machine import cpu_model, usable_cores
     from beast.run.directory import code_version
 
-    if not torch.cuda.is_available():
-        sys.exit(f"error: torch {torch.__version__} sees no GPU: install a build with CUDA, and look at nvidia-smi")
+    if missing := what_is_missing():
+        sys.exit("error: " + "; ".join(missing))
     card = torch.cuda.get_device_name()
     head = [
         f"{card} beside {usable_cores()} cores of {cpu_model()}, torch {torch.__version__}, Python "
         f"{sys.version.split()[0]}, commit {(code_version(ROOT) or 'unknown')[:10]}.",
         f"`{shlex.join(['python', 'benchmarks/gpu.py', *sys.argv[1:]])}`",
     ]
-    few, most = max(1, usable_cores() // 3), max(1, usable_cores() - 2)
     path = Path(options.out) / f"gpu-{re.sub('[^a-z0-9]+', '-', card.lower())}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    found: dict = {"head": head, "tests": None, "emulator": None, "stages": [], "runs": [], "pong": []}
-
-    def keep() -> None:
+    found: dict = {"head": head, **{part: [] for part in PARTS}, "left out": []}
+    deadline = time.monotonic() + 60 * options.minutes
+    for part, name, limit, run in pieces(options, max(1, usable_cores() // 3), max(1, usable_cores() - 2)):
+        left = deadline - time.monotonic()
+        if part not in options.parts or (part == "runs" and not re.search(options.only, name)):
+            continue
+        if left < 20:
+            found["left out"].append(name)
+        else:
+            found[part].append(run(min(limit, left)))
         path.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
         path.with_suffix(".md").write_text(report(found))
-
-    if "tests" in options.parts:
-        pytest = "-m pytest -q -rs --tb=line --durations=5 tests/test_gpu.py -k".split()
-        found["tests"] = [output([*pytest, which], limit=200) for which in ("games", "not games")]
-        keep()
-    if "emulator" in options.parts:
-        games = ["--games", "pong", "qbert", "riverraid", "--envs", "1024", "4096", "16384", "--seconds", "1"]
-        found["emulator"] = output(["benchmarks/atari_gpu.py", *games], limit=180)
-        keep()
-    for arguments in STAGED if "stages" in options.parts else ():
-        found["stages"].append(staged(arguments.format(most=most), options.seconds / 2))
-        keep()
-    for command in RUNS if "runs" in options.parts else ():
-        if re.search(options.only, command):
-            command = command.format(few=few, most=most)
-            found["runs"].append(watched(command, limit=90, seconds=options.seconds))
-            keep()
-    for command in TO_18 if "pong" in options.parts else ():
-        found["pong"].append(watched(f"{command.format(most=most)} --seed {options.seed}", limit=150, goal=GOAL))
-        keep()
+    draw(found, path.with_suffix(".png"))
     print(report(found))
+
+
+def what_is_missing() -> list[str]:
+    """What this machine lacks, with the remedy."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return [f"torch {torch.__version__} sees no GPU: install a build with CUDA, and look at nvidia-smi"]
+    missing = []
+    for name, remedy in {"libatari": "make libatari", "pytest": "make test", "matplotlib": "make test"}.items():
+        if not importlib.util.find_spec(name):
+            missing.append(f"{name} is missing: {remedy}")
+    try:
+        kernels.compiled(kernels.SOURCES / "batch.cu", atari.options("pong", False), kernels.architecture_of(None))
+    except (MissingPackage, kernels.BuildError) as error:
+        missing.append(str(error))
+    return missing
+
+
+def pieces(options: Options, few: int, most: int) -> Iterator[tuple[str, str, float, Callable[[float], Any]]]:
+    """Of each piece its part, its name, its limit of seconds, and what runs it within such a limit. What nobody has run
+    comes first."""
+    pytest = "-m pytest -q -rs --tb=line --durations=5 tests/test_gpu.py -k".split()
+    games = "benchmarks/atari_gpu.py --games pong qbert riverraid --envs 1024 4096 16384 --seconds 1".split()
+    yield "tests", "tests of games", 200, lambda limit: output([*pytest, "games"], limit)
+    yield "emulator", "the emulator", 150, lambda limit: output(games, limit)
+    to_18 = [f"{command.format(most=most)} --seed {options.seed}" for command in TO_18]
+    yield "pong", to_18[0], 150, lambda limit: watched(to_18[0], limit, goal=GOAL)
+    for arguments in STAGED:
+        shape = arguments.format(most=most)
+        yield "stages", shape, 90, lambda limit, shape=shape: staged(shape, options.seconds / 2, limit)
+    for run in RUNS:
+        command, seconds = run.format(few=few, most=most), 60.0 if "r2d2" in run else options.seconds
+        yield "runs", command, 100, lambda limit, command=command, seconds=seconds: watched(command, limit, seconds)
+    yield "tests", "all other tests", 200, lambda limit: output([*pytest, "not games"], limit)
+    yield "pong", to_18[1], 150, lambda limit: watched(to_18[1], limit, goal=GOAL)
 
 
 def output(arguments: list[str], limit: float) -> str:
@@ -129,7 +159,7 @@ def output(arguments: list[str], limit: float) -> str:
     return text
 
 
-def staged(arguments: str, seconds: float) -> dict:
+def staged(arguments: str, seconds: float, limit: float) -> dict:
     """Steps/s of MonoBeast in each stage of benchmarks/staged.py."""
     print("+ staged.py monobeast", arguments, flush=True)
     stages: dict = {"simulation": None, "+ inference": None, "+ learning": None}
@@ -142,7 +172,7 @@ def staged(arguments: str, seconds: float) -> dict:
         )
         assert process.stdin
         metrics, began = Path(root, "run", "metrics.csv"), time.monotonic()
-        while process.poll() is None and time.monotonic() - began < 90:
+        while process.poll() is None and time.monotonic() - began < limit - 3 * (seconds + 1):
             if any(row["stats/stage"] >= 0 for row in read_rows(metrics)):
                 break
             time.sleep(0.5)
@@ -226,8 +256,8 @@ def report(found: dict) -> str:
     if found["tests"]:
         lines += ["## tests/test_gpu.py: games on the GPU, then all others", ""]
         lines += [line for text in found["tests"] for line in ("```", *text.strip().splitlines()[-30:], "```", "")]
-    if found["emulator"]:
-        lines += ["## The emulator alone, by benchmarks/atari_gpu.py", "", found["emulator"].strip(), ""]
+    for text in found["emulator"]:
+        lines += ["## The emulator alone, by benchmarks/atari_gpu.py", "", text.strip(), ""]
     if found["stages"]:
         lines += ["## Steps/s by stage", "", "| flags | simulation | + inference | + learning |", "|---|---|---|---|"]
         for each in found["stages"]:
@@ -264,7 +294,40 @@ def report(found: dict) -> str:
                 f"{pong['wall_seconds']:.0f} s from start to end.",
                 "",
             ]
+    if found["left out"]:
+        lines += ["## No time was left for", "", *(f"- {name}" for name in found["left out"])]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def draw(found: dict, path: Path) -> None:
+    """Frames/s of the emulator over the number of environments, and steps/s by stage."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    speeds: dict[str, list[tuple[int, float]]] = {}
+    for text in found["emulator"]:
+        for game, envs, lanes, speed in re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \| ([\d,]+) \|", text, re.M):
+            speeds.setdefault(f"{game}, {lanes} lanes", []).append((int(envs), float(speed.replace(",", ""))))
+    for name, points in speeds.items():
+        left.plot(*zip(*points), marker="o", label=name)
+    left.set(title="Atari on the GPU", xlabel="environments", ylabel="frames/s", xscale="log", yscale="log")
+    if speeds:
+        left.legend(fontsize="small")
+    for number, each in enumerate(found["stages"]):
+        stages = [value or 0 for value in each["stages"].values()]
+        label = "games on the GPU" if "cuda" in each["command"] else "shared memory"
+        width = re.search(r"--group_width (\d+)", each["command"])
+        right.bar(
+            [k + 0.25 * number for k in range(3)], stages, 0.22, label=f"{label}, K = {width[1] if width else '?'}"
+        )
+    right.set(title="MonoBeast by stage", ylabel="steps/s")
+    right.set_xticks([0.25, 1.25, 2.25], ["simulation", "+ inference", "+ learning"])
+    if found["stages"]:
+        right.legend(fontsize="small")
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

@@ -257,6 +257,43 @@ def test_every_task_is_flags_that_its_program_takes(monkeypatch):
         agent.validate(flags)
 
 
+@pytest.mark.long
+def test_every_run_of_the_gpu_benchmark_is_flags_that_its_program_takes(monkeypatch):
+    gpu = load("gpu.py")
+    runs = [*gpu.RUNS, *gpu.TO_18, *(f"monobeast.py {each}" for each in gpu.STAGED)]
+    for run in runs:
+        program, *words = run.format(few=2, most=4).split()
+        agent = importlib.import_module(program.removesuffix(".py"))
+        monkeypatch.setattr(sys, "argv", ["x.py", *words])
+        agent.validate(command_line.parse(agent.Flags, None, agent.PRESETS, agent.ABOUT))
+
+
+def test_the_gpu_benchmark_says_what_failed_what_is_missing_and_what_it_had_no_time_for(tmp_path):
+    gpu = load("gpu.py")
+    named = [name for _, name, _, _ in gpu.pieces(gpu.Options(), few=2, most=4)]
+    assert len({*named}) == len(named) == 3 + len(gpu.STAGED) + len(gpu.RUNS) + len(gpu.TO_18)
+    assert named[0] == "tests of games", "what nobody has run comes first"
+    table = "| pong | 1024 | 8 | 1,234 | 3% | 5 |\n| pong | 4096 | 8 | 4,234 | 3% | 5 |"
+    stages = {"simulation": 1000.0, "+ inference": None, "+ learning": None}
+    found = {
+        "head": ["a card"], "tests": ["7 passed"], "emulator": [table], "left out": ["all other tests"],
+        "stages": [{"command": "--atari_backend cuda --group_width 64", "stages": stages, "error": "x\nno kernel"}],
+        "runs": [{"command": "r2d2.py", "error": ""}], "pong": [{"command": "monobeast.py", "error": "out of memory"}],
+    }  # fmt: skip
+    text = gpu.report(found)
+    for line in (
+        "7 passed", table, "| `--atari_backend cuda --group_width 64` | 1,000 | failed | failed |",
+        "| | no kernel | | |",
+        "| `r2d2.py` | failed: no row of metrics in time | | | | |", "`monobeast.py`: failed: out of memory",
+        "- all other tests",
+    ):  # fmt: skip
+        assert line in text
+    gpu.draw(found, tmp_path / "gpu.png")
+    assert (tmp_path / "gpu.png").stat().st_size > 10_000
+    if not torch.cuda.is_available():
+        assert "sees no GPU" in gpu.what_is_missing()[0]
+
+
 def test_the_tasks_of_cule_have_as_many_environments_and_updates_as_their_names_say():
     tasks = {name: words for name, words in load("learning.py").TASKS.items() if name.startswith("cule-")}
     assert len(tasks) == 32

@@ -118,8 +118,8 @@ class Module:
             yield
 
 
-def architecture_of(device: torch.device) -> str:
-    """Such as "sm_90"."""
+def architecture_of(device: torch.device | None) -> str:
+    """Such as "sm_90"; None: of the current GPU."""
     return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
 
 
