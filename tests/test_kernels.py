@@ -38,7 +38,7 @@ CASES: list[tuple[str, int, dict[str, Any]]] = [  # game, lanes, arguments
     ("breakout", 4, {"episodic_life": True, **SAME_STEP}),
     ("seaquest", 32, V5),
     ("qbert", 16, {"life_loss_info": True, **SAME_STEP}),
-    ("journey_escape", 4, {"max_num_frames_per_episode": 203, "reward_clipping": False}),
+    ("journey_escape", 4, {"max_num_frames_per_episode": 203, "reward_clipping": False, **SAME_STEP}),
     ("montezuma_revenge", 8, {**V5, "max_num_frames_per_episode": 60, "frameskip": 3, **SAME_STEP}),
     (
         "ms_pacman",
