@@ -1,5 +1,6 @@
 // The host's half of a batch (batch.h): which arrays it needs, what they begin with, and its kernels as loops over
-// their threads. beast/gpu/atari.py allocates the arrays on a device and launches the kernels there; on a CPU it calls `run`.
+// their threads. beast/gpu/atari.py allocates the arrays on a device and launches the kernels there; on a CPU it calls
+// `run`.
 #pragma once
 
 #include <algorithm>
