@@ -17,8 +17,9 @@ extern "C" __global__ void begin(const __grid_constant__ Batch batch) {
   beast::atari::begin<GENERATOR>(batch, thread_number());
 }
 
-// num_warps(batch) blocks; with `is_again` a block for every 32 consoles.
-extern "C" __global__ void __launch_bounds__(kWarpSize)
+// num_warps(batch) blocks; with `is_again` a block for every 32 consoles. Without the 1, NVRTC would have more blocks fit
+// an SM and spill registers for it.
+extern "C" __global__ void __launch_bounds__(kWarpSize, 1)
     emulate(const __grid_constant__ Batch batch, bool is_again) {
   beast::atari::emulate<GENERATOR>(batch, thread_number(), is_again);
 }
