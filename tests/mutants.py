@@ -84,7 +84,7 @@ TESTS = {  # of each file, those that fail first
     "beast/gpu/atari.py": ["tests/test_kernels.py"],
     "beast/gpu/kernels.py": ["tests/test_kernels.py"],
     "beast/gpu/tasks.py": ["tests/test_kernels.py"],
-    "beast/envs/atari.py": ["tests/test_kernels.py", "tests/test_atari_env.py"],
+    "beast/envs/atari.py": ["tests/test_envs.py", "tests/test_kernels.py"],
     "beast/feeds/memory.py": ["tests/test_device.py"],
     "beast/envs/spaces.py": ["tests/test_net.py", "tests/test_oddities.py", "tests/test_kinds.py"],
     "beast/envs/numbers.py": ["tests/test_own_processes.py"],
