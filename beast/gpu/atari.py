@@ -154,7 +154,7 @@ class AtariTensorEnv(VectorEnv):
         chosen = mask.nonzero().flatten()
         if seed is not None:
             self._seed(checked_seeds(seed, len(chosen)), chosen.to(self.device))
-        self._arrays["begins"].copy_(mask.to(torch.uint8) * (1 if seed is None else 2))
+        self._arrays["begins"].copy_(mask.to(torch.uint8) * (1 if seed is None else 2))  # Begins in batch.h
         self._was_reset = True
         self._kernels.run("begin")
         self._kernels.run("observe")
@@ -210,7 +210,7 @@ class AtariTensorEnv(VectorEnv):
         self._kernels = None
 
 
-class Shared:
+class GameOnDevice:
     """What all environments of a game and its settings share in a process: 78 MB of starts with 30 no-ops, kernels."""
 
     def __init__(self, game: str, settings: dict[str, Any], is_exact: bool, device: torch.device):
@@ -239,13 +239,13 @@ class Shared:
             )
 
 
-_known: weakref.WeakValueDictionary[Any, Shared] = weakref.WeakValueDictionary()
+_known: weakref.WeakValueDictionary[Any, GameOnDevice] = weakref.WeakValueDictionary()
 
 
-def _shared_by_all(game: str, settings: dict[str, Any], is_exact: bool, device: torch.device) -> Shared:
+def _shared_by_all(game: str, settings: dict[str, Any], is_exact: bool, device: torch.device) -> GameOnDevice:
     key = game, repr(settings), is_exact, device
     if (found := _known.get(key)) is None:
-        found = _known[key] = Shared(game, settings, is_exact, device)
+        found = _known[key] = GameOnDevice(game, settings, is_exact, device)
     return found
 
 

@@ -68,6 +68,7 @@ class BatchGame {
   const bool is_exact_;
 };
 
+// One batch of it.
 class HostBatch {
  public:
   HostBatch(std::shared_ptr<const BatchGame> game, int count, int lanes) : game_(std::move(game)) {
