@@ -11,15 +11,12 @@ Runs have the machine for themselves: the policy lag depends on how fast actors 
 import argparse
 import csv
 import itertools
-import os
-import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+from lag import mean, train  # noqa: E402
 from learning import TASKS as LEARNING  # noqa: E402
 
 from beast.machine import cpu_model, usable_cores  # noqa: E402
@@ -50,31 +47,17 @@ def fork() -> str:
 
 def run(task: str, kind: str, seed: int) -> dict:
     """A row of the results."""
-    with tempfile.TemporaryDirectory() as place:
-        script = Path(place, "monobeast.py")
-        script.write_text(fork() if kind == "at once" else (ROOT / "monobeast.py").read_text())
-        command = [sys.executable, str(script), *TASKS[task].split(), "--no_tensorboard", "--log_steps", "20000"]
-        command += ["--seed", str(seed), "--root", place, "--name", "run"]
-        began = time.monotonic()
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-        minutes = (time.monotonic() - began) / 60
-        with open(Path(place, "run", "metrics.csv")) as file:
-            rows = list(csv.DictReader(file))
-
-    def mean(name: str, some: list[dict]) -> float:
-        values = [float(row[name]) for row in some if row[name]]
-        return sum(values) / len(values)
-
+    text = fork() if kind == "at once" else (ROOT / "monobeast.py").read_text()
+    rows, minutes = train(text, [*TASKS[task].split(), "--log_steps", "20000", "--seed", str(seed)])
     returns = [
         (int(row["step"]), float(row["charts/episodic_return"])) for row in rows if row["charts/episodic_return"]
     ]
-    first, last = returns[0][1], mean("charts/episodic_return", rows[-len(rows) // 5 :])
+    first, last = returns[0][1], mean(rows[-len(rows) // 5 :], "charts/episodic_return")
     half = next((step for step, value in returns if value >= (first + last) / 2), 0)
     return {
         "task": task, "kind": kind, "seed": seed, "return": f"{last:.2f}",
-        "return of all": f"{mean('charts/episodic_return', rows):.2f}", "steps to half": half,
-        "measured_lag": f"{mean('stats/policy_lag_mean', rows):.1f}",
+        "return of all": f"{mean(rows, 'charts/episodic_return'):.2f}", "steps to half": half,
+        "measured_lag": f"{mean(rows, 'stats/policy_lag_mean'):.1f}",
         "steps/s": f"{int(rows[-1]['step']) / (3600 * float(rows[-1]['hours'])):.0f}", "minutes": f"{minutes:.1f}",
         "commit": code_version(ROOT), "hardware": f"{cpu_model()}, {usable_cores()} cores",
     }  # fmt: skip

@@ -37,7 +37,6 @@ CORRECTIONS = {  # are there importance weights, and the clip of the policy's ra
 STEPS = 600_000
 FLAGS = "--deterministic --num_actors 1 --group_width 16 --batch_width 32 --hidden_size 128 --vtrace_lambda 0.95"
 FLAGS += f" --entropy_cost 0.02 --learning_rate 2e-3 --normalize_returns off --total_steps {STEPS} --log_steps 20000"
-FLAGS += " --no_tensorboard"
 # The fork's edits of monobeast.py.
 PUBLISH = "weights.publish(learner.net, learner.updates)"
 LATE = """kept.append((copy.deepcopy(learner.net), learner.updates))
@@ -61,27 +60,33 @@ def fork(lag: int, weigh: bool) -> str:
     return text
 
 
-def run(game: str, lag: int, correction: str, seed: int) -> dict:
-    """A row of the results. Its return is the mean of the games that ended in the run's last fifth."""
-    weigh, clip = CORRECTIONS[correction]
+def train(text: str, words: list[str], **environment: str) -> tuple[list[dict], float]:
+    """The rows of metrics of a run of this text as monobeast.py, and its minutes."""
     with tempfile.TemporaryDirectory() as place:
         script = Path(place, "monobeast.py")
-        script.write_text(fork(lag, weigh))
-        command = [sys.executable, str(script), "--env", f"MinAtar/{game}-v0", "--ppo_clip", str(clip), *FLAGS.split()]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        script.write_text(text)
+        command = [sys.executable, str(script), *words, "--no_tensorboard", "--root", place, "--name", "run"]
         began = time.monotonic()
-        command += ["--seed", str(seed), "--root", place, "--name", "run"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
         subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
         minutes = (time.monotonic() - began) / 60
         with open(Path(place, "run", "metrics.csv")) as file:
-            rows = list(csv.DictReader(file))
+            return list(csv.DictReader(file)), minutes
+
+
+def mean(rows: list[dict], name: str) -> float:
+    values = [float(row[name]) for row in rows if row[name]]
+    return sum(values) / len(values)
+
+
+def run(game: str, lag: int, correction: str, seed: int) -> dict:
+    """A row of the results. Its return is the mean of the games that ended in the run's last fifth."""
+    weigh, clip = CORRECTIONS[correction]
+    words = ["--env", f"MinAtar/{game}-v0", "--ppo_clip", str(clip), *FLAGS.split(), "--seed", str(seed)]
+    rows, minutes = train(fork(lag, weigh), words, OMP_NUM_THREADS="1")
     rows = rows[-len(rows) // 5 :]
-
-    def mean(name: str) -> float:
-        values = [float(row[name]) for row in rows]
-        return sum(values) / len(values)
-
-    numbers = mean("charts/episodic_return"), mean("stats/policy_lag_mean"), mean("losses/entropy"), minutes
+    names = "charts/episodic_return", "stats/policy_lag_mean", "losses/entropy"
+    numbers = *(mean(rows, name) for name in names), minutes
     texts = (f"{x:.{digits}f}" for x, digits in zip(numbers, (2, 1, 3, 1)))
     return dict(zip(COLUMNS, (game, lag, correction, seed, *texts, code_version(ROOT))))
 
