@@ -130,8 +130,21 @@ SEVERAL_TASKS = {
         for game in MINATAR_GAMES
     },
 }
+# What slots that are handed out just in time give, and what two ranks: all runs of a game have 64 environments and
+# equally wide updates. benchmarks/slots_at_once.py is monobeast.py without the first, torchrun starts the second.
+OF_PONG = "--env PongNoFrameskip-v4 --total_steps 1500000"
+OF_MINATAR = f"{BREAKOUT} --hidden_size 256 --learning_rate 1.5e-3 --total_steps 1000000"
+COMPARED = {
+    "pong-64": f"{OF_PONG} --num_actors 2 --batch_width 4",
+    "pong-64-at-once": f"{OF_PONG} --num_actors 2 --batch_width 4",
+    "pong-64-two-ranks": f"{OF_PONG} --num_actors 1 --batch_width 2",
+    "minatar-64": f"{OF_MINATAR} --group_width 32 --batch_width 8",
+    "minatar-64-at-once": f"{OF_MINATAR} --group_width 32 --batch_width 8",
+    "minatar-64-two-ranks": f"{OF_MINATAR} --group_width 16 --batch_width 4",
+}
 TASKS = {
     **RECIPES,
+    **COMPARED,
     **SEVERAL_TASKS,
     **ATARI,
     **CULE,
@@ -220,6 +233,8 @@ def script_of(task: str) -> str:
     """The program that trains a task."""
     if task.endswith(("-poly", "-dial")):
         return "polybeast.py"
+    if task.endswith("-at-once"):
+        return "benchmarks/slots_at_once.py"
     return "r2d2.py" if task.startswith("r2d2-") else "monobeast.py"
 
 
@@ -245,7 +260,10 @@ def main(options: Options) -> None:
     metrics = path / "metrics.csv"
     before = metrics.read_text() if metrics.exists() else ""
     if not options.run:
-        command = [sys.executable, str(ROOT / script_of(options.task)), *TASKS[options.task].split()]
+        program = str(ROOT / script_of(options.task))
+        torchrun = "-m torch.distributed.run --standalone --nproc_per_node 2".split()
+        command = [sys.executable, *(torchrun if options.task.endswith("-two-ranks") else []), program]
+        command += TASKS[options.task].split()
         command += ["--root", options.root, "--name", name, "--seed", str(options.seed)]
         tests = str(ROOT / "tests")  # the toy environments live there
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))}
@@ -258,9 +276,10 @@ def main(options: Options) -> None:
     config = json.loads((path / "config.json").read_text())
     ran = " ".join([os.path.basename(start["argv"][0]), *start["argv"][1:]])
     ran = re.sub(r" --root \S+", "", ran)  # where it lay on somebody's disk
+    launcher = "torchrun --standalone --nproc_per_node 2" if config.get("ranks", 1) > 1 else "python"
     header = [
         f"# command: python benchmarks/learning.py {options.task} --seed {config['seed']}",
-        f"# which ran: python {ran}",
+        f"# which ran: {launcher} {ran}",
         f"# commit: {code_of(start)}",
         f"# hardware: {hardware_of(start)}",
         f"# seed: {config['seed']}",

@@ -88,6 +88,13 @@ EMULATOR_TASKS = (
     (32, "Beast's", "pong-beast"),
     (32, "ale-py's", "pong"),
 )
+# The runs of benchmarks/learning.py that differ in one thing, and what the table calls them.
+COMPARED_TASKS = {
+    f"{task}-64{kind}": f"{name}, {what}"
+    for task, name in (("pong", "Pong"), ("minatar", "MinAtar Breakout"))
+    for kind, what in (("", "just in time"), ("-at-once", "at once"), ("-two-ranks", "two ranks"))
+}
+CPU_PARTS = ("learner", "inference", "envs")
 # CSVs that are not of one learning run, or that another page has: samples of a soak, a search, a GPU, lists of games.
 NO_RUNS = (
     "soak-*.csv",
@@ -96,7 +103,6 @@ NO_RUNS = (
     "atari-exact.csv",
     "atari-policy.csv",
     "lag.csv",
-    "just-in-time.csv",
 )
 PUBLISHED = ROOT / "benchmarks" / "peers" / "atari-published.csv"
 
@@ -248,6 +254,8 @@ class Run:
     hours: list[float]
     returns: list[float]
     """Mean returns of the last 100 games; rows before the first game has ended are left out."""
+    rows: list[dict[str, str]]
+    """All columns of these rows."""
 
     @property
     def task(self) -> str:
@@ -282,6 +290,9 @@ class Run:
     def return_after(self, steps: float) -> float | None:
         """The return in the first row after so many steps; None where the run ended before."""
         return next((value for step, value in zip(self.steps, self.returns) if step >= steps), None)
+
+    def mean(self, column: str) -> float:
+        return statistics.mean(float(row[column]) for row in self.rows)
 
     @property
     def reached(self) -> int | None:
@@ -332,7 +343,7 @@ def read_runs() -> list[Run]:
             raise ValueError(f"{path.name} has no finite {RETURN}")
         steps, hours, returns = ([float(row[name]) for row in rows] for name in ("step", "hours", RETURN))
         frames = [float(row.get("frames", row["step"])) for row in rows]
-        runs.append(Run(path, header, steps, frames, hours, returns))
+        runs.append(Run(path, header, steps, frames, hours, returns, rows))
     return runs
 
 
@@ -473,6 +484,42 @@ def emulators_section(runs: list[Run]) -> list[str]:
         "",
         "With `--deterministic` nothing races. Then all losses and returns of one seed were equal on both emulators "
         f"for 780,000 steps, until the run on ale-py was ended ({link(ours, 'ours')}, {link(theirs, 'ale-py')}).",
+        "",
+    ]
+
+
+def compared_section(runs: list[Run]) -> list[str]:
+    """What slots that are handed out just in time give, and what two ranks cost."""
+    rows = []
+    for task, name in COMPARED_TASKS.items():
+        for run in sorted((run for run in runs if run.task == task), key=lambda run: run.header["seed"]):
+            speed, num_ranks = run.steps[-1] / run.hours[-1] / 3600, 2 if task.endswith("-two-ranks") else 1
+            rows.append(
+                (
+                    name,
+                    run.header["seed"],
+                    f"{speed:,.0f}",
+                    f"{run.mean('stats/policy_lag_mean'):.1f}",
+                    *(f"{1000 * num_ranks * run.mean(f'cores/{part}') / speed:.2f}" for part in CPU_PARTS),
+                    *(("", "") if run.reached is None else over_seeds([run])[3:]),
+                    f"{statistics.mean(run.returns):.2f}",
+                    f"{run.returns[-1]:.2f}",
+                    link(run.path, "csv"),
+                )
+            )
+    if not rows:
+        return []
+    cpu = (f"{part}, ms of CPU a step" for part in CPU_PARTS)
+    until = "steps until the aim", "minutes until it"
+    head = "run", "seed", "steps/s", "policy lag", *cpu, *until, "mean return of the run", "at the end", ""
+    return [
+        "## Slots just in time, and two ranks",
+        "",
+        "64 environments and updates of equally many columns, in turn on one machine. *At once* hands out each slot "
+        "that is free, so that rollouts wait for the learner. Two ranks share environments and columns. Their CPU time "
+        "is twice rank 0's.",
+        "",
+        *table(head, rows),
         "",
     ]
 
@@ -736,6 +783,7 @@ def results_page() -> str:
     sections = [
         *atari_section(runs),
         *emulators_section(runs),
+        *compared_section(runs),
         *learning_section(runs),
         *throughput_section(read_throughput()),
         *peers_section(),

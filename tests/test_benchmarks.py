@@ -251,7 +251,7 @@ def test_a_soak_whose_run_has_no_value_in_some_part_says_so():
 def test_every_task_is_flags_that_its_program_takes(monkeypatch):
     learning = load("learning.py")
     for task, words in learning.TASKS.items():
-        agent = importlib.import_module(learning.script_of(task).removesuffix(".py").replace("polybeast", "monobeast"))
+        agent = importlib.import_module("r2d2" if learning.script_of(task) == "r2d2.py" else "monobeast")
         monkeypatch.setattr(sys, "argv", ["x.py", *re.sub("--(listen|max_streams) \\S+", "", words).split()])
         flags = command_line.parse(agent.Flags, None, agent.PRESETS, agent.ABOUT)
         agent.validate(flags)
@@ -472,13 +472,11 @@ def test_the_forks_of_the_lag_benchmark_are_monobeast_with_late_weights(weigh):
     assert "if len(kept) > 7:" in text and ("log_rhos=torch.zeros_like" in text) == (not weigh)
 
 
-def test_the_fork_that_hands_out_slots_at_once_finds_none_early(monkeypatch):
-    text = load("just_in_time.py").fork()
-    compile(text, "monobeast.py", "exec")
+def test_slots_that_are_handed_out_at_once_are_never_early(monkeypatch):
     monkeypatch.setattr(Slots, "_is_early", lambda slots: True)
     slots = Slots(2)
     assert slots.acquire(0, set()) is None
-    exec(text.partition("run_if_actor(Flags, create_env)\n")[2].partition("if __name__")[0], {})
+    load("slots_at_once.py")
     assert slots.acquire(0, set()) == 0
 
 
