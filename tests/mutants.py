@@ -1486,7 +1486,7 @@ class Run:
         for folder in ("beast", "benchmarks", "compat", "csrc", "docs", "examples", "tests"):
             ignored = shutil.ignore_patterns("__pycache__", "results")
             shutil.copytree(ROOT / folder, place / folder, ignore=ignored)
-        for path in (*ROOT.glob("*.py"), *ROOT.glob("libatari*.so"), ROOT / "pyproject.toml"):
+        for path in (*ROOT.glob("*.py"), *ROOT.glob("lib*.so"), ROOT / "pyproject.toml"):
             shutil.copy(path, place)
         if mutant:
             (place / mutant.file).write_text((ROOT / mutant.file).read_text().replace(mutant.old, mutant.new))
