@@ -1,10 +1,10 @@
-"""Writes the pages that follow from the code and from benchmarks/results/, and the tables of README.md.
+"""Writes the pages that follow from the code and from benchmarks/results/, and tables of other pages.
 
     python docs/generate.py     # or `make docs`, which builds the site, too
 
 - docs/flags.md from the dataclasses of the flags, their docstrings and sections;
 - docs/results.md from every file in benchmarks/results/;
-- in README.md the table behind `<!-- results -->`.
+- in README.md and docs/lag.md the tables behind `<!-- results -->`.
 
 A result names its command, commit and hardware itself: a CSV in its first lines (`# command: …`), a JSON by its keys, a
 Markdown file in its text. A file that does not is refused, but for the CSVs of `NO_RUNS`. `# remark: …` in a CSV goes
@@ -808,7 +808,7 @@ def results_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-# ---- README.md
+# ---- tables of other pages
 
 
 def readme_results() -> list[str]:
@@ -821,23 +821,39 @@ def readme_results() -> list[str]:
     return table(("task", "machine", *SEEDS_HEAD), rows)
 
 
-def readme(text: str) -> str:
-    """README.md with its table as the files of results have it now."""
-    marker = "<!-- results -->\n\n"
+def lag_table() -> list[str]:
+    """Returns over policy lag, of the runs of benchmarks/lag.py: means over seeds, with the lowest and the highest."""
+    lines = (line for line in (RESULTS / "lag.csv").read_text().splitlines() if line[0] != "#")
+    found: dict[tuple[str, int], dict[str, list[float]]] = {}
+    for row in csv.DictReader(lines):
+        by_correction = found.setdefault((row["game"], int(row["lag"])), {})
+        by_correction.setdefault(row["correction"], []).append(float(row["return"]))
+    corrections = list(dict.fromkeys(name for by_correction in found.values() for name in by_correction))
+    rows = (
+        (game, lag, *(spread(by_correction[name], ".1f", statistics.mean) for name in corrections))
+        for (game, lag), by_correction in sorted(found.items())
+    )
+    return table(("game", "updates of lag", *corrections), rows)
+
+
+def with_table(path: Path, rows: list[str]) -> str:
+    """The page with these rows as the table behind its marker."""
+    text, marker = path.read_text(), "<!-- results -->\n\n"
     if text.count(marker) != 1:
-        raise ValueError(f"README.md has {text.count(marker)} lines {marker.strip()!r}, and needs one")
+        raise ValueError(f"{path.name} has {text.count(marker)} lines {marker.strip()!r}, and needs one")
     before, after = text.split(marker)
     rest = re.sub(r"\A(\|.*\n)+\n", "", after)
-    return f"{before}{marker}{chr(10).join(readme_results())}\n\n{rest}"
+    return f"{before}{marker}{chr(10).join(rows)}\n\n{rest}"
 
 
 def pages() -> dict[Path, str]:
     """File -> what belongs there now."""
-    path = ROOT / "README.md"
+    readme, lag = ROOT / "README.md", ROOT / "docs" / "lag.md"
     return {
         ROOT / "docs" / "flags.md": flags_page(),
         ROOT / "docs" / "results.md": results_page(),
-        path: readme(path.read_text()),
+        readme: with_table(readme, readme_results()),
+        lag: with_table(lag, lag_table()),
     }
 
 
