@@ -20,6 +20,7 @@ from pathlib import Path
 import ends
 import grpc
 import numpy as np
+import psutil
 import pytest
 from attacks import attacks
 from env_hosts import ROOT, Dialing, ServerProcess, make_certificate
@@ -855,7 +856,7 @@ def test_more_mute_connections_than_there_are_descriptors_shut_nobody_out(begins
 
 def test_a_quarter_of_all_descriptors_is_for_connections_without_a_hello_which_yield_to_new_ones():
     with contextlib.ExitStack() as stack:
-        address, _ = stack.enter_context(learner_with_few_descriptors())
+        address, process = stack.enter_context(learner_with_few_descriptors())
         first = stack.enter_context(Caller(address).accepted())  # it has said its hello, so it stays
         host, port = address.rsplit(":", 1)
 
@@ -874,10 +875,13 @@ def test_a_quarter_of_all_descriptors_is_for_connections_without_a_hello_which_y
                 return True
             return False
 
+        def num_connections() -> int:
+            return sum(bool(each.raddr) for each in psutil.Process(process.pid).net_connections("tcp"))
+
         few = [connect("127.0.0.3") for _ in range(5)]
         many = [connect("127.0.0.2") for _ in range(100)]
         yielded = 5 + 100 - 256 // 4
-        wait_until(lambda: is_closed(many[yielded - 1]))
+        wait_until(lambda: is_closed(many[yielded - 1]) and num_connections() == 1 + 64)
         assert [is_closed(each) for each in few] == [False] * 5, "they are not those of whom there are most"
         assert [is_closed(each) for each in (many[0], many[yielded], many[-1])] == [True, False, False]
         assert first.call.is_active()
