@@ -60,14 +60,14 @@ def fork(lag: int, weigh: bool) -> str:
     return text
 
 
-def train(text: str, words: list[str], **environment: str) -> tuple[list[dict], float]:
+def train(text: str, words: list[str]) -> tuple[list[dict], float]:
     """The rows of metrics of a run of this text as monobeast.py, and its minutes."""
     with tempfile.TemporaryDirectory() as place:
         script = Path(place, "monobeast.py")
         script.write_text(text)
         command = [sys.executable, str(script), *words, "--no_tensorboard", "--root", place, "--name", "run"]
         began = time.monotonic()
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
         minutes = (time.monotonic() - began) / 60
         with open(Path(place, "run", "metrics.csv")) as file:
@@ -83,7 +83,7 @@ def run(game: str, lag: int, correction: str, seed: int) -> dict:
     """A row of the results. Its return is the mean of the games that ended in the run's last fifth."""
     weigh, clip = CORRECTIONS[correction]
     words = ["--env", f"MinAtar/{game}-v0", "--ppo_clip", str(clip), *FLAGS.split(), "--seed", str(seed)]
-    rows, minutes = train(fork(lag, weigh), words, OMP_NUM_THREADS="1")
+    rows, minutes = train(fork(lag, weigh), words)
     rows = rows[-len(rows) // 5 :]
     names = "charts/episodic_return", "stats/policy_lag_mean", "losses/entropy"
     numbers = *(mean(rows, name) for name in names), minutes
