@@ -90,6 +90,20 @@ def test_the_tables_follow_from_the_files_of_runs(tmp_path, monkeypatch):
     assert generate.over_seeds(runs[2:])[1:4] == ("20.00", "475", "not reached")
 
 
+def test_runs_that_differ_in_one_thing_are_compared_by_speed_lag_and_cpu_time(tmp_path, monkeypatch):
+    columns = "stats/policy_lag_mean,cores/learner,cores/inference,cores/envs"
+    text = HEADER.replace("return\n", f"return,{columns}\n").format(seed=2, env="MinAtar/Breakout-v0")
+    text += "36000,0.1,10,4,0.8,0.2,0.1\n360000,1.0,16,6,0.6,0.4,0.1\n"
+    results_in(tmp_path, monkeypatch, one__csv=text, two__csv=text, other__csv=text)
+    for name, task in (("one", "minatar-64"), ("two", "minatar-64-two-ranks")):
+        (tmp_path / f"{name}.csv").rename(tmp_path / f"{task}-seed2.csv")
+    rows = [line for line in generate.compared_section(generate.read_runs()) if line.startswith("| MinAtar")]
+    shown = "| 100 | 5.0 | {} | 360,000 | 60.0 | 13.00 | 16.00 |"
+    assert len(rows) == 2
+    assert rows[0].startswith("| MinAtar Breakout, just in time | 2 " + shown.format("7.00 | 3.00 | 1.00"))
+    assert rows[1].startswith("| MinAtar Breakout, two ranks | 2 " + shown.format("14.00 | 6.00 | 2.00"))
+
+
 def test_only_a_return_in_the_same_environment_after_as_many_steps_is_comparable(tmp_path, monkeypatch):
     pong = HEADER.format(seed=1, env="PongNoFrameskip-v4")
     results_in(tmp_path, monkeypatch, pong__csv=pong + "10000050,1,20\n", short__csv=pong + "3000000,1,19\n")
