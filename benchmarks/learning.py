@@ -131,14 +131,13 @@ SEVERAL_TASKS = {
     },
 }
 # What slots that are handed out just in time give, and what two ranks: all runs of a game have 64 environments and
-# equally wide updates. benchmarks/slots_at_once.py is monobeast.py without the first, torchrun starts the second. Pong's
-# runs are ended by hand once their mean return is 18.
-OF_PONG = "--env PongNoFrameskip-v4 --total_steps 2000000"
+# equally wide updates. benchmarks/slots_at_once.py is monobeast.py without the first, torchrun starts the second.
+# Pong's runs are ended by hand once their mean return is 18. The kept runs of atari-pong, which has the flags of
+# pong-64, are from before slots in time: they are its runs at once.
 OF_MINATAR = f"{BREAKOUT} --hidden_size 256 --learning_rate 1.5e-3 --total_steps 1000000"
 COMPARED = {
-    "pong-64": f"{OF_PONG} --num_actors 2 --batch_width 4",
-    "pong-64-at-once": f"{OF_PONG} --num_actors 2 --batch_width 4",
-    "pong-64-two-ranks": f"{OF_PONG} --num_actors 1 --batch_width 2",
+    "pong-64": ATARI["atari-pong"],
+    "pong-64-two-ranks": ATARI["atari-pong"].replace("num_actors 2", "num_actors 1") + " --batch_width 2",
     "minatar-64": f"{OF_MINATAR} --group_width 32 --batch_width 8",
     "minatar-64-at-once": f"{OF_MINATAR} --group_width 32 --batch_width 8",
     "minatar-64-two-ranks": f"{OF_MINATAR} --group_width 16 --batch_width 4",

@@ -27,7 +27,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -213,12 +212,15 @@ def learning_from_replay(agent: ModuleType, flags, spaces, learner, rollout: dic
             yield rollout, state
             times.append((time.monotonic(), time.process_time(), limiter.steps))
 
-    feed = SimpleNamespace(rollouts=rollouts, closed=threading.Event())
     training = SimpleNamespace(
-        flags=flags, device=next(learner.net.parameters()).device, finished=lambda: False, record=lambda *_: None
+        flags=flags,
+        device=next(learner.net.parameters()).device,
+        rollouts=lambda feed: rollouts(),
+        ends=lambda feed: False,
+        finished=lambda: False,
+        record=lambda *_: None,
     )
-    weights = PublishedWeights(learner.net, 0)
-    agent.learn(training, learner, feed, weights, replay, limiter)
+    agent.learn(training, learner, None, PublishedWeights(learner.net, 0), replay, limiter)
     (_, begin, steps_before), (_, end, steps) = times[4 * num_groups], times[-1]  # sequences are whole by then
     return (end - begin) / (steps - steps_before)
 
