@@ -14,7 +14,7 @@ HAS_PACKAGES = { pkg-config --exists grpc++ protobuf && command -v g++ && comman
 INSTALL_PACKAGES = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && apt-get install -qy $(PACKAGES); }
 TELL_PACKAGES = echo "PolyBeast needs gRPC's C++ library. On Debian or Ubuntu: sudo apt-get install $(PACKAGES)"
 
-.PHONY: help train train-poly test test-all test-mutants test-native lint plot bench docs libbeast libatari clean
+.PHONY: help train train-poly test test-all test-on-demand test-mutants test-native lint plot bench docs libbeast libatari clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -32,6 +32,10 @@ test: $(VENV)/.test lint $(VENV)/.libbeast  ## lint and all tests but the long o
 test-all: $(VENV)/.test lint $(VENV)/.libbeast  ## the same with the long ones: whole learning runs, compilers, soaks, benchmarks
 	$(BIN)/python -m pytest -q tests/test_gpu.py  # by itself: other tests see no GPU
 	$(PYTEST) -m "not on_demand"
+
+TESTS ?= tests
+test-on-demand: $(VENV)/.test $(VENV)/.libbeast  ## those that take minutes to hours (cut links, Ray clusters, all games), of TESTS=tests/test_ranks.py say
+	$(BIN)/python -m pytest -m on_demand $(TESTS)
 
 test-mutants: $(VENV)/.test  ## break the agent in one place after the other: a fast test must fail each time
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py

@@ -46,16 +46,33 @@ WIRE = [  # of test_env_server.py, where others wait for what goes wrong
         "every_dtype_and_transposed_memory_arrive",
     )
 ]
+RANKS = [  # of test_ranks.py, those of what all ranks have together
+    f"tests/test_ranks.py::test_{name}"
+    for name in (
+        "the_mean_lag_is_the_ranks_own_over_what_counts_and_then_that_of_all",
+        "a_rank_that_has_nothing_stores_nothing_and_knows_what_the_others_store",
+        "two_ranks_learn_what_one_with_all_columns_learns",
+        "two_ranks_of_r2d2_learn_what_one_with_all_sequences_learns",
+        "the_other_programs_have_ranks_too",
+    )
+]
 TESTS = {  # of each file, those that fail first
-    "monobeast.py": ["tests/test_loss.py", "tests/test_update.py", "tests/test_net.py"],
-    "r2d2.py": ["tests/test_r2d2.py", "tests/test_masks.py"],
+    "monobeast.py": ["tests/test_loss.py", "tests/test_update.py", "tests/test_net.py", *RANKS[2:3]],
+    "r2d2.py": ["tests/test_r2d2.py", "tests/test_masks.py", *RANKS[3:]],
     "beast/learn/replay.py": [
         "tests/test_replay.py",
         "tests/test_r2d2.py::test_the_steps_of_a_run_bound_its_replay_unless_some_groups_or_a_later_start_may_bring_more",
     ],
     "beast/learn/qlearning.py": ["tests/test_r2d2.py"],
-    "beast/learn/normalization.py": ["tests/test_net.py", "tests/test_update.py", "tests/test_tasks.py"],
-    "beast/learn/learner.py": ["tests/test_learner_arithmetic.py", "tests/test_update.py", "tests/test_learner.py"],
+    "beast/learn/normalization.py": ["tests/test_net.py", "tests/test_update.py", "tests/test_tasks.py", *RANKS[2:3]],
+    "beast/learn/learner.py": [
+        *("tests/test_learner_arithmetic.py", "tests/test_update.py", "tests/test_learner.py"),
+        *RANKS[:3],
+    ],
+    "beast/run/training.py": [
+        "tests/test_ranks.py::test_ranks_begin_with_the_same_weights_and_noise_and_seeds_of_their_own_at_every_start",
+        "tests/test_ranks.py::test_ranks_with_other_flags_or_environments_are_refused_by_what_differs",
+    ],
     "beast/learn/graphs.py": ["tests/test_graphs.py"],
     "beast/learn/published.py": ["tests/test_graphs.py"],
     "multibeast.py": ["tests/test_multibeast.py", "tests/test_pool.py", "tests/test_tuned.py", "tests/test_kinds.py"],
@@ -142,6 +159,7 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [
+    Mutant("losses over this rank's transitions", "loss = loss / count\n", "loss = loss / weight.sum()\n"),
     # V-trace's inputs
     Mutant(
         "end of unroll not bootstrapped in the targets",
@@ -354,6 +372,22 @@ MUTANTS = [
 # The other files. Name, old and new text.
 OTHER_MUTANTS = {
     "beast/learn/normalization.py": [
+        (
+            "observations of this rank",
+            "totals(weight.sum(), (x * weight).sum(0))",
+            "(weight.sum(), (x * weight).sum(0))",
+        ),
+        (
+            "variance of this rank's observations",
+            "total(((x - mean).square() * weight).sum(0))",
+            "((x - mean).square() * weight).sum(0)",
+        ),
+        ("returns of this rank", "totals(mask.sum((-2, -1)), returns", "(mask.sum((-2, -1)), returns"),
+        (
+            "variance of this rank's returns",
+            "total((returns - mean.view(-1, 1, 1)).square().where(mask, 0).sum((-2, -1)))",
+            "(returns - mean.view(-1, 1, 1)).square().where(mask, 0).sum((-2, -1))",
+        ),
         ("the unit of no task", "self.deviation[task_of(batch, self.out_features)[:-1]]", "self.deviation.mean()"),
         (
             "moments of all tasks",
@@ -437,6 +471,10 @@ OTHER_MUTANTS = {
         ("lag over all rows", "lag.sum() / counts.sum().clamp(min=1)", "lag.mean()"),
         ("rows that count one row late", 'batch["counts"][1:]', 'batch["counts"][:-1]'),
         ("steps counted one row late", 'batch["truncated"])[:-1]', 'batch["truncated"])[1:]'),
+        ("steps and lag of this rank", "of_tasks = ranks.totals(*own)", "of_tasks = own"),
+        ("lags of the ranks added up", "lags / ranks.size()", "lags"),
+        ("lag of this rank alone", "ranks.of_each(lag.max())", "lag.max()"),
+        ("steps of this rank's replay", "ranks.totals(steps.sum(), some,", "(steps.sum(), some,"),
         ("policy lag of row t", 'batch["policy_version"][1:]', 'batch["policy_version"][:-1]'),
         ("lag counted from the update that begins", "self.updates - batch", "self.updates + 1 - batch"),
         (
@@ -459,7 +497,17 @@ OTHER_MUTANTS = {
         ("metrics added up", "(means / size()).unbind()", "means.unbind()"),
         ("means of a rank", "count, *sums = totals(", "count, *sums = ("),
         ("deviations of a rank", "squares = totals(*(", "squares = list(("),
-        ("steps of this rank", "int(rounds[0].steps)", "int(counts[1])"),
+        ("steps of this rank", "int(rounds[0].steps)", "int(learner.steps)"),
+        ("gradients of this rank", "_collective(dist.all_reduce, bucket)", "pass"),
+        ("games of this rank", "self._learner.take_games(each.games)", "pass"),
+        ("weights not compared", "if len({each.weights for each in rounds}) > 1:", "if False:"),
+        ("weights compared at the start alone", "if learner.updates % CHECKED else", "if learner.updates else"),
+        ("rounded weights compared", "x.contiguous().view(torch.int32).sum()", "x.sum()"),
+    ],
+    "beast/run/training.py": [
+        ("weights of each rank", '            learner.net.load_state_dict(state["net"])', "            pass"),
+        ("noise and seeds of rank 0", "group += ranks.number() << 20", "pass"),
+        ("other environments taken", "ranks.refuse_others(spaces.described())", "pass"),
     ],
     "beast/learn/graphs.py": [
         ("gradients left where the recording before put them", "parameter.grad = gradient", "pass"),
@@ -1380,6 +1428,13 @@ OTHER_MUTANTS = {
         ("priorities of void transitions", "errors.abs().where(mask, 0)", "errors.abs()"),
     ],
     "r2d2.py": [
+        ("gradients of two ranks", ".mean() / ranks.size()  # the ranks'", ".mean()  # the ranks'"),
+        ("updates of this rank's steps", "while ranks.all_of(limiter", "while (limiter"),
+        (
+            "updates of one rank's sequences",
+            "flags.trained * ranks.size(), flags.min_fill",
+            "flags.trained, flags.min_fill",
+        ),
         ("a row left out behind a truncation", "target_state)[2], t + 1\n", "target_state)[2], t + 2\n"),
         ("a row twice behind a truncation", "target_state)[2], t + 1\n", "target_state)[2], t\n"),
         (

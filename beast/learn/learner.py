@@ -61,6 +61,7 @@ class Learner:
         self.rates = [group["lr"] for group in optimizer.param_groups]  # of the flags, whatever a checkpoint has
         self.steps = self.updates = self.bad_updates = self.bad_updates_in_a_row = 0
         self.agreed_steps: int | None = None  # of rank 0, where there are others
+        self.waits: list[float] = []  # of each rank, its seconds without a batch since the start
         self.seconds = 0.0  # of training, all starts of the run together
         self.returns: deque[float] = deque(maxlen=100)
         self.lengths: deque[int] = deque(maxlen=100)

@@ -30,6 +30,7 @@ WAIT = 1.0  # seconds that a rank waits for a batch before it tells the others t
 PATIENCE = 5.0  # seconds that the others wait for such a rank; then they go on without it
 POLL, HEARD = 0.2, 2.0  # seconds between a rank's looks for a failure, and that rank 0 stays until all have seen it
 MOST_GAMES = 64  # of a rank that the others learn of in a round
+CHECKED = 1000  # updates between two comparisons of the ranks' weights
 # Flags that say where a rank runs, or that are rank 0's alone.
 OWN = {
     *("device", "learner_threads", "num_actors", "num_servers", "pin_actors", "actor_niceness", "server_niceness"),
@@ -60,15 +61,15 @@ def join(flags: Any) -> Any:
     if hasattr(flags, "num_policies"):
         raise InputError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']}: several ranks train one policy; start one process")
     if flags.mode != "train":
-        raise InputError(f"--mode {flags.mode} with {os.environ['WORLD_SIZE']} ranks: start one process")
-    remedies = {
-        "auto": "measure with one process first",
-        "cuda_graphs": "leave it out",
-        "save_replay": "leave it out; rank 0 would keep the others waiting, whose replays are lost all the same",
+        raise InputError(f"--mode {flags.mode} with {os.environ['WORLD_SIZE']} ranks: ranks train; start one process")
+    reasons = {
+        "auto": "it measures this machine, which the others share: measure with one process first",
+        "cuda_graphs": "a recording cannot hold the ranks' messages: leave it out",
+        "save_replay": "rank 0 would keep the others waiting, whose replays are lost all the same: leave it out",
     }
-    for name, remedy in remedies.items():
+    for name, reason in reasons.items():
         if getattr(flags, name, False):
-            raise InputError(f"--{name} with {os.environ['WORLD_SIZE']} ranks: {remedy}")
+            raise InputError(f"--{name} with {os.environ['WORLD_SIZE']} ranks: {reason}")
     is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if is_shared and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
         raise InputError(
@@ -82,7 +83,7 @@ def join(flags: Any) -> Any:
         torch.cuda.set_device(local % torch.cuda.device_count())
     _meet("cpu:gloo,cuda:nccl" if has_gpu else "gloo", COMPILE_TIMEOUT if flags.compile else TIMEOUT)
     with telling():
-        refuse_others({name: repr(x) for name, x in asdict(flags).items() if name not in OWN})
+        refuse_others({f"--{name}": repr(x) for name, x in asdict(flags).items() if name not in OWN})
     if not flags.learner_threads and not has_gpu:
         flags = replace(flags, learner_threads=max(usable_cores() // 2 // local_size, 1))
     if number():  # its files are nobody's
@@ -186,12 +187,12 @@ def _collective(function: Callable, *arguments) -> None:
 
 
 def refuse_others(own: dict[str, str]) -> None:
-    """Raise InputError on all ranks where a rank's flags are not those of rank 0."""
+    """Raise InputError on all ranks where a rank's flags, or spaces, are not those of rank 0."""
     first = share(own)
     names = [name for name in first.keys() | own if own.get(name) != first.get(name)]
     if names:
-        told = ", ".join(f"--{name} {own.get(name)} (rank 0 has {first.get(name)})" for name in sorted(names))
-        raise InputError(f"{told}: start all ranks with the same flags")
+        told = ", ".join(f"{name} {own.get(name)} (rank 0 has {first.get(name)})" for name in sorted(names))
+        raise InputError(f"{told}: start all ranks with the same flags and environments")
     total(torch.zeros(1))  # rank 0 goes on when all are here
 
 
@@ -283,23 +284,30 @@ class Round(NamedTuple):
     lacking: float  # seconds since it had none
     updates: float  # that it has made
     steps: float  # that it has counted
+    waited: float  # seconds without a batch, since the start
+    weights: float  # a checksum of them after every CHECKED updates, else 0
     games: list[Game]  # that have ended since the last round
 
 
 def exchange(own: Round) -> list[Round]:
     """What all ranks tell, in their order."""
     games = own.games[-MOST_GAMES:]
-    row = torch.zeros(6 + 3 * MOST_GAMES, dtype=torch.float64)
-    row[:6] = torch.tensor([*own[:5], len(games)], dtype=torch.float64)
-    row[6 : 6 + 3 * len(games)] = torch.tensor(games, dtype=torch.float64).flatten()
+    row = torch.zeros(8 + 3 * MOST_GAMES, dtype=torch.float64)
+    row[:8] = torch.tensor([*own[:7], len(games)], dtype=torch.float64)
+    row[8 : 8 + 3 * len(games)] = torch.tensor(games, dtype=torch.float64).flatten()
     rows = [torch.zeros_like(row) for _ in range(size())]
     _collective(dist.all_gather, rows, row)
     found = []
     for row in rows:
-        leaving, has, lacking, updates, steps, count = row[:6].tolist()
-        games = [Game(x, int(length), int(task)) for x, length, task in row[6:].view(-1, 3)[: int(count)].tolist()]
-        found.append(Round(leaving, has, lacking, updates, steps, games))
+        *numbers, count = row[:8].tolist()
+        games = [Game(x, int(length), int(task)) for x, length, task in row[8:].view(-1, 3)[: int(count)].tolist()]
+        found.append(Round._make([*numbers, games]))
     return found
+
+
+def checksum(state: dict[str, Tensor]) -> float:
+    """Of the bits of all float32 tensors, the same in whatever order a device adds them up."""
+    return float(sum(int(x.contiguous().view(torch.int32).sum()) for x in state.values() if x.dtype == torch.float32))
 
 
 def decide(rounds: list[Round]) -> str:
@@ -336,7 +344,7 @@ class Rounds:
         self._feed, self._learner, self._finished = feed, learner, finished
         self._source: Iterator = iter(())
         self._first: tuple | None = None  # rollout, a copy
-        self._lacking_since, self._is_held = time.monotonic(), False
+        self._lacking_since, self._is_held, self._waited = time.monotonic(), False, 0.0
 
     def rollouts(self) -> Iterator[tuple[dict, tuple]]:
         """As `Feed.rollouts`, until a rank leaves. Raises WorkerFailure where another rank has failed, and for ranks
@@ -364,6 +372,8 @@ class Rounds:
             # Where others train meanwhile, they do not wait for this one.
             self._source = self._feed.rollouts(0.0 if is_starving and not self._is_held else WAIT)
             item = next(self._source, None)
+        if item is not None:
+            self._waited += time.monotonic() - self._lacking_since
         if item is not None and self._first is None:
             self._first = map_tensors(torch.clone, item[0]), tuple(x.clone() for x in item[1])
         return item
@@ -373,16 +383,23 @@ class Rounds:
         leaving = 2.0 if has_failed else 1.0 if self._feed.closed.is_set() or self._finished() else 0.0
         lacking = 0.0 if has else time.monotonic() - self._lacking_since
         known = 1.0 if has else -1.0 if self._first is None else 0.0
-        counts = float(self._learner.updates), float(self._learner.steps)
-        rounds = exchange(Round(leaving, known, lacking, *counts, self._learner.untold_games()))
+        learner = self._learner
+        weights = 0.0 if learner.updates % CHECKED else checksum(learner.net.state_dict())
+        counts = float(learner.updates), float(learner.steps), self._waited + lacking, weights
+        rounds = exchange(Round(leaving, known, lacking, *counts, learner.untold_games()))
         self._learner.laps.lap("round")
         self._learner.agreed_steps = int(rounds[0].steps)
+        self._learner.waits = [each.waited for each in rounds]
         with self._learner.updating:
             for rank, each in enumerate(rounds):
                 if rank != number():
                     self._learner.take_games(each.games)
         if len(updates := {int(each.updates) for each in rounds}) > 1:
             raise WorkerFailure(f"the ranks have made unequally many updates: {sorted(updates)}")
+        if len({each.weights for each in rounds}) > 1:
+            sums = ", ".join(f"{each.weights:.0f}" for each in rounds)
+            what = f"the ranks' weights differ after {learner.updates:,} updates, by their checksums {sums}"
+            raise WorkerFailure(f"{what}: start all on the same kind of hardware, with the same versions")
         failed = [rank for rank, each in enumerate(rounds) if each.leaving == 2]
         if failed and not has_failed:
             raise _failure(f"rank {failed[0]} has failed")

@@ -117,6 +117,7 @@ def connect(flags, validate: Validate, program, to_close: contextlib.ExitStack) 
     else:
         server, hello = f"the env server at {addresses[0]}", common_hello(flags, addresses, protection)
     flags, spaces = use_hello(flags, validate, server, hello)
+    ranks.refuse_others(spaces.described())
     if runs_servers:
         spaces = spaces._replace(whole=probed.whole)
     return Connection(flags, spaces, hello, addresses, protection, servers, listener)
@@ -228,9 +229,10 @@ def first_hello(flags, validate: Validate, listener) -> dict:
             return str(error)
         return ""
 
-    log_refusals, hello = RefusalLog(listener, tell), None
-    while not hello:
-        hello = listener.first_hello(refusal, timeout=1.0)
+    log_refusals = RefusalLog(listener, tell)
+    hello: dict = {}
+    while not ranks.all_of(bool(hello)):  # nobody waits for another rank's env servers for long
+        hello = hello or listener.first_hello(refusal, timeout=1.0) or {}
         log_refusals()
     return hello
 

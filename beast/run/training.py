@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,6 +106,7 @@ class Training:
         self._evaluated: dict[str, float] = {}  # metrics for the next row
         self.latest: dict[str, float] = {}  # the last row of metrics
         self._gathered: list[Counted] = []  # updates since then
+        self._waits: list[float] = []  # of the ranks, until then
         self.profile = Profile()
         self.profile.workers["learner"] = lambda: learner.laps.seconds
         self.profile.cores |= {"process": time.process_time, "learner": lambda: learner.laps.cpu_seconds}
@@ -403,6 +406,10 @@ class Training:
             "stats/learner_wait": shares.get("time/learner_wait", 0.0),
             **learner.numbers(), **shares, **self._feed.measure(seconds, shares),
         }  # fmt: skip
+        if learner.waits:
+            waits = [after - before for after, before in zip_longest(learner.waits, self._waits, fillvalue=0.0)]
+            row |= {"stats/learner_wait": fmean(waits) / seconds, "stats/slowest_rank": waits.index(max(waits))}
+            self._waits = learner.waits
         for line in self._feed.env_metrics.complaints():
             self.run.log(line)
         row |= self._evaluated
@@ -431,6 +438,7 @@ def prepare(flags, create_env: Callable, validate: Callable, several_kinds: bool
                 "torch finds one, or --atari_backend beast"
             )
         spaces = probe_env(create_env, flags, several_kinds)
+        ranks.refuse_others(spaces.described())
         return validate(replace(flags, env=spaces.env_id, atari_backend=spaces.atari_backend)), spaces
 
 
