@@ -25,6 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from plan import CONSTANTS  # noqa: E402
 
 from beast import envs  # noqa: E402
+from beast.hosts.served_group import Row  # noqa: E402
 from beast.machine import cpu_model, usable_cores  # noqa: E402
 from beast.run.directory import code_version  # noqa: E402
 
@@ -40,6 +41,18 @@ def observed(game: str, steps: int, num_envs: int = 16) -> np.ndarray:
     stacks = [env.step(env.action_space.sample())[0].copy() for _ in range(50 + steps)]
     env.close()
     return np.stack(stacks[50:])
+
+
+def served(stacks: np.ndarray) -> tuple[float, float]:
+    """Bytes of an environment's stack as `polybeast_env.py --deflate` sends it, and µs of its CPU for that: medians."""
+    row = Row({"obs/obs": (stacks.shape[2:], "uint8")}, stacks.shape[1], deflate=True)
+    sizes, took = [], []
+    for group in stacks:
+        row.views["obs"]["obs"][...] = group
+        began = time.process_time()
+        sizes.append(len(row.SerializeToString()) / len(group))
+        took.append((time.process_time() - began) / len(group))
+    return statistics.median(sizes[1:]), 1e6 * statistics.median(took[1:])
 
 
 def cpu_us(work: Callable[[bytes], object], rows: list[bytes]) -> float:
@@ -77,16 +90,26 @@ def main() -> None:
     for game in options.games:
         stacks = observed(game, options.steps)
         singles = stacks.reshape(-1, *stacks.shape[2:])
+        changes = stacks[1:, :, -1] ^ stacks[:-1, :, -1]
         rows = {
             "stack of 4": [stack.tobytes() for stack in singles],
             "newest frame": [stack[-1].tobytes() for stack in singles],
+            "its change": [change.tobytes() for row in changes for change in row],
             "16 stacks": [row.tobytes() for row in stacks],
             "16 frames": [np.ascontiguousarray(row[:, -1]).tobytes() for row in stacks],
+            "16 changes": [row.tobytes() for row in changes],
         }
         for kind, each in rows.items():
             found[game, kind] = size, packed, deflate, inflate = measure(each)
             sizes = f"{size:,.0f} | {packed:,.0f} | {size / packed:.0f}"
             print(f"| {game} | {kind} | {sizes} | {deflate:,.0f} | {inflate:,.0f} |")
+        packed, deflate = served(stacks)
+        size, inflate = found[game, "stack of 4"][0], found[game, "16 changes"][3] / WIDTH
+        found[game, "--deflate"] = size, packed, deflate, inflate
+        sizes = f"{size:,.0f} | {packed:,.0f} | {size / packed:.0f}"
+        print(f"| {game} | `--deflate`, each of 16 | {sizes} | {deflate:,.0f} | |")
+    print("\n*Its change* is the newest frame XOR the one before. `--deflate` sends the changes of stacks that have")
+    print("only shifted; its CPU is that of the env host, which looks for them.")
     print("\n## What an env host's core and its uplink carry, steps/s\n")
     print(
         f"A step takes {CONSTANTS.env_step_us:g} µs of a core, a row of {WIDTH} environments {CONSTANTS.env_row_us:g},"
@@ -94,16 +117,18 @@ def main() -> None:
     print(f"and each of its bytes {CONSTANTS.env_byte_ns:g} ns; deflating comes on top. *Full core*: the link that one")
     print("core's rows fill. *Learner*: cores that receive and inflate the rows of 100,000 steps/s.\n")
     table("game", "row", "a core", "full core, Mb/s", "over 10 Mb/s", "100 Mb/s", "1 Gb/s", "learner")
-    for game, kind in itertools.product(options.games, ("stack of 4", "newest frame")):
-        size, packed, deflate, inflate = found[game, kind]
-        for name, length, ours, theirs in ((kind, size, 0.0, 0.0), (f"{kind}, zlib", packed, deflate, inflate)):
-            length += CONSTANTS.other_bytes
-            row = CONSTANTS.env_row_us / WIDTH + CONSTANTS.env_byte_ns * length / 1e3
-            core = 1e6 / (CONSTANTS.env_step_us + row + ours)
-            received = CONSTANTS.learner_row_us / WIDTH + CONSTANTS.learner_byte_ns * length / 1e3 + theirs
-            speeds = [f"{min(core, 1e6 * megabits / 8 / length):,.0f}" for megabits in (10, 100, 1000)]
-            shown = [f"{core:,.0f}", f"{8 * length * core / 1e6:,.1f}", *speeds, f"{0.1 * received:.1f}"]
-            print(f"| {game} | {name} | {' | '.join(shown)} |")
+    for game, kind in itertools.product(options.games, ("stack of 4", "stack of 4, zlib", "--deflate")):
+        size, packed, deflate, inflate = found[game, kind.removesuffix(", zlib")]
+        is_packed = kind != "stack of 4"
+        length = (packed if is_packed else size) + CONSTANTS.other_bytes
+        row = CONSTANTS.env_row_us / WIDTH + CONSTANTS.env_byte_ns * length / 1e3
+        core = 1e6 / (CONSTANTS.env_step_us + row + is_packed * deflate)
+        # Whatever has come, a whole stack is joined to batches.
+        joined = CONSTANTS.learner_byte_ns * (size + CONSTANTS.other_bytes) / 1e3
+        received = CONSTANTS.learner_row_us / WIDTH + joined + is_packed * inflate
+        speeds = [f"{min(core, 1e6 * megabits / 8 / length):,.0f}" for megabits in (10, 100, 1000)]
+        shown = [f"{core:,.0f}", f"{8 * length * core / 1e6:,.1f}", *speeds, f"{0.1 * received:.1f}"]
+        print(f"| {game} | {kind} | {' | '.join(shown)} |")
 
 
 if __name__ == "__main__":

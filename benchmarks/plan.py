@@ -14,10 +14,13 @@ import collections
 import heapq
 import itertools
 import math
+import multiprocessing
 import random
 import shlex
 import statistics
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -25,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def constant(value: float, what: str, source: str):
+def constant(value, what: str, source: str):
     return field(default=value, metadata={"what": what, "source": source})
 
 
@@ -37,7 +40,7 @@ GPU = "gpu.md"
 class Constants:
     """What things take. A row is what one stream sends for a step of its K environments."""
 
-    env_step_us: float = constant(430.0, "a step of an Atari game, of a core", "throughput-BreakoutNoFrameskip-v4.md")
+    env_step_us: float = constant(140.0, "a step of an Atari game, of a core", "atari-speed.md: median of eight games")
     env_row_us: float = constant(620.0, "a row on the env host, of a core", COSTS)
     env_byte_ns: float = constant(0.75, "and each of its bytes", COSTS)
     learner_row_us: float = constant(310.0, "a row on the learner's host, of a core", COSTS)
@@ -49,8 +52,11 @@ class Constants:
     update_us: float = constant(4000.0, "an update on a GPU", f"{GPU}: 251 updates/s with B=4")
     update_step_us: float = constant(2.1, "and each step of it", f"{GPU}: B=32 busy for 65 % at 80,634 steps/s")
     parameters: float = constant(1.69e6, "parameters, averaged over ranks in float32", "the net for Atari")
-    hop_us: float = constant(100.0, "a message between ranks", "assumed: two a rank in each update's round")
-    other_bytes: float = constant(15.0, "of a row beside the observation, for each environment", "the wire's format")
+    round_us: float = constant(430.0, "a round of two ranks on CPUs, one an update", "measured, see below")
+    round_hop_us: float = constant(100.0, "and each further rank", "assumed")
+    sum_hop_us: float = constant(20.0, "a hop between two GPUs, of a sum that goes up a tree and down", "assumed")
+    sums: int = constant(6, "sums over all ranks in an update", "monobeast.py")
+    other_bytes: float = constant(19.0, "of a row beside the observation, for each environment", "the wire's format")
 
 
 CONSTANTS = Constants()
@@ -62,7 +68,7 @@ class Plan:
 
     environments: int
     width: int = 64  # environments of a stream (K)
-    streams_per_core: int = 4  # of an env host
+    streams_per_core: int = 12  # of an env host
     ranks: int = 1
     batch_width: int = 64  # columns of an update, of each rank (B)
     unroll_length: int = 20  # T
@@ -78,6 +84,16 @@ class Plan:
 
     def row_bytes(self, constants: Constants) -> float:
         return self.width * (self.observation_bytes + constants.other_bytes)
+
+
+def between_ranks(plan: Plan, constants: Constants) -> float:
+    """Seconds of an update in which its ranks exchange messages."""
+    if plan.ranks == 1:
+        return 0.0
+    hops = constants.round_us + (plan.ranks - 2) * constants.round_hop_us
+    hops += 2 * math.ceil(math.log2(plan.ranks)) * constants.sums * constants.sum_hop_us
+    gradients = 2 * 8 * 4 * constants.parameters / (1e9 * plan.nic_gbps)  # float32, once there and once back
+    return hops / 1e6 + gradients
 
 
 class Station:
@@ -177,7 +193,7 @@ class Simulation:
         self.learner, self.learning, self.version = Station(), False, 0
         self.latencies: list[float] = []
         self.lags: list[float] = []
-        bytes_, gradients = plan.row_bytes(constants), 2 * 4 * constants.parameters * (plan.ranks > 1)
+        bytes_ = plan.row_bytes(constants)
         self.core_seconds = (constants.env_row_us + 1e-3 * constants.env_byte_ns * bytes_) / 1e6
         self.transport_seconds = (constants.learner_row_us + 1e-3 * constants.learner_byte_ns * bytes_) / 1e6
         if plan.zlib:
@@ -187,7 +203,7 @@ class Simulation:
         self.nic_seconds = 8 * bytes_ / (1e9 * plan.nic_gbps)
         steps = plan.batch_width * plan.unroll_length
         self.update_seconds = (constants.update_us + constants.update_step_us * steps) / 1e6
-        self.update_seconds += 2 * (plan.ranks - 1) * constants.hop_us / 1e6 + 8 * gradients / (1e9 * plan.nic_gbps)
+        self.update_seconds += between_ranks(plan, constants)
         self.queue_width = plan.queue_width or max(plan.width, plan.batch_width)
 
     def act(self, group: Group) -> None:
@@ -307,7 +323,7 @@ SIZES = 10_000, 100_000, 1_000_000
 FRAME, PACKED = 7_056, 800  # bytes of the newest frame, and of a stack behind zlib (far-rows.md)
 PARTS = "NIC", "transport", "inference", "learner"
 ONE_RANK = {  # curves of the picture
-    "defaults: K=16, B=4": Plan(0, width=16, streams_per_core=2, batch_width=4),
+    "defaults: K=16, B=4": Plan(0, width=16, streams_per_core=6, batch_width=4),
     "K=64, B=64": Plan(0),
     "K=64, B=512, zlib": Plan(0, batch_width=512, observation_bytes=PACKED, zlib=True),
 }
@@ -343,12 +359,41 @@ def check_against_lag(constants: Constants) -> list[str]:
     for number, found in json.loads(path.read_text())["found"].items():
         measured = {name: statistics.median(values) for name, values in found["polybeast"].items()}
         learner = replace(constants, update_us=0.0, update_step_us=1e6 / measured["+ learning"])
+        learner = replace(learner, env_step_us=430.0)  # of ale-py, with which it was measured
         plan = Plan(int(number), int(number) // 4, streams_per_core=2, batch_width=4)
         simulated = simulate(plan, replace(learner, inference_us=0.0, inference_step_us=150.0), 60.0, 60.0)
         shown = [f"{measured[f'stats/policy_lag_{name}']:.1f}" for name in ("mean", "max")]
         shown += [f"{simulated.mean_lag:.1f}", f"{simulated.highest_lag:.1f}"]
         lines.append(f"| {number} | {shown[0]}, {shown[1]} | {shown[2]}, {shown[3]} |")
     return lines
+
+
+def meet(rank: int, address: str, rounds: int, found: list[float] | None = None) -> None:
+    """Take part in rounds of two gloo ranks. Put the seconds of each into `found`."""
+    import torch
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    row = torch.zeros(200, dtype=torch.float64)  # about what a rank tells
+    rows = [torch.zeros_like(row) for _ in range(2)]
+    for _ in range(rounds):
+        began = time.perf_counter()
+        distributed.all_gather(rows, row)
+        if found is not None:
+            found.append(time.perf_counter() - began)
+    distributed.destroy_process_group()
+
+
+def round_of_two() -> float:
+    """Median µs of a round of two ranks of this machine."""
+    with tempfile.TemporaryDirectory() as path:
+        address, rounds, found = f"file://{path}/meet", 5_000, []
+        other = multiprocessing.get_context("spawn").Process(target=meet, args=(1, address, rounds))
+        other.start()
+        meet(0, address, rounds, found)
+        other.join()
+    return 1e6 * statistics.median(found)
 
 
 HEAD = "| steps/s | to the learners, Gb/s | between two actions, ms: mean, p99 | updates/s | lag | NIC | transport "
@@ -421,6 +466,7 @@ def main() -> None:
     for each in fields(Constants):
         value = getattr(CONSTANTS, each.name)
         lines.append(f"| {each.metadata['what']}, `{each.name}` | {value:,g} | {each.metadata['source']} |")
+    lines += ["", f"A round of two ranks took {round_of_two():.0f} µs here (median of 5,000)."]
     lines += ["", "## The simulation beside what was measured", ""]
     lines += [
         "PolyBeast on two cores, B=4, Breakout. The learner's speed is given, the lag follows from the queues.",
@@ -465,7 +511,7 @@ def main() -> None:
     lines.append("|---" * 14 + "|")
     for what, base in FAR.items():
         for milliseconds in (0.5, 50, 100):
-            for streams, width in ((2, 16), (4, 64)):
+            for streams, width in ((6, 16), (12, 64)):
                 plan = replace(base, round_trip_ms=milliseconds, streams_per_core=streams, width=width)
                 found = simulate(plan)
                 how = f"| {what} | {milliseconds:g} | {streams} | {width} | {found.shares['env hosts']:.0%} "

@@ -129,7 +129,7 @@ class Setting:
 
     @property
     def row_bytes(self) -> int:
-        return math.prod(self.shape) + 15  # reward, done and so on
+        return math.prod(self.shape) + 19  # reward, done and so on
 
     def rule(self) -> float:
         """Steps/s that delay, link and the env host's core allow."""
@@ -174,8 +174,9 @@ def measure(setting: Setting, seconds: float) -> dict:
 ROUND_TRIPS = (20, 50, 100)  # ms
 GROUPS = ((1, 16), (4, 16), (16, 4), (16, 16), (4, 64))  # streams, width
 ONE_CORE = ((2, 16), (4, 16), (8, 16), (16, 16), (24, 16), (2, 64), (4, 64))
+PONG = "PongNoFrameskip-v4"
 MEASURED = ("per_second", "cpu_us", "servers_cpu_us")
-COSTS = "No delay: CPU of both ends"
+COSTS, PONG_COSTS = "No delay: CPU of both ends", "No delay: CPU of both ends for Pong"
 LOSSES = ((0.0, "cubic"), (0.01, "cubic"), (0.01, "bbr"))
 PARTS = {
     "Small rows": [
@@ -202,12 +203,13 @@ PARTS = {
         for control in ("cubic", "bbr")
     ],
     "Pong": [
-        Setting(8, 16, ms, 0.01, control, STACK, env="PongNoFrameskip-v4", deflate=deflate)
+        Setting(8, 16, ms, 0.01, control, STACK, env=PONG, deflate=deflate)
         for ms in ROUND_TRIPS
         for control in ("cubic", "bbr")
         for deflate in (False, True)
     ],
     COSTS: [Setting(64, width, 0, shape=shape) for shape in (SMALL, FRAME, STACK) for width in (1, 16, 64)],
+    PONG_COSTS: [Setting(8, 16, 0, shape=STACK, env=PONG, deflate=deflate) for deflate in (False, True)],
 }  # fmt: skip
 ABOUT = {
     "Small rows": "Environments that take no time and observe 400 bytes, as much as a compressed stack of Pong.",
@@ -218,6 +220,7 @@ ABOUT = {
     "Pong": "PongNoFrameskip-v4, its stacks as they are and behind zlib (`--deflate`, z). The rule knows nothing "
     "of the emulator's time and of zlib.",
     COSTS: "64 streams over loopback, without TLS; all that the processes do, but no net and no environment.",
+    PONG_COSTS: "8 streams over loopback, without TLS; all that the processes do and the emulator, but no net.",
 }
 
 
@@ -233,7 +236,7 @@ def report(parts: dict[str, dict]) -> str:
     for part, found in parts.items():
         origin = f"`{found['command']}`, {found['seconds']:g} s each. {found['hardware']}, beside other jobs, commit "
         lines += ["", f"## {part}", "", f"{ABOUT[part]} {origin}{found['commit'][:10]}.{found.get('remark', '')}", ""]
-        lines += report_costs(found["rows"]) if part == COSTS else report_speeds(found["rows"])
+        lines += report_costs(found["rows"]) if part in (COSTS, PONG_COSTS) else report_speeds(found["rows"])
     return "\n".join(lines) + "\n"
 
 
@@ -261,7 +264,8 @@ def report_costs(rows: list[dict]) -> list[str]:
         setting = Setting(**row["setting"])
         both = [setting.width * (a + b) for a, b in zip(row["cpu_us"], row["servers_cpu_us"])]
         sides = f"{spread(row['cpu_us'])} | {spread(row['servers_cpu_us'])}"
-        lines.append(f"| {setting.row_bytes:,} | {setting.streams} | {setting.width} | {sides} | {spread(both)} |")
+        z = " z" if setting.deflate else ""
+        lines.append(f"| {setting.row_bytes:,}{z} | {setting.streams} | {setting.width} | {sides} | {spread(both)} |")
     return lines
 
 

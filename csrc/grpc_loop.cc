@@ -178,7 +178,7 @@ void GrpcCall::really_finish() {
 GrpcStream::GrpcStream(GrpcLoop& loop, std::string name, milliseconds env_timeout)
     : loop_(loop), name_(std::move(name)), env_timeout_(env_timeout) {}
 
-void GrpcStream::set_row(const StreamSpec& spec) { field_bytes_ = field_bytes(spec); }
+void GrpcStream::set_row(const StreamSpec& spec) { rows_.emplace(spec); }
 
 void GrpcStream::set_timeout(milliseconds timeout) {
   timeout_ = timeout;
@@ -213,7 +213,7 @@ void GrpcStream::operation_ended(bool is_read, bool ok) {
   std::string metrics;
   try {
     grpc::ProtoBufferReader reader(&message_);
-    metrics = read_row(&reader, message_.Length(), field_bytes_, destinations_);
+    metrics = rows_->read(&reader, message_.Length(), destinations_);
   } catch (...) {
     return end(std::current_exception());
   }

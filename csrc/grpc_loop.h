@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "env_stream.h"
+#include "wire.h"
 
 namespace beast {
 
@@ -126,7 +127,7 @@ class GrpcStream : public EnvStream, public std::enable_shared_from_this<GrpcStr
   const std::chrono::milliseconds env_timeout_;
   Owner* owner_ = nullptr;
   grpc::ByteBuffer message_;  // the last one that came
-  std::vector<size_t> field_bytes_;
+  std::optional<RowReader> rows_;
   std::string progress_;  // to be sent
 
   std::mutex mutex_;  // guards what follows

@@ -25,6 +25,7 @@ constexpr int kMaxDims = 30;   // numpy 1 allows 32, and two are needed for time
 constexpr int kMaxDepth = 32;  // of the observation's structure
 constexpr size_t kMaxTextBytes = 64 << 10;
 constexpr size_t kMaxNameBytes = 200;
+constexpr int64_t kMaxStack = 8;  // frames of a stack
 
 constexpr uint32_t tag_of(int field_number) {
   return WireFormatLite::MakeTag(field_number, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
@@ -155,18 +156,27 @@ StreamSpec check_hello(const rpc::ServerHello& hello) {
   throw ConnectionError("received a message that is not one of rpcenv.proto: is this an environment server?");
 }
 
-// The row of so many bytes that is behind zlib. Takes no more memory than the row has, whatever was sent.
-std::string inflate(const std::string& deflated, size_t row_bytes) {
-  std::string row(row_bytes + 1, '\0');  // one byte more, to see that it does not end there
+[[noreturn]] void throw_damaged() {
+  throw ConnectionError("received a deflated row that is damaged, or not of the length that the hello announced");
+}
+
+// What is behind zlib. Takes no more than so many bytes of memory, whatever was sent.
+std::string inflate(const std::string& deflated, size_t max_bytes) {
+  std::string row(max_bytes, '\0');
   uLongf size = row.size();
   uLong used = deflated.size();
   const int result = uncompress2(reinterpret_cast<Bytef*>(row.data()), &size,
                                  reinterpret_cast<const Bytef*>(deflated.data()), &used);
-  if (result != Z_OK || size != row_bytes || used != deflated.size()) {
-    throw ConnectionError("received a deflated row that is damaged, or not of the " + std::to_string(row_bytes) +
-                          " bytes that the hello announced");
-  }
+  if (result != Z_OK || used != deflated.size()) throw_damaged();
+  row.resize(size);
   return row;
+}
+
+// Bytes of a frame, where the field is a stack of the newest frames, newest last; else 0. wire.py has the same rule.
+size_t frame_bytes(const Field& field) {
+  const bool is_stack = field.dtype == DType::kUInt8 && field.shape.size() == 3 && field.shape[0] >= 2 &&
+                        field.shape[0] <= kMaxStack;
+  return is_stack ? static_cast<size_t>(field.shape[1] * field.shape[2]) : 0;
 }
 
 void fill(rpc::Array& message, const Array& array) {
@@ -262,9 +272,46 @@ size_t row_bytes(const StreamSpec& spec) {
   return std::accumulate(sizes.begin(), sizes.end(), size_t{0});
 }
 
-std::string read_row(ZeroCopyInputStream* input, size_t length, const std::vector<size_t>& sizes,
-                     const std::vector<std::byte*>& destinations) {
-  const size_t row_bytes = std::accumulate(sizes.begin(), sizes.end(), size_t{0});
+RowReader::RowReader(const StreamSpec& spec)
+    : num_envs_(spec.num_envs), sizes_(field_bytes(spec)), stacks_(sizes_.size()) {
+  for (const Field& field : spec.fields) frames_.push_back(frame_bytes(field));
+}
+
+// Checks the lengths of what rpcenv.proto calls `deflated`, or writes it to the destinations.
+void RowReader::unpack(const std::string& packed, const std::vector<std::byte*>& destinations, bool writes) const {
+  const char* next = packed.data();
+  const auto take = [&, end = next + packed.size()](size_t size) {
+    if (size > static_cast<size_t>(end - next)) throw_damaged();
+    return std::exchange(next, next + size);
+  };
+  for (size_t i = 0; i < sizes_.size(); ++i) {
+    std::byte* to = destinations[i];
+    if (!frames_[i]) {
+      const char* from = take(sizes_[i]);
+      if (writes && sizes_[i]) std::memcpy(to, from, sizes_[i]);
+      continue;
+    }
+    const size_t stack = sizes_[i] / num_envs_, frame = frames_[i];
+    const char* are_shifted = take(num_envs_);
+    for (size_t env = 0; env < num_envs_; ++env, to += stack) {
+      const bool is_shifted = are_shifted[env] != 0;
+      if (is_shifted && (are_shifted[env] != 1 || stacks_[i].empty())) throw_damaged();
+      const char* from = take(is_shifted ? frame : stack);
+      if (!writes) continue;
+      if (!is_shifted) {
+        std::memcpy(to, from, stack);
+        continue;
+      }
+      const std::byte* last = stacks_[i].data() + env * stack;
+      std::memcpy(to, last + frame, stack - frame);
+      for (size_t j = 0; j < frame; ++j) to[stack - frame + j] = last[stack - frame + j] ^ std::byte(from[j]);
+    }
+  }
+  if (next != packed.data() + packed.size()) throw_damaged();
+}
+
+std::string RowReader::read(ZeroCopyInputStream* input, size_t length, const std::vector<std::byte*>& destinations) {
+  const size_t row_bytes = std::accumulate(sizes_.begin(), sizes_.end(), size_t{0});
   CodedInputStream coded(input);
   bool found = false;
   std::string metrics;
@@ -279,8 +326,9 @@ std::string read_row(ZeroCopyInputStream* input, size_t length, const std::vecto
                                 std::to_string(row_bytes));
         }
         if (length - coded.CurrentPosition() < row_bytes) throw ConnectionError("received a message that is cut off");
-        for (size_t i = 0; i < sizes.size(); ++i) {
-          if (sizes[i] && !coded.ReadRaw(destinations[i], static_cast<int>(sizes[i]))) throw_malformed();
+        for (size_t i = 0; i < sizes_.size(); ++i) {
+          if (sizes_[i] && !coded.ReadRaw(destinations[i], static_cast<int>(sizes_[i]))) throw_malformed();
+          stacks_[i].clear();
         }
         found = true;
         break;
@@ -291,10 +339,12 @@ std::string read_row(ZeroCopyInputStream* input, size_t length, const std::vecto
             !coded.ReadString(&deflated, static_cast<int>(size))) {
           throw_malformed();
         }
-        const std::string row = inflate(deflated, row_bytes);
-        const char* next = row.data();
-        for (size_t i = 0; i < sizes.size(); next += sizes[i++]) {
-          if (sizes[i]) std::memcpy(destinations[i], next, sizes[i]);
+        const size_t num_stacks = std::count_if(frames_.begin(), frames_.end(), [](size_t frame) { return frame > 0; });
+        const std::string packed = inflate(deflated, row_bytes + num_stacks * num_envs_);
+        unpack(packed, destinations, false);
+        unpack(packed, destinations, true);
+        for (size_t i = 0; i < sizes_.size(); ++i) {
+          if (frames_[i]) stacks_[i].assign(destinations[i], destinations[i] + sizes_[i]);
         }
         found = true;
         break;

@@ -14,7 +14,7 @@
 
 namespace beast {
 
-inline constexpr uint32_t kProtocol = 5;
+inline constexpr uint32_t kProtocol = 6;
 inline constexpr int64_t kMaxEnvs = 65536;           // of one stream
 inline constexpr int64_t kMaxRowBytes = 0x7ff00000;  // just below 2 GiB, protobuf's limit
 inline constexpr int64_t kMaxMessageBytes = 0x7fffffff;
@@ -39,11 +39,25 @@ StreamSpec read_hello(google::protobuf::io::ZeroCopyInputStream* input, size_t l
 std::vector<size_t> field_bytes(const StreamSpec& spec);
 size_t row_bytes(const StreamSpec& spec);
 
-// Reads a row from a message of `length` bytes: sizes[i] bytes go straight to destinations[i], or through memory of a
-// row's size where the row is deflated. Checks the lengths before it writes. Throws ConnectionError if the message is not such a row, EnvError if it is an environment's
-// traceback. Returns the metrics that came with the row, or "".
-std::string read_row(google::protobuf::io::ZeroCopyInputStream* input, size_t length, const std::vector<size_t>& sizes,
-                     const std::vector<std::byte*>& destinations);
+// Reads the rows of one stream, in their order.
+class RowReader {
+ public:
+  explicit RowReader(const StreamSpec& spec);
+
+  // Reads a row from a message of `length` bytes: field i goes straight to destinations[i], or through memory of a row's
+  // size where the row is deflated. Checks the lengths before it writes. Throws ConnectionError if the message is not
+  // such a row, EnvError if it is an environment's traceback. Returns the metrics that came with the row, or "".
+  std::string read(google::protobuf::io::ZeroCopyInputStream* input, size_t length,
+                   const std::vector<std::byte*>& destinations);
+
+ private:
+  void unpack(const std::string& packed, const std::vector<std::byte*>& destinations, bool writes) const;
+
+  size_t num_envs_;
+  std::vector<size_t> sizes_;                  // bytes of each field
+  std::vector<size_t> frames_;                 // bytes of one frame of it; 0 where it is no stack of frames
+  std::vector<std::vector<std::byte>> stacks_;  // of the last row, if that was deflated
+};
 
 // Makes text from another host safe to show: valid UTF-8 without control characters, at most the last 64 KiB.
 std::string readable(const std::string& text);

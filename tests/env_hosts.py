@@ -112,6 +112,7 @@ class Stream:
             response_deserializer=wire.FromServer.FromString,
         )(iter(self._out.get, None), timeout=PATIENCE, metadata=headers(token, **hello))
         self.hello = self.receive().hello if wait_for_hello else None
+        self._last: dict[str, np.ndarray] = {}
 
     def send(self, message) -> None:
         self._out.put(message)
@@ -121,7 +122,7 @@ class Stream:
         return next(self.call)
 
     def row(self) -> dict[str, np.ndarray]:
-        return arrays_of(self.receive(), self.hello)
+        return arrays_of(self.receive(), self.hello, self._last)
 
     def act(self, actions: np.ndarray) -> dict[str, np.ndarray]:
         """The row that these actions lead to."""
@@ -148,17 +149,32 @@ class Stream:
         self.close()
 
 
-def arrays_of(message, hello) -> dict[str, np.ndarray]:
-    """The arrays [K, *shape] of a message's row, by name."""
-    row = zlib.decompress(message.deflated) if message.deflated else message.row
+def arrays_of(message, hello, last: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays [K, *shape] of a message's row, by name. `last` has the message before's, then this one's."""
     assert message.deflated or message.WhichOneof("kind") == "row", message
-    arrays, offset = {}, 0
+    data, offset = zlib.decompress(message.deflated) if message.deflated else message.row, 0
+
+    def take(shape, dtype) -> np.ndarray:
+        nonlocal offset
+        count, offset = int(np.prod(shape)), offset + int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return np.frombuffer(data[:offset], dtype, count, offset - count * np.dtype(dtype).itemsize).reshape(shape)
+
+    arrays = {}
     for field in hello.fields:
-        shape, dtype = (hello.num_envs, *field.shape), np.dtype(field.dtype)
-        count = int(np.prod(shape))
-        arrays[field.name] = np.frombuffer(row, dtype, count, offset).reshape(shape)
-        offset += count * dtype.itemsize
-    assert offset == len(row)
+        name, shape = field.name, tuple(field.shape)
+        if not (message.deflated and field.dtype == "uint8" and len(shape) == 3 and 2 <= shape[0] <= 8):
+            arrays[name] = take((hello.num_envs, *shape), field.dtype)
+            continue
+        stacks = []
+        for env, is_shifted in enumerate(take((hello.num_envs,), "uint8")):
+            if is_shifted:
+                before = last[name][env]
+                stacks.append(np.concatenate([before[1:], (before[-1] ^ take(shape[1:], "uint8"))[None]]))
+            else:
+                stacks.append(take(shape, "uint8"))
+        arrays[name] = np.stack(stacks)
+    assert offset == len(data)
+    last.update(arrays)
     return arrays
 
 

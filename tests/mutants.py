@@ -34,6 +34,7 @@ WIRE = [  # of test_env_server.py, where others wait for what goes wrong
     for name in (
         "a_row_is_serialized_as_protobuf_would",
         "the_message_of_a_row_is_what_its_views_say_now",
+        "of_stacks_that_have_shifted_a_deflated_row_has_the_newest_frames",
         "structures_keep_their_nesting",
         "the_arrays_of_a_nest_arrive_in_their_places",
         "arrays_arrive_as_they_were",
@@ -45,7 +46,7 @@ WIRE = [  # of test_env_server.py, where others wait for what goes wrong
         "a_nest_of_actions_is_for_servers_that_take_any_action",
         "every_dtype_and_transposed_memory_arrive",
     )
-]
+] + ["tests/test_dial.py::test_a_deflated_stream_begins_with_whole_stacks_whatever_the_last_one_had"]
 RANKS = [  # of test_ranks.py, those of what all ranks have together
     f"tests/test_ranks.py::test_{name}"
     for name in (
@@ -54,6 +55,7 @@ RANKS = [  # of test_ranks.py, those of what all ranks have together
         "two_ranks_learn_what_one_with_all_columns_learns",
         "two_ranks_of_r2d2_learn_what_one_with_all_sequences_learns",
         "the_other_programs_have_ranks_too",
+        "ranks_of_r2d2_make_no_update_before_all_have_a_sequence",
     )
 ]
 TESTS = {  # of each file, those that fail first
@@ -1353,7 +1355,16 @@ OTHER_MUTANTS = {
     ],
     "beast/hosts/served_group.py": [
         ("fields one byte early", "memory, size - layout.itemsize)", "memory, size - layout.itemsize - 1)"),
-        ("deflated rows one byte early", "[size - layout.itemsize :]", "[size - layout.itemsize - 1 :]"),
+        ("a stack that has shifted in one pixel", "reshape(len(field), -1).all(1)", "reshape(len(field), -1).any(1)"),
+        (
+            "a stack that has shifted in any environment",
+            "(newest[env] if is_shifted[env]",
+            "(newest[env] if is_shifted.any()",
+        ),
+        ("the newest frames as they are", "field[:, -1] ^ last[:, -1]", "field[:, -1]"),
+        ("stacks of the first message", "            last[...] = field\n", ""),
+        ("stacks of another stream", "        self._last.clear()\n", ""),
+        ("stacks of the learner before", "        self.row.begin()\n", ""),
         ("metrics left out of deflated rows", "deflated=deflated, metrics=self.metrics)", "deflated=deflated)"),
         ("every stream with one seed", "hello.seed % (2**31 - self.num_envs)", "0"),
         ("seeds beyond 31 bits", "seed % (2**31 - self.num_envs)", "seed % 2**32"),

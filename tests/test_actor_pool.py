@@ -13,13 +13,14 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from concurrent import futures
 
 import ends
 import grpc
 import numpy as np
 import pytest
-from env_hosts import ROOT, ServerProcess, make_certificate
+from env_hosts import ROOT, ServerProcess, Stream, array_message, make_certificate
 from pools import (
     LIMIT,
     NO_MEMORY,
@@ -104,6 +105,40 @@ def test_every_dtype_arrives_as_it_was_sent_from_transposed_arrays(tmp_path, fla
                     assert array.dtype == name
                     expected = (np.arange(6).reshape(3, 2).T + step[..., None, None]) % 2 == 0
                     np.testing.assert_array_equal(array, expected.astype(name))
+
+
+@pytest.mark.parametrize("num_frames", [1, 2, 8, 9])
+def test_stacks_of_frames_arrive_whole_though_deflated_rows_have_only_the_newest(tmp_path, num_frames):
+    frames = np.random.default_rng(0).integers(0, 256, (60, 2, 9, 7), np.uint8)
+
+    def stacks(t):
+        """Of two environments. The second's episodes last 7 rows, and begin with one frame in all places."""
+        places = np.arange(t, t + num_frames)
+        return np.stack([frames[places, 0], frames[np.maximum(places, t - t % 7 + num_frames - 1), 1]])
+
+    def content(t):
+        return {"screen": stacks(t), "channels_last": np.moveaxis(stacks(t), 1, 3), "step": t}
+
+    shapes = {"screen": (num_frames, 9, 7), "step": (), "channels_last": (9, 7, num_frames)}
+    fields = {name: (shape, "uint8") for name, shape in shapes.items()}
+    address = f"unix:{tmp_path}/envs"
+    with in_process_server(lambda: Group(fields, list(fields), content, num_envs=2), address, deflate=True):
+        with Learner([address], width=2) as learner:
+            for (env_outputs, _), _ in learner.rollouts(6):
+                screen, step, channels_last = env_outputs[0]
+                for row, t in enumerate(step[:, 0].tolist()):
+                    np.testing.assert_array_equal(screen[row], stacks(t))
+                    np.testing.assert_array_equal(channels_last[row], np.moveaxis(stacks(t), 1, 3))
+        with Stream(address) as stream:  # its first row has whole stacks
+            lengths = []
+            for _ in range(9):
+                lengths.append(len(zlib.decompress(stream.receive().deflated)))
+                stream.send(array_message(np.zeros(2, np.int64)))
+    others = 1 + sum(np.dtype(dtype).itemsize for dtype in written_by("env").values())
+    whole, is_stack = 2 * (2 * num_frames * 63 + others), num_frames in (2, 8)
+    left_out = (num_frames - 1) * 63 if is_stack else 0
+    shifted = [0, 2, 2, 2, 2, 2, 2, 1, 2]  # stacks of each row
+    assert lengths == [whole + 2 * is_stack - number * left_out for number in shifted]
 
 
 def test_tuples_dicts_and_arrays_without_dimensions_keep_their_structure(tmp_path):

@@ -19,6 +19,7 @@ import pytest
 import toy_envs
 from env_hosts import ROOT, Dialing, ServerProcess, Stream, array_message, arrays_of, make_certificate, toy_group
 from gymnasium.vector import SyncVectorEnv
+from pools import Group
 from waiting import PATIENCE, wait_until
 
 import polybeast_env
@@ -86,6 +87,7 @@ class Call:
         self._messages, self._context = messages, context
         self.headers = dict(context.invocation_metadata())
         self.outgoing: queue.SimpleQueue = queue.SimpleQueue()
+        self.last: dict[str, np.ndarray] = {}
         self.status: tuple | None = None
 
     def accept(self, **hello) -> "Call":
@@ -100,7 +102,7 @@ class Call:
         return next(self._messages)
 
     def row(self) -> dict[str, np.ndarray]:
-        return arrays_of(self.receive(), self.hello)
+        return arrays_of(self.receive(), self.hello, self.last)
 
     def send(self, message) -> None:
         self.outgoing.put(message)
@@ -144,7 +146,7 @@ def test_hello_and_rows_are_those_that_a_learner_gets_who_calls_the_server(tmp_p
         call = learner.call().accept(seed=2**63 + 17, env="toy")
         assert call.hello == stream.hello
         first, there = call.receive(), stream.row()
-        here = arrays_of(first, call.hello)
+        here = arrays_of(first, call.hello, call.last)
         assert here["done"].all() and bool(first.deflated) == deflate
         sizes = [3, 4] if env == "MultiDiscrete" else [2]
         for _ in range(100):
@@ -345,6 +347,20 @@ def test_lives_leave_no_threads_and_no_descriptors_behind(unix, quick):
             if life >= 10:
                 counts.append((threading.active_count(), me.num_fds()))
     assert max(counts[20:]) <= max(counts[:10]) or counts[-1] <= counts[0], counts
+
+
+def test_a_deflated_stream_begins_with_whole_stacks_whatever_the_last_one_had(unix, quick):
+    frames = np.random.default_rng(0).integers(256, size=(9, 8, 9), dtype=np.uint8)
+
+    def make():
+        return Group({"screen": ((3, 8, 9), "uint8")}, "screen", lambda t: {"screen": frames[t : t + 3]})
+
+    with Learner(unix) as learner, Dialing(learner.address, make_group=make, deflate=True):
+        for _ in range(2):
+            call = learner.call().accept()
+            for t, row in enumerate((call.row(), call.act(), call.act())):
+                np.testing.assert_array_equal(row["screen"], frames[None, t : t + 3])
+            call.end(grpc.StatusCode.ABORTED, "again")
 
 
 class Crashing(served_group.VectorEnvGroup):

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import pytest
 import toy_envs
-from env_hosts import ROOT, WITHOUT_READER, ServerProcess, Stream, array_message, headers, make_certificate
+from env_hosts import ROOT, WITHOUT_READER, ServerProcess, Stream, array_message, arrays_of, headers, make_certificate
 from google.protobuf import descriptor_pb2
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -93,6 +93,30 @@ def test_the_message_of_a_row_is_what_its_views_say_now():
         deflated.views["reward"][...], deflated.metrics = reward, b"{}"
         message = wire.FromServer.FromString(deflated.SerializeToString())
         assert zlib.decompress(message.deflated) == data and message.metrics == b"{}" and not message.row
+
+
+def test_of_stacks_that_have_shifted_a_deflated_row_has_the_newest_frames():
+    fields = {"obs/screen": ((3, 8, 9), "uint8"), "reward": ((), "float32")}
+    row, rng, num_shifted = served_group.Row(fields, 4, deflate=True), np.random.default_rng(0), 0
+    hello = wire.ServerHello(num_envs=4, fields=[wire.Field(name=n, shape=s, dtype=d) for n, (s, d) in fields.items()])
+    stacks = np.zeros((4, 3, 8, 9), np.uint8)
+    for _ in range(2):  # streams
+        last: dict[str, np.ndarray] = {}
+        for t in range(30):
+            is_shifted = rng.random(4) < 0.7
+            newest = rng.integers(256, size=(4, 1, 8, 9), dtype=np.uint8)
+            shifted = np.concatenate([stacks[:, 1:], newest], 1)
+            stacks = np.where(is_shifted.reshape(4, 1, 1, 1), shifted, newest)
+            row.views["obs"]["screen"][...], row.views["reward"][...] = stacks, t
+            message = wire.FromServer.FromString(row.SerializeToString())
+            arrays = arrays_of(message, hello, last)
+            np.testing.assert_array_equal(arrays["obs/screen"], stacks)
+            np.testing.assert_array_equal(arrays["reward"], [t] * 4)
+            num_shifted += (t > 0) * is_shifted.sum()
+            expected = 4 * (1 + 3 * 72 + 4) - (t > 0) * is_shifted.sum() * 2 * 72
+            assert len(zlib.decompress(message.deflated)) == expected
+        row.begin()
+    assert num_shifted > 100
 
 
 def test_rows_have_memory_of_their_own_which_their_views_keep():

@@ -125,7 +125,7 @@ def test_no_file_of_beast_is_longer_than_500_lines():
 
 def test_beast_as_a_whole_does_not_grow():
     """Whoever raises this number adds something that users can do."""
-    assert num_lines(*(file for name, file in MODULES.items() if name.partition(".")[0] == "beast")) <= 15_350
+    assert num_lines(*(file for name, file in MODULES.items() if name.partition(".")[0] == "beast")) <= 15_380
 
 
 @pytest.mark.parametrize("agent, limit", [("monobeast", 580), ("r2d2", 640), ("polybeast", 110), ("multibeast", 500)])

@@ -419,6 +419,7 @@ from beast.run.training import Training, prepare
 
 flags, spaces = prepare(monobeast.Flags(env="CartPole-v1", root="runs", name="run", tensorboard=False, device="cpu"),
                         monobeast.create_env, monobeast.validate)
+torch.manual_seed(ranks.number())
 with Training("mono", flags, monobeast.make_learner(flags, spaces), set(), 1) as training:
     print("noise", training.generator.get_state().sum().item(), training.env_seed(0, 0), training.run.num_starts,
           training.learner.steps, weights())
@@ -786,6 +787,30 @@ def test_the_other_programs_have_ranks_too(tmp_path, words):
         trained = float(last["stats/updates"]) * 2 * flags["batch_width"] * flags["trained"]
         steps = int(last["step"]) * (flags["group_width"] - flags["eval_columns"]) / flags["group_width"]
         assert 0.5 * (steps - flags["min_fill"]) < trained / flags["replay_ratio"] <= steps - flags["min_fill"]
+    wait_until(lambda: not left_behind(tmp_path))
+
+
+SLOW = """
+import os, time, gymnasium, toy_envs
+class Slow(toy_envs.Counting):
+    def step(self, action):
+        self.steps = getattr(self, "steps", 0) + 1
+        if os.environ["RANK"] == "1" and self.steps > 6:  # more than one rollout, less than a sequence
+            time.sleep(1)
+        return super().step(action)
+gymnasium.register("Slow-v0", Slow)
+"""
+
+
+def test_ranks_of_r2d2_make_no_update_before_all_have_a_sequence(tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "agent.py").write_text("import slow, r2d2\nif __name__ == '__main__':\n    r2d2.main()\n")
+    words = ["agent.py", "--env", "Slow-v0", "--name", "run", "--no_tensorboard", "--device", "cpu"]
+    words += "--total_steps 2000 --group_width 8 --unroll_length 4 --stride 4 --burn_in 4 --trained 12".split()
+    words += "--min_fill 200 --batch_width 4 --replay_ratio 1 --log_steps 500".split()
+    with started(words, tmp_path) as processes:
+        assert [process.wait(PATIENCE) for process in processes] == [0, 0], text(tmp_path)
+    assert text(tmp_path).count("stopped at step 2,0") == 2 and rows(tmp_path) == [], "of updates"
     wait_until(lambda: not left_behind(tmp_path))
 
 

@@ -69,7 +69,7 @@ class VectorEnvGroup(EnvGroup):
 
 class Row:
     """One row as it lies on the wire: its fields side by side in the memory of its message, with a view of each. With
-    `deflate` its message has them behind zlib."""
+    `deflate` its message has them behind zlib, and of a stack of frames that has only shifted the newest one."""
 
     def __init__(self, fields: dict[str, tuple[tuple[int, ...], str]], num_envs: int, deflate: bool = False):
         """`fields` maps names to (shape, dtype) of one environment. `views` maps them to arrays [num_envs, *shape];
@@ -81,15 +81,40 @@ class Row:
         size = len(self._message)
         memory: Any = (ctypes.c_ubyte * size).from_address(np.frombuffer(self._message, np.uint8).ctypes.data)
         memory.owner = self._message  # which the views keep alive, also after this row
-        record = np.ndarray((), layout, memory, size - layout.itemsize)
-        self._plain = memoryview(self._message)[size - layout.itemsize :] if deflate else None
-        self.metrics = b""  # that go with it
-        self.views = nest_observations({name: record[name] for name in fields})
+        self._record = np.ndarray((), layout, memory, size - layout.itemsize)
+        self._deflate, self.metrics = deflate, b""  # that go with it
+        self._last: dict[str, np.ndarray] = {}  # stacks of the last message, by field
+        self._stacks = {name for name, field in fields.items() if wire.is_stack(*field)}
+        self.views = nest_observations({name: self._record[name] for name in fields})
+
+    def begin(self) -> None:
+        """The next message is the first of a stream."""
+        self._last.clear()
+
+    def _packed(self) -> bytes:
+        """The row as csrc/rpcenv.proto has it behind zlib."""
+        parts = []
+        for name in self._record.dtype.names:
+            field = self._record[name]
+            if name not in self._stacks:
+                parts.append(field.tobytes())
+                continue
+            last = self._last.get(name)
+            if last is None:
+                parts += bytes(len(field)), field.tobytes()
+                self._last[name] = field.copy()
+                continue
+            is_shifted = (field[:, :-1] == last[:, 1:]).reshape(len(field), -1).all(1)
+            newest = field[:, -1] ^ last[:, -1]
+            parts.append(is_shifted.tobytes())
+            parts += [(newest[env] if is_shifted[env] else field[env]).tobytes() for env in range(len(field))]
+            last[...] = field
+        return b"".join(parts)
 
     def SerializeToString(self) -> bytes:
         """The message FromServer(row=…), as protobuf would serialize it. The next row overwrites it in place."""
-        if self._plain:
-            deflated = zlib.compress(self._plain, DEFLATE_LEVEL)
+        if self._deflate:
+            deflated = zlib.compress(self._packed(), DEFLATE_LEVEL)
             return wire.FromServer(deflated=deflated, metrics=self.metrics).SerializeToString()
         more = wire.FromServer(metrics=self.metrics).SerializeToString() if self.metrics else b""
         return self._message + more if more else self._message
@@ -110,6 +135,7 @@ class ServedGroup:
         self._page.write(hello.progress[: training.MAX_BYTES])
         self._group.reset(hello.seed % (2**31 - self.num_envs), self.row.views)
         self.row.metrics = b""
+        self.row.begin()
 
     def step(self, actions) -> None:
         """Step with an Array message. Raises Refusal where the actions are not what the hello said."""

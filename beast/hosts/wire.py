@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from beast.errors import InputError
 
-PROTOCOL = 5  # both sides' must be equal; raise it with every change to the meaning of a message
+PROTOCOL = 6  # both sides' must be equal; raise it with every change to the meaning of a message
 PACKAGE = "beast.rpc"
 STREAM, DIAL = f"/{PACKAGE}.Environments/Stream", f"/{PACKAGE}.Environments/Dial"
 HELLO_HEADER, TOKEN_HEADER = "hello-bin", "authorization"  # the learner's hello; of who calls
@@ -21,6 +21,7 @@ STREAM_HEADER = "beast-stream"  # of an env server that dials: 32 hexadecimal di
 MAX_HELLO_BYTES = 2**20
 MAKING_SECONDS = 240.0  # more while environments are made and first reset: 128 of Atari take 25 to 66 CPU seconds
 MAX_TEXT = 1000  # characters of a message about the other host
+MAX_STACK = 8  # frames of a stack
 MAX_NUMBERS = 2**23  # of all Boxes of a space: a line of JSON must not fill the learner's memory
 DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 
@@ -113,6 +114,11 @@ def _nest(structure, leaves: list[np.ndarray]) -> object:
     if kind is None or structure.field >= len(leaves):
         raise ValueError(f"a part of a nest is none of its {len(leaves)} arrays")
     return leaves[structure.field]
+
+
+def is_stack(shape: tuple[int, ...], dtype: str) -> bool:
+    """Whether a field is a stack of frames, newest last, of which a deflated row has less (csrc/rpcenv.proto)."""
+    return dtype == "uint8" and len(shape) == 3 and 2 <= shape[0] <= MAX_STACK and math.prod(shape) > 0
 
 
 def readable(text: str, limit: int = MAX_TEXT) -> str:

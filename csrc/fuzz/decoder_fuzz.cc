@@ -67,6 +67,7 @@ void read_rows(const beast::StreamSpec& spec, const uint8_t* data, size_t size, 
   size_t row_bytes = 0;
   for (size_t bytes : sizes) row_bytes += bytes;
   if (row_bytes > kMaxRow) return;
+  beast::RowReader rows(spec);
   while (size > 0) {
     const Message message = next_message(data, size);
     std::vector<std::vector<std::byte>> fields;  // separate allocations, so that the sanitizer sees an overrun
@@ -76,7 +77,7 @@ void read_rows(const beast::StreamSpec& spec, const uint8_t* data, size_t size, 
     bool was_read = true;
     try {
       ArrayInputStream input(message.data, static_cast<int>(message.size), piece);
-      beast::read_row(&input, message.size, sizes, destinations);
+      rows.read(&input, message.size, destinations);
     } catch (const beast::ConnectionError& error) {
       was_read = false;
       require(beast::readable(error.what()) == error.what());

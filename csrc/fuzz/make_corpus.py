@@ -10,12 +10,15 @@ import sys
 import zlib
 from pathlib import Path
 
+import numpy as np
+
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))
 
 from beast.envs.rows import written_by  # noqa: E402
 from beast.hosts import wire  # noqa: E402
 
+REST = sum(np.dtype(dtype).itemsize for dtype in written_by("env").values())  # bytes of a row beside the observation
 ACTION = wire.Field(name="action", dtype="int64")
 
 
@@ -44,31 +47,39 @@ def deflated(size):
     return wire.FromServer(deflated=zlib.compress(row(size).row))
 
 
+def stacks(*flags):
+    """A deflated row of two stacks [3, 2, 2], of which those with a flag have shifted."""
+    frames = b"".join(bytes(range(4 if flag else 12)) for flag in flags)
+    return wire.FromServer(deflated=zlib.compress(bytes(flags) + frames + bytes(2 * REST)))
+
+
 def stream(*messages, piece=63) -> bytes:
     """The target's input: the size of the pieces, then each message after its length in two bytes."""
     parts = [m if isinstance(m, bytes) else m.SerializeToString() for m in messages]
     return bytes([piece]) + b"".join(struct.pack("<H", len(part)) + part for part in parts)
 
 
-SCALAR = {"x": ((), "uint8")}  # a row of 1 + 15 + 4 bytes
+SCALAR = {"x": ((), "uint8")}
 SEVERAL = {"image": ((2, 3), "uint8"), "speed": ((), "float64"), "empty": ((0, 4), "int16")}
 NEST = {"camera": "image", "rest": ("speed", ["empty"])}
 ERROR = wire.FromServer(error="Traceback (most recent call last):\n  …\nRuntimeError: Füße")
 UNKNOWN = b"\xc2\x3e\x03abc"  # field 1000
+ROW = row(1 + REST)
 CORPUS = {
-    "scalar": stream(hello(SCALAR, "x"), row(18), row(18), row(18)),
-    "nest": stream(hello(SEVERAL, NEST, num_envs=2, frames_per_step=4), row(62), row(62), piece=0),
-    "any_action": stream(hello(SCALAR, "x", action=None), row(18)),
-    "error_in_row": stream(hello(SCALAR, "x"), row(18), ERROR),
+    "scalar": stream(hello(SCALAR, "x"), ROW, ROW, ROW),
+    "nest": stream(hello(SEVERAL, NEST, num_envs=2, frames_per_step=4), *[row(2 * (14 + REST))] * 2, piece=0),
+    "any_action": stream(hello(SCALAR, "x", action=None), ROW),
+    "error_in_row": stream(hello(SCALAR, "x"), ROW, ERROR),
     "error_first": stream(ERROR),
-    "unknown_fields": stream(UNKNOWN + hello(SCALAR, "x").SerializeToString(), UNKNOWN + row(18).SerializeToString()),
-    "unknown_group": stream(hello(SCALAR, "x"), b"\xc3\x3e\x08\x01\xc4\x3e" + row(18).SerializeToString()),
-    "deflated": stream(hello(SCALAR, "x"), deflated(18), deflated(17), deflated(4000)),
-    "short_row": stream(hello(SCALAR, "x"), row(17)),
-    "long_row": stream(hello(SCALAR, "x"), row(19)),
-    "cut_row": stream(hello(SCALAR, "x"), row(18).SerializeToString()[:-1]),
+    "unknown_fields": stream(UNKNOWN + hello(SCALAR, "x").SerializeToString(), UNKNOWN + ROW.SerializeToString()),
+    "unknown_group": stream(hello(SCALAR, "x"), b"\xc3\x3e\x08\x01\xc4\x3e" + ROW.SerializeToString()),
+    "deflated": stream(hello(SCALAR, "x"), deflated(1 + REST), deflated(REST), deflated(4000)),
+    "stacks": stream(hello({"x": ((3, 2, 2), "uint8")}, "x", num_envs=2), stacks(0, 0), stacks(1, 0), stacks(1, 1)),
+    "short_row": stream(hello(SCALAR, "x"), row(REST)),
+    "long_row": stream(hello(SCALAR, "x"), row(2 + REST)),
+    "cut_row": stream(hello(SCALAR, "x"), ROW.SerializeToString()[:-1]),
     "huge_row": stream(hello(SCALAR, "x"), b"\x12\xff\xff\xff\xff\x07"),
-    "two_rows": stream(hello(SCALAR, "x"), row(18).SerializeToString() * 2),
+    "two_rows": stream(hello(SCALAR, "x"), ROW.SerializeToString() * 2),
     "two_hellos": stream(hello(SCALAR, "x"), hello(SCALAR, "x")),
     "wide": stream(hello(SCALAR, "x", num_envs=65536)),
     "large": stream(hello({"x": ((1 << 20, 1 << 10), "uint8")}, "x")),

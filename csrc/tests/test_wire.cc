@@ -66,9 +66,15 @@ struct Memory {
   }
 };
 
-std::string read(const std::string& bytes, const std::vector<size_t>& sizes, Memory& memory, int piece = -1) {
+std::string read(RowReader& rows, const std::string& bytes, Memory& memory, int piece = -1) {
   ArrayInputStream input(bytes.data(), static_cast<int>(bytes.size()), piece);
-  return read_row(&input, bytes.size(), sizes, memory.destinations);
+  return rows.read(&input, bytes.size(), memory.destinations);
+}
+
+// The first row of a stream.
+std::string read(const std::string& bytes, Memory& memory, int piece = -1) {
+  RowReader rows(decoded(hello()));
+  return read(rows, bytes, memory, piece);
 }
 
 TEST(Wire, FieldsOfARowArriveWholeHoweverItsBytesAreDivided) {
@@ -76,7 +82,7 @@ TEST(Wire, FieldsOfARowArriveWholeHoweverItsBytesAreDivided) {
   ASSERT_EQ(sizes, (std::vector<size_t>{4, 8, 2, 2, 2, 8, 8}));
   for (int piece : {-1, 1, 2, 3, 7, 1000}) {
     Memory memory(sizes);
-    read(row_message(kRowBytes), sizes, memory, piece);
+    read(row_message(kRowBytes), memory, piece);
     size_t next = 0;
     for (const auto& field : memory.fields) {
       for (std::byte byte : field) EXPECT_EQ(byte, std::byte(next++));
@@ -96,7 +102,7 @@ TEST(Wire, MemoryIsNotTouchedByARowOfAnotherLength) {
   const std::vector<size_t> sizes = field_bytes(decoded(hello()));
   for (size_t size : {size_t{0}, size_t{1}, kRowBytes - 1, kRowBytes + 1, 2 * kRowBytes, size_t{1} << 20}) {
     Memory memory(sizes);
-    EXPECT_THROW(read(row_message(size), sizes, memory), ConnectionError);
+    EXPECT_THROW(read(row_message(size), memory), ConnectionError);
     EXPECT_TRUE(memory.untouched());
   }
 }
@@ -106,7 +112,7 @@ TEST(Wire, MemoryIsNotTouchedByARowThatIsCutOff) {
   const std::string whole = row_message(kRowBytes);
   for (size_t size = 0; size < whole.size(); ++size) {
     Memory memory(sizes);
-    EXPECT_THROW(read(whole.substr(0, size), sizes, memory), ConnectionError);
+    EXPECT_THROW(read(whole.substr(0, size), memory), ConnectionError);
     EXPECT_TRUE(memory.untouched());
   }
 }
@@ -127,7 +133,7 @@ TEST(Wire, ADeflatedRowArrivesAsItWasAndOneThatIsDamagedOrOfAnotherLengthDoesNot
   const std::string whole = deflated_message(row);
   for (int piece : {-1, 1, 7}) {
     Memory memory(sizes);
-    read(whole, sizes, memory, piece);
+    read(whole, memory, piece);
     size_t next = 0;
     for (const auto& field : memory.fields) {
       for (std::byte byte : field) EXPECT_EQ(byte, std::byte(next++));
@@ -135,19 +141,61 @@ TEST(Wire, ADeflatedRowArrivesAsItWasAndOneThatIsDamagedOrOfAnotherLengthDoesNot
   }
   Memory memory(sizes);
   for (size_t size = 0; size < whole.size(); ++size) {
-    EXPECT_THROW(read(whole.substr(0, size), sizes, memory), ConnectionError);
+    EXPECT_THROW(read(whole.substr(0, size), memory), ConnectionError);
   }
   std::string damaged = whole;
   damaged[whole.size() - 1] ^= 1;  // of the checksum
   const std::string bomb(size_t{64} << 20, 'x');
   for (const std::string& bad : {damaged, deflated_message(row + "x"), deflated_message(row.substr(1)),
                                  deflated_message(""), deflated_message(bomb)}) {
-    EXPECT_THROW(read(bad, sizes, memory), ConnectionError);
+    EXPECT_THROW(read(bad, memory), ConnectionError);
   }
   EXPECT_TRUE(memory.untouched());
   for (const std::string& twice : {row_message(kRowBytes) + whole, whole + row_message(kRowBytes), whole + whole}) {
-    EXPECT_THROW(read(twice, sizes, memory), ConnectionError);
+    EXPECT_THROW(read(twice, memory), ConnectionError);
   }
+}
+
+TEST(Wire, OfAStackThatHasShiftedComesTheNewestFrameAndAnythingElseDoesNotTouchMemory) {
+  rpc::FromServer message = hello();
+  rpc::Field& field = *message.mutable_hello()->mutable_fields(0);  // of two environments: 3 frames of 4 bytes
+  field.set_dtype("uint8");
+  for (int64_t size : {3, 2, 2}) field.add_shape(size);
+  const StreamSpec spec = decoded(message);
+  const std::string rest(kRowBytes - 4, '\5'), first = "aaaabbbbccccAAAABBBBCCCC";
+  const auto flags = [](char a, char b) { return std::string{a, b}; };
+  const auto stacks = [](const Memory& memory) {
+    return std::string(reinterpret_cast<const char*>(memory.fields[0].data()), memory.fields[0].size());
+  };
+  RowReader rows(spec);
+  Memory memory(field_bytes(spec));
+  const std::string shifted = deflated_message(flags(1, 0) + std::string("\0\1\0\0", 4) + "AAAAAAAAAAAA" + rest);
+  EXPECT_THROW(read(rows, shifted, memory), ConnectionError) << "there is none before";
+  for (const std::string& bad : {first + rest, flags(0, 2) + first + rest, flags(0, 0) + first + rest + "x",
+                                 flags(0, 0) + first + rest.substr(1), flags(0, 0), std::string(1, '\0')}) {
+    EXPECT_THROW(read(rows, deflated_message(bad), memory), ConnectionError);
+  }
+  EXPECT_TRUE(memory.untouched());
+  read(rows, deflated_message(flags(0, 0) + first + rest), memory);
+  EXPECT_EQ(stacks(memory), first);
+  EXPECT_EQ(memory.fields[6].back(), std::byte{5});
+
+  Memory second(field_bytes(spec));
+  for (const std::string& bad : {flags(1, 1) + "1234123" + rest.substr(1), flags(1, 1) + "12341234x" + rest,
+                                 flags(1, 2) + "1234" + first.substr(12) + rest}) {
+    EXPECT_THROW(read(rows, deflated_message(bad), second), ConnectionError);
+  }
+  EXPECT_TRUE(second.untouched());
+  read(rows, shifted, second);
+  EXPECT_EQ(stacks(second), "bbbbcccccbccAAAAAAAAAAAA");
+  read(rows, deflated_message(flags(1, 1) + std::string(8, '\0') + rest), memory);
+  EXPECT_EQ(stacks(memory), "cccccbcccbccAAAAAAAAAAAA");
+
+  rpc::FromServer plain;
+  plain.set_row(first + rest);
+  read(rows, plain.SerializeAsString(), memory);
+  EXPECT_EQ(stacks(memory), first);
+  EXPECT_THROW(read(rows, shifted, memory), ConnectionError) << "the last message was not deflated";
 }
 
 TEST(Wire, MetricsComeWithARowAndTakeNoMoreMemoryThanTheyMay) {
@@ -159,18 +207,18 @@ TEST(Wire, MetricsComeWithARowAndTakeNoMoreMemoryThanTheyMay) {
   };
   for (int piece : {-1, 1, 7}) {
     Memory memory(sizes);
-    EXPECT_EQ(read(message(std::string(kMaxMetricsBytes, 'x')), sizes, memory, piece),
+    EXPECT_EQ(read(message(std::string(kMaxMetricsBytes, 'x')), memory, piece),
               std::string(kMaxMetricsBytes, 'x'));
     EXPECT_FALSE(memory.untouched());
-    EXPECT_EQ(read(row_message(kRowBytes), sizes, memory, piece), "");
+    EXPECT_EQ(read(row_message(kRowBytes), memory, piece), "");
   }
   Memory memory(sizes);
-  EXPECT_THROW(read(message(std::string(kMaxMetricsBytes + 1, 'x')), sizes, memory), ConnectionError);
+  EXPECT_THROW(read(message(std::string(kMaxMetricsBytes + 1, 'x')), memory), ConnectionError);
   const std::string cut = message("abcdef");
-  EXPECT_THROW(read(cut.substr(0, cut.size() - 1), sizes, memory), ConnectionError);
+  EXPECT_THROW(read(cut.substr(0, cut.size() - 1), memory), ConnectionError);
   rpc::FromServer alone;
   alone.set_metrics("{}");
-  EXPECT_THROW(read(alone.SerializeAsString(), sizes, memory), ConnectionError) << "there is no row";
+  EXPECT_THROW(read(alone.SerializeAsString(), memory), ConnectionError) << "there is no row";
 }
 
 TEST(Wire, ErrorsOfAnEnvironmentAreReadable) {
@@ -178,9 +226,9 @@ TEST(Wire, ErrorsOfAnEnvironmentAreReadable) {
   message.set_error(
       "Traceback: F\xc3\xbc\xc3\x9f"
       "e");
-  Memory memory({});
+  Memory memory(field_bytes(decoded(hello())));
   try {
-    read(message.SerializeAsString(), {}, memory);
+    read(message.SerializeAsString(), memory);
     FAIL();
   } catch (const EnvError& error) {
     EXPECT_STREQ(error.what(), "Traceback: Füße");
