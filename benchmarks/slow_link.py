@@ -230,8 +230,9 @@ def report(parts: dict[str, dict]) -> str:
         "# PolyBeast's streams over a slow link",
         "",
         "*Rule* is the least of streams x width / (round trip + the group's step), link / bytes of a row, and what the "
-        "env host's core does. The round trip is the link's (ping), half of it in each direction. The link carries "
-        "1 Gb/s. Lost packets are lost in both directions, at random. Medians of the repetitions (lowest to highest).",
+        "env host's core does. *Bytes* are an observation's. The round trip is the link's (ping), half of it in each "
+        "direction. The link carries 1 Gb/s. Lost packets are lost in both directions, at random. Medians of the "
+        "repetitions (lowest to highest).",
     ]
     for part, found in parts.items():
         origin = f"`{found['command']}`, {found['seconds']:g} s each. {found['hardware']}, beside other jobs, commit "
@@ -246,26 +247,28 @@ def spread(values: list[float]) -> str:
 
 
 def report_speeds(rows: list[dict]) -> list[str]:
-    lines = ["| round trip | loss | TCP | bytes of a row | streams | width | rule, steps/s | steps/s | share |"]
+    lines = ["| round trip | loss | TCP | bytes | streams | width | rule, steps/s | steps/s | share |"]
     lines += ["|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
         setting, found = Setting(**row["setting"]), row["per_second"]
         z = " z" if setting.deflate else ""
-        where = f"| {setting.round_trip_ms:g} ms | {setting.loss:.0%} | {setting.control} | {setting.row_bytes:,}{z} "
+        size = f"{math.prod(setting.shape):,}{z}"
+        where = f"| {setting.round_trip_ms:g} ms | {setting.loss:.0%} | {setting.control} | {size} "
         what = f"| {setting.streams} | {setting.width} | {setting.rule():,.0f} | {spread(found)} "
         lines.append(f"{where}{what}| {statistics.median(found) / setting.rule():.0%} |")
     return lines
 
 
 def report_costs(rows: list[dict]) -> list[str]:
-    lines = ["| bytes of a row | streams | width | learner, µs/step | env server, µs/step | of a row of K, both, µs |"]
+    lines = ["| bytes | streams | width | learner, µs/step | env server, µs/step | of a row of K, both, µs |"]
     lines += ["|---|---|---|---|---|---|"]
     for row in rows:
         setting = Setting(**row["setting"])
         both = [setting.width * (a + b) for a, b in zip(row["cpu_us"], row["servers_cpu_us"])]
         sides = f"{spread(row['cpu_us'])} | {spread(row['servers_cpu_us'])}"
         z = " z" if setting.deflate else ""
-        lines.append(f"| {setting.row_bytes:,}{z} | {setting.streams} | {setting.width} | {sides} | {spread(both)} |")
+        size = f"{math.prod(setting.shape):,}{z}"
+        lines.append(f"| {size} | {setting.streams} | {setting.width} | {sides} | {spread(both)} |")
     return lines
 
 

@@ -160,16 +160,27 @@ StreamSpec check_hello(const rpc::ServerHello& hello) {
   throw ConnectionError("received a deflated row that is damaged, or not of the length that the hello announced");
 }
 
-// What is behind zlib. Takes no more than so many bytes of memory, whatever was sent.
-std::string inflate(const std::string& deflated, size_t max_bytes) {
-  std::string row(max_bytes, '\0');
-  uLongf size = row.size();
+// Puts what is behind zlib there, if there is room for it. Returns its length.
+size_t inflate(const std::string& deflated, std::vector<char>& into) {
+  uLongf size = into.size();
   uLong used = deflated.size();
-  const int result = uncompress2(reinterpret_cast<Bytef*>(row.data()), &size,
+  const int result = uncompress2(reinterpret_cast<Bytef*>(into.data()), &size,
                                  reinterpret_cast<const Bytef*>(deflated.data()), &used);
   if (result != Z_OK || used != deflated.size()) throw_damaged();
-  row.resize(size);
-  return row;
+  return size;
+}
+
+// to[i] = a[i] XOR b[i], eight bytes at a time.
+void exclusive_or(const std::byte* a, const char* b, size_t size, std::byte* to) {
+  size_t i = 0;
+  for (; i + 8 <= size; i += 8) {
+    uint64_t x, y;
+    std::memcpy(&x, a + i, 8);
+    std::memcpy(&y, b + i, 8);
+    x ^= y;
+    std::memcpy(to + i, &x, 8);
+  }
+  for (; i < size; ++i) to[i] = a[i] ^ std::byte(b[i]);
 }
 
 // Bytes of a frame, where the field is a stack of the newest frames, newest last; else 0. wire.py has the same rule.
@@ -277,10 +288,11 @@ RowReader::RowReader(const StreamSpec& spec)
   for (const Field& field : spec.fields) frames_.push_back(frame_bytes(field));
 }
 
-// Checks the lengths of what rpcenv.proto calls `deflated`, or writes it to the destinations.
-void RowReader::unpack(const std::string& packed, const std::vector<std::byte*>& destinations, bool writes) const {
-  const char* next = packed.data();
-  const auto take = [&, end = next + packed.size()](size_t size) {
+// Checks the lengths of the so many bytes behind zlib (rpcenv.proto), or writes them to the destinations.
+void RowReader::unpack(size_t length, const std::vector<std::byte*>& destinations, bool writes) const {
+  const char* next = packed_.data();
+  const char* const end = next + length;
+  const auto take = [&](size_t size) {
     if (size > static_cast<size_t>(end - next)) throw_damaged();
     return std::exchange(next, next + size);
   };
@@ -304,10 +316,10 @@ void RowReader::unpack(const std::string& packed, const std::vector<std::byte*>&
       }
       const std::byte* last = stacks_[i].data() + env * stack;
       std::memcpy(to, last + frame, stack - frame);
-      for (size_t j = 0; j < frame; ++j) to[stack - frame + j] = last[stack - frame + j] ^ std::byte(from[j]);
+      exclusive_or(last + stack - frame, from, frame, to + stack - frame);
     }
   }
-  if (next != packed.data() + packed.size()) throw_damaged();
+  if (next != end) throw_damaged();
 }
 
 std::string RowReader::read(ZeroCopyInputStream* input, size_t length, const std::vector<std::byte*>& destinations) {
@@ -340,7 +352,8 @@ std::string RowReader::read(ZeroCopyInputStream* input, size_t length, const std
           throw_malformed();
         }
         const size_t num_stacks = std::count_if(frames_.begin(), frames_.end(), [](size_t frame) { return frame > 0; });
-        const std::string packed = inflate(deflated, row_bytes + num_stacks * num_envs_);
+        packed_.resize(row_bytes + num_stacks * num_envs_);
+        const size_t packed = inflate(deflated, packed_);
         unpack(packed, destinations, false);
         unpack(packed, destinations, true);
         for (size_t i = 0; i < sizes_.size(); ++i) {

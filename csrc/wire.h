@@ -51,12 +51,13 @@ class RowReader {
                    const std::vector<std::byte*>& destinations);
 
  private:
-  void unpack(const std::string& packed, const std::vector<std::byte*>& destinations, bool writes) const;
+  void unpack(size_t length, const std::vector<std::byte*>& destinations, bool writes) const;
 
   size_t num_envs_;
-  std::vector<size_t> sizes_;                  // bytes of each field
-  std::vector<size_t> frames_;                 // bytes of one frame of it; 0 where it is no stack of frames
+  std::vector<size_t> sizes_;                   // bytes of each field
+  std::vector<size_t> frames_;                  // bytes of one frame of it; 0 where it is no stack of frames
   std::vector<std::vector<std::byte>> stacks_;  // of the last row, if that was deflated
+  std::vector<char> packed_;                    // what was behind zlib, kept as fresh memory would cost more than zlib
 };
 
 // Makes text from another host safe to show: valid UTF-8 without control characters, at most the last 64 KiB.
