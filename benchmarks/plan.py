@@ -33,6 +33,7 @@ def constant(value, what: str, source: str):
 
 
 COSTS = "slow-link.md, CPU of both ends"
+PONG_COSTS = f"{COSTS} for Pong: what it takes more, and what the bytes would have"
 GPU = "gpu.md"
 
 
@@ -45,8 +46,8 @@ class Constants:
     env_byte_ns: float = constant(0.75, "and each of its bytes", COSTS)
     learner_row_us: float = constant(310.0, "a row on the learner's host, of a core", COSTS)
     learner_byte_ns: float = constant(1.0, "and each of its bytes, joined to batches", COSTS)
-    deflate_us: float = constant(50.0, "zlib level 1 of a stack, of a core of the env host", "far-rows.md")
-    inflate_us: float = constant(33.0, "and back, of a core of the learner's host", "far-rows.md")
+    deflate_us: float = constant(34.0, "`--deflate` of a stack, of a core of the env host", PONG_COSTS)
+    inflate_us: float = constant(30.0, "and back, joined to batches, of a core of the learner's host", PONG_COSTS)
     inference_us: float = constant(1000.0, "a forward pass on a GPU", "assumed")
     inference_step_us: float = constant(4.0, "and each observation of it", f"assumed; {GPU}: at most 12 with all else")
     update_us: float = constant(4000.0, "an update on a GPU", f"{GPU}: 251 updates/s with B=4")
@@ -74,7 +75,7 @@ class Plan:
     unroll_length: int = 20  # T
     queue_width: int = 0  # columns that wait for the learner, of each rank; 0: the larger of width and batch_width
     observation_bytes: int = 28_224
-    zlib: bool = False  # `observation_bytes` are those behind zlib
+    deflate: bool = False  # `observation_bytes` are those behind it
     nic_gbps: float = 25.0  # of each rank's host
     transport_cores: int = 12  # of each rank's host
     round_trip_ms: float = 0.5
@@ -196,7 +197,7 @@ class Simulation:
         bytes_ = plan.row_bytes(constants)
         self.core_seconds = (constants.env_row_us + 1e-3 * constants.env_byte_ns * bytes_) / 1e6
         self.transport_seconds = (constants.learner_row_us + 1e-3 * constants.learner_byte_ns * bytes_) / 1e6
-        if plan.zlib:
+        if plan.deflate:
             self.core_seconds += plan.width * constants.deflate_us / 1e6
             self.transport_seconds += plan.width * constants.inflate_us / 1e6
         self.row_bits = 8 * bytes_
@@ -320,12 +321,12 @@ def simulate(plan: Plan, constants: Constants = CONSTANTS, warmup: float = 0.0, 
 # ------------------------------------------------------------------------------------------------ the report
 
 SIZES = 10_000, 100_000, 1_000_000
-FRAME, PACKED = 7_056, 800  # bytes of the newest frame, and of a stack behind zlib (far-rows.md)
+PACKED = 100  # bytes of a stack behind --deflate (far-rows.md)
 PARTS = "NIC", "transport", "inference", "learner"
 ONE_RANK = {  # curves of the picture
     "defaults: K=16, B=4": Plan(0, width=16, streams_per_core=6, batch_width=4),
     "K=64, B=64": Plan(0),
-    "K=64, B=512, zlib": Plan(0, batch_width=512, observation_bytes=PACKED, zlib=True),
+    "K=64, B=512, --deflate": Plan(0, batch_width=512, observation_bytes=PACKED, deflate=True),
 }
 
 
@@ -338,15 +339,13 @@ REMEDIES = {
     "one rank": of_sizes((1, 1), (64, 64)),
     "ranks for the NIC": of_sizes((2, 12, 110), (64, 64, 64)),
     "and B for a lag of 20": of_sizes((2, 12, 110), (128, 256, 256)),
-    "or single frames": of_sizes((1, 5, 48), (256, 512, 512), observation_bytes=FRAME),
-    "or stacks behind zlib": of_sizes((1, 5, 48), (256, 512, 512), observation_bytes=PACKED, zlib=True),
+    "or --deflate": of_sizes((1, 5, 48), (256, 512, 512), observation_bytes=PACKED, deflate=True),
 }
 FAR = {  # of ten thousand environments
     "stacks": Plan(10_000, ranks=2, batch_width=256),
     "stacks, 1 Gb/s for 16 cores": Plan(10_000, ranks=2, batch_width=256, uplink_mbps=1000 / 16),
-    "single frames, 1 Gb/s": Plan(10_000, batch_width=512, observation_bytes=FRAME, uplink_mbps=1000 / 16),
-    "zlib, 1 Gb/s": Plan(10_000, batch_width=512, observation_bytes=PACKED, zlib=True, uplink_mbps=1000 / 16),
-    "zlib, 100 Mb/s": Plan(10_000, batch_width=512, observation_bytes=PACKED, zlib=True, uplink_mbps=100 / 16),
+    "--deflate, 1 Gb/s": Plan(10_000, batch_width=512, observation_bytes=PACKED, deflate=True, uplink_mbps=1000 / 16),
+    "--deflate, 100 Mb/s": Plan(10_000, batch_width=512, observation_bytes=PACKED, deflate=True, uplink_mbps=100 / 16),
 }
 
 
