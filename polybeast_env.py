@@ -95,8 +95,8 @@ def parse_flags(arguments: list[str] | None = None) -> argparse.Namespace:
     add(
         "--deflate",
         action="store_true",
-        help="send rows through zlib: for images over slow links (docs/scale.md). It takes 40 to 70 us of CPU for a "
-        "stack of Atari",
+        help="send rows through zlib, and of stacks of frames only what is new: for images over a network "
+        "(docs/scale.md). It takes about 20 us of CPU for a stack of Atari",
     )
     add(
         "--niceness",
