@@ -104,6 +104,14 @@ def test_runs_that_differ_in_one_thing_are_compared_by_speed_lag_and_cpu_time(tm
     assert rows[1].startswith("| MinAtar Breakout, two ranks | 2 " + shown.format("14.00 | 6.00 | 2.00"))
 
 
+def test_of_runs_of_pong_which_end_at_18_the_table_has_the_steps_and_minutes_until_then(tmp_path, monkeypatch):
+    text = HEADER.replace("return\n", "return,stats/policy_lag_mean\n").format(seed=1, env="PongNoFrameskip-v4")
+    results_in(tmp_path, monkeypatch, one__csv=text + "36000,0.1,10,4\n360000,1.0,18,6\n")
+    (tmp_path / "one.csv").rename(tmp_path / "atari-pong-seed1.csv")
+    (row,) = (line for line in generate.compared_section(generate.read_runs()) if line.startswith("| Pong"))
+    assert row.startswith("| Pong, at once | 1 | 100 | 5.0 |  |  |  | 360,000 | 60.0 |  |  | ")
+
+
 def test_only_a_return_in_the_same_environment_after_as_many_steps_is_comparable(tmp_path, monkeypatch):
     pong = HEADER.format(seed=1, env="PongNoFrameskip-v4")
     results_in(tmp_path, monkeypatch, pong__csv=pong + "10000050,1,20\n", short__csv=pong + "3000000,1,19\n")
