@@ -43,7 +43,7 @@ def observed(game: str, steps: int, num_envs: int = 16) -> np.ndarray:
     return np.stack(stacks[50:])
 
 
-def served(stacks: np.ndarray) -> tuple[float, float]:
+def cost_of_deflate(stacks: np.ndarray) -> tuple[float, float]:
     """Bytes of an environment's stack as `polybeast_env.py --deflate` sends it, and µs of its CPU for that: medians."""
     row = Row({"obs/obs": (stacks.shape[2:], "uint8")}, stacks.shape[1], deflate=True)
     sizes, took = [], []
@@ -103,7 +103,7 @@ def main() -> None:
             found[game, kind] = size, packed, deflate, inflate = measure(each)
             sizes = f"{size:,.0f} | {packed:,.0f} | {size / packed:.0f}"
             print(f"| {game} | {kind} | {sizes} | {deflate:,.0f} | {inflate:,.0f} |")
-        packed, deflate = served(stacks)
+        packed, deflate = cost_of_deflate(stacks)
         size, inflate = found[game, "stack of 4"][0], found[game, "16 changes"][3] / WIDTH
         found[game, "--deflate"] = size, packed, deflate, inflate
         sizes = f"{size:,.0f} | {packed:,.0f} | {size / packed:.0f}"

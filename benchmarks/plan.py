@@ -33,7 +33,7 @@ def constant(value, what: str, source: str):
 
 
 COSTS = "slow-link.md, CPU of both ends"
-PONG_COSTS = f"{COSTS} for Pong: what it takes more, and what the bytes would have"
+PONG_COSTS = f"{COSTS} for Pong: the CPU that it adds, and that of the bytes which it saves"
 GPU = "gpu.md"
 
 
@@ -367,7 +367,7 @@ def check_against_lag(constants: Constants) -> list[str]:
     return lines
 
 
-def meet(rank: int, address: str, rounds: int, found: list[float] | None = None) -> None:
+def time_rounds(rank: int, address: str, rounds: int, found: list[float] | None = None) -> None:
     """Take part in rounds of two gloo ranks. Put the seconds of each into `found`."""
     import torch
     from torch import distributed
@@ -388,9 +388,9 @@ def round_of_two() -> float:
     """Median µs of a round of two ranks of this machine."""
     with tempfile.TemporaryDirectory() as path:
         address, rounds, found = f"file://{path}/meet", 5_000, []
-        other = multiprocessing.get_context("spawn").Process(target=meet, args=(1, address, rounds))
+        other = multiprocessing.get_context("spawn").Process(target=time_rounds, args=(1, address, rounds))
         other.start()
-        meet(0, address, rounds, found)
+        time_rounds(0, address, rounds, found)
         other.join()
     return 1e6 * statistics.median(found)
 

@@ -212,10 +212,11 @@ PARTS = {
     PONG_COSTS: [Setting(8, 16, 0, shape=STACK, env=PONG, deflate=deflate) for deflate in (False, True)],
 }  # fmt: skip
 ABOUT = {
-    "Small rows": "Environments that take no time and observe 400 bytes, as much as a compressed stack of Pong.",
+    "Small rows": "Environments that take no time and observe 400 bytes.",
     "Images": "Environments that take no time and observe stacks of four images of 84x84, or single ones.",
     "The same environments in few streams and in many": "Stacks, 128 environments.",
-    "A core of fast environments": "A step takes 0.42 ms of the env host's only core, as Atari's. Rows of 400 bytes.",
+    "A core of fast environments": "A step takes 0.42 ms of the env host's only core, as Atari by ale-py. "
+    "Rows of 400 bytes.",
     "A core of slow environments": "A step takes 4 ms of the env host's only core. Rows are stacks.",
     "Pong": "PongNoFrameskip-v4, its stacks as they are and behind zlib (`--deflate`, z). The rule knows nothing "
     "of the emulator's time and of zlib.",

@@ -160,7 +160,7 @@ StreamSpec check_hello(const rpc::ServerHello& hello) {
   throw ConnectionError("received a deflated row that is damaged, or not of the length that the hello announced");
 }
 
-// Puts what is behind zlib there, if there is room for it. Returns its length.
+// Inflates into `into`, and throws if it does not fit. Returns the length.
 size_t inflate(const std::string& deflated, std::vector<char>& into) {
   uLongf size = into.size();
   uLong used = deflated.size();
@@ -288,7 +288,7 @@ RowReader::RowReader(const StreamSpec& spec)
   for (const Field& field : spec.fields) frames_.push_back(frame_bytes(field));
 }
 
-// Checks the lengths of the so many bytes behind zlib (rpcenv.proto), or writes them to the destinations.
+// Checks the lengths of what the first `length` bytes of `packed_` hold (rpcenv.proto), or writes it to the destinations.
 void RowReader::unpack(size_t length, const std::vector<std::byte*>& destinations, bool writes) const {
   const char* next = packed_.data();
   const char* const end = next + length;

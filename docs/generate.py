@@ -23,7 +23,7 @@ import statistics
 import sys
 import types
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from unittest import mock
@@ -496,8 +496,11 @@ def compared_section(runs: list[Run]) -> list[str]:
     rows = []
     for task, name in COMPARED_TASKS.items():
         for run in sorted((run for run in runs if run.task == task), key=lambda run: run.header["seed"]):
-            speed, num_ranks = run.steps[-1] / run.hours[-1] / 3600, 2 if task.endswith("-two-ranks") else 1
-            has_cpu, is_whole = "cores/learner" in run.rows[0], not name.startswith("Pong")  # which is ended by hand
+            is_whole = not name.startswith("Pong")  # which is ended by hand at its aim
+            end = len(run.steps) - 1 if is_whole or run.reached is None else run.reached
+            run = replace(run, rows=run.rows[: end + 1])
+            speed, num_ranks = run.steps[end] / run.hours[end] / 3600, 2 if task.endswith("-two-ranks") else 1
+            has_cpu = "cores/learner" in run.rows[0]
             rows.append(
                 (
                     name,
@@ -513,7 +516,7 @@ def compared_section(runs: list[Run]) -> list[str]:
                     link(run.path, "csv"),
                 )
             )
-    if not rows:
+    if {run.task for run in runs} & COMPARED_TASKS.keys() <= {"atari-pong"}:  # there is nothing to compare it with
         return []
     cpu = (f"{part}, ms of CPU a step" for part in CPU_PARTS)
     until = "steps until the aim", "minutes until it"
@@ -521,10 +524,10 @@ def compared_section(runs: list[Run]) -> list[str]:
     return [
         "## Slots just in time, and two ranks",
         "",
-        "64 environments and updates of equally many columns, in turn on one machine. *At once* hands out each slot "
-        "that is free, so that rollouts wait for the learner. Two ranks share environments and columns. Their CPU time "
-        "is twice rank 0's. Runs of Pong end when the mean return is 18. Those at once are from before slots were "
-        "handed out just in time, on another machine and beside other jobs: compare steps, not minutes.",
+        "64 environments and updates of equally many columns. *At once* hands out each slot that is free, so that "
+        "rollouts wait for the learner. Two ranks share environments and columns. Their CPU time is twice rank 0's. "
+        "Speed, lag and CPU time of Pong are those until the mean return is 18. Pong's runs at once are from before "
+        "slots were handed out just in time, on another machine and beside other jobs: compare their steps alone.",
         "",
         *table(head, rows),
         "",

@@ -106,10 +106,12 @@ def test_runs_that_differ_in_one_thing_are_compared_by_speed_lag_and_cpu_time(tm
 
 def test_of_runs_of_pong_which_end_at_18_the_table_has_the_steps_and_minutes_until_then(tmp_path, monkeypatch):
     text = HEADER.replace("return\n", "return,stats/policy_lag_mean\n").format(seed=1, env="PongNoFrameskip-v4")
-    results_in(tmp_path, monkeypatch, one__csv=text + "36000,0.1,10,4\n360000,1.0,18,6\n")
+    results_in(tmp_path, monkeypatch, one__csv=text + "36000,0.1,10,4\n360000,1.0,18,6\n720000,3.0,19,9\n")
     (tmp_path / "one.csv").rename(tmp_path / "atari-pong-seed1.csv")
+    assert generate.compared_section(generate.read_runs()) == [], "there is nothing to compare it with"
+    (tmp_path / "atari-pong-seed1.csv").rename(tmp_path / "pong-64-seed1.csv")
     (row,) = (line for line in generate.compared_section(generate.read_runs()) if line.startswith("| Pong"))
-    assert row.startswith("| Pong, at once | 1 | 100 | 5.0 |  |  |  | 360,000 | 60.0 |  |  | ")
+    assert row.startswith("| Pong, just in time | 1 | 100 | 5.0 |  |  |  | 360,000 | 60.0 |  |  | ")
 
 
 def test_only_a_return_in_the_same_environment_after_as_many_steps_is_comparable(tmp_path, monkeypatch):

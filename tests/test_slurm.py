@@ -17,7 +17,7 @@ pytestmark = pytest.mark.on_demand  # each waits for the end of a job's time
 
 
 def job_of(page: str, **replaced: str) -> str:
-    """The only job of a page, on one node, for two minutes, of CartPole."""
+    """The only job of a page, on one node, for three minutes, of CartPole."""
     (job,) = (
         x for x in re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL) if "#SBATCH" in x
     )

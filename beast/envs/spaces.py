@@ -46,7 +46,7 @@ class EnvSpaces(NamedTuple):
     on_device: bool = False  # they are of torch tensors (tensors.py)
     flags: frozenset[str] = frozenset()  # at which `create_env` has looked, where `probe_env` found it
 
-    def described(self) -> dict[str, str]:
+    def comparable(self) -> dict[str, str]:
         """In words, what has to be equal where two train one net."""
         names = "env_id", "observations", "action", "final_observations", "tasks"
         return {name: str(getattr(self, name)) for name in names}

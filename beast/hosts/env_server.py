@@ -63,7 +63,7 @@ class EnvServer(grpc.GenericRpcHandler):
             log: gets a line when a stream begins, ends, is refused or fails, and while its environments are made.
             stuck_seconds: the process ends when a step goes on for so long after its learner has left, or environments
                 take 4 minutes to close, as nothing else ends a thread that hangs there; 0: never.
-            deflate: rows go through zlib, for slow links.
+            deflate: rows go through zlib, and of stacks of frames only what is new.
         """
         self._make_group, self._env_id, self._max_streams = make_group, env_id, max_streams
         self._token, self._log, self._stuck_seconds = token.encode(), log, stuck_seconds

@@ -112,7 +112,8 @@ class Row:
         return b"".join(parts)
 
     def SerializeToString(self) -> bytes:
-        """The message FromServer(row=…), as protobuf would serialize it. The next row overwrites it in place."""
+        """The message as protobuf would serialize it, for one call: the next row overwrites it in place, and with
+        `deflate` has only what has changed since."""
         if self._deflate:
             deflated = zlib.compress(self._packed(), DEFLATE_LEVEL)
             return wire.FromServer(deflated=deflated, metrics=self.metrics).SerializeToString()

@@ -117,7 +117,8 @@ def _nest(structure, leaves: list[np.ndarray]) -> object:
 
 
 def is_stack(shape: tuple[int, ...], dtype: str) -> bool:
-    """Whether a field is a stack of frames, newest last, of which a deflated row has less (csrc/rpcenv.proto)."""
+    """Whether a field is a stack of frames, newest last: a deflated row may have its newest one alone
+    (csrc/rpcenv.proto)."""
     return dtype == "uint8" and len(shape) == 3 and 2 <= shape[0] <= MAX_STACK and math.prod(shape) > 0
 
 

@@ -30,7 +30,8 @@ WAIT = 1.0  # seconds that a rank waits for a batch before it tells the others t
 PATIENCE = 5.0  # seconds that the others wait for such a rank; then they go on without it
 POLL, HEARD = 0.2, 2.0  # seconds between a rank's looks for a failure, and that rank 0 stays until all have seen it
 MOST_GAMES = 64  # of a rank that the others learn of in a round
-CHECKED = 1000  # updates between two comparisons of the ranks' weights
+UPDATES_BETWEEN_CHECKS = 1000  # of the ranks' weights
+DRIFT = 1e-6  # of their absolute sum, by which these may differ: processors of other kinds round otherwise
 # Flags that say where a rank runs, or that are rank 0's alone.
 OWN = {
     *("device", "learner_threads", "num_actors", "num_servers", "pin_actors", "actor_niceness", "server_niceness"),
@@ -83,7 +84,7 @@ def join(flags: Any) -> Any:
         torch.cuda.set_device(local % torch.cuda.device_count())
     _meet("cpu:gloo,cuda:nccl" if has_gpu else "gloo", COMPILE_TIMEOUT if flags.compile else TIMEOUT)
     with telling():
-        refuse_others({f"--{name}": repr(x) for name, x in asdict(flags).items() if name not in OWN})
+        require_equal({f"--{name}": repr(x) for name, x in asdict(flags).items() if name not in OWN})
     if not flags.learner_threads and not has_gpu:
         flags = replace(flags, learner_threads=max(usable_cores() // 2 // local_size, 1))
     if number():  # its files are nobody's
@@ -186,7 +187,7 @@ def _collective(function: Callable, *arguments) -> None:
         raise _failure(f"another rank has ended or cannot be reached: {first_line(error)}") from error
 
 
-def refuse_others(own: dict[str, str]) -> None:
+def require_equal(own: dict[str, str]) -> None:
     """Raise InputError on all ranks where a rank's flags, or spaces, are not those of rank 0."""
     first = share(own)
     names = [name for name in first.keys() | own if own.get(name) != first.get(name)]
@@ -285,7 +286,7 @@ class Round(NamedTuple):
     updates: float  # that it has made
     steps: float  # that it has counted
     waited: float  # seconds without a batch, since the start
-    weights: float  # a checksum of them after every CHECKED updates, else 0
+    weights: float  # their absolute sum where they are checked, else 0
     games: list[Game]  # that have ended since the last round
 
 
@@ -305,9 +306,8 @@ def exchange(own: Round) -> list[Round]:
     return found
 
 
-def checksum(state: dict[str, Tensor]) -> float:
-    """Of the bits of all float32 tensors, the same in whatever order a device adds them up."""
-    return float(sum(int(x.contiguous().view(torch.int32).sum()) for x in state.values() if x.dtype == torch.float32))
+def absolute_sum(tensors: Iterable[Tensor]) -> float:
+    return float(sum(x.detach().double().abs().sum() for x in tensors))
 
 
 def decide(rounds: list[Round]) -> str:
@@ -384,7 +384,7 @@ class Rounds:
         lacking = 0.0 if has else time.monotonic() - self._lacking_since
         known = 1.0 if has else -1.0 if self._first is None else 0.0
         learner = self._learner
-        weights = 0.0 if learner.updates % CHECKED else checksum(learner.net.state_dict())
+        weights = 0.0 if learner.updates % UPDATES_BETWEEN_CHECKS else absolute_sum(learner.net.parameters())
         counts = float(learner.updates), float(learner.steps), self._waited + lacking, weights
         rounds = exchange(Round(leaving, known, lacking, *counts, learner.untold_games()))
         self._learner.laps.lap("round")
@@ -396,10 +396,10 @@ class Rounds:
                     self._learner.take_games(each.games)
         if len(updates := {int(each.updates) for each in rounds}) > 1:
             raise WorkerFailure(f"the ranks have made unequally many updates: {sorted(updates)}")
-        if len({each.weights for each in rounds}) > 1:
-            sums = ", ".join(f"{each.weights:.0f}" for each in rounds)
-            what = f"the ranks' weights differ after {learner.updates:,} updates, by their checksums {sums}"
-            raise WorkerFailure(f"{what}: start all on the same kind of hardware, with the same versions")
+        sums = [each.weights for each in rounds]
+        if max(sums) - min(sums) > DRIFT * max(sums):
+            what = f"the ranks' weights differ after {learner.updates:,} updates: their absolute sums are {sums}"
+            raise WorkerFailure(f"{what}; an update may depend on nothing but what all ranks know (docs/scale.md)")
         failed = [rank for rank, each in enumerate(rounds) if each.leaving == 2]
         if failed and not has_failed:
             raise _failure(f"rank {failed[0]} has failed")

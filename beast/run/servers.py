@@ -117,7 +117,7 @@ def connect(flags, validate: Validate, program, to_close: contextlib.ExitStack) 
     else:
         server, hello = f"the env server at {addresses[0]}", common_hello(flags, addresses, protection)
     flags, spaces = use_hello(flags, validate, server, hello)
-    ranks.refuse_others(spaces.described())
+    ranks.require_equal(spaces.comparable())
     if runs_servers:
         spaces = spaces._replace(whole=probed.whole)
     return Connection(flags, spaces, hello, addresses, protection, servers, listener)

@@ -17,7 +17,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -408,7 +407,7 @@ class Training:
         }  # fmt: skip
         if learner.waits:
             waits = [after - before for after, before in zip_longest(learner.waits, self._waits, fillvalue=0.0)]
-            row |= {"stats/learner_wait": fmean(waits) / seconds, "stats/slowest_rank": waits.index(max(waits))}
+            row |= {"stats/learner_wait": max(waits) / seconds, "stats/slowest_rank": waits.index(max(waits))}
             self._waits = learner.waits
         for line in self._feed.env_metrics.complaints():
             self.run.log(line)
@@ -438,7 +437,7 @@ def prepare(flags, create_env: Callable, validate: Callable, several_kinds: bool
                 "torch finds one, or --atari_backend beast"
             )
         spaces = probe_env(create_env, flags, several_kinds)
-        ranks.refuse_others(spaces.described())
+        ranks.require_equal(spaces.comparable())
         return validate(replace(flags, env=spaces.env_id, atari_backend=spaces.atari_backend)), spaces
 
 
