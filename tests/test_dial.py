@@ -350,16 +350,19 @@ def test_lives_leave_no_threads_and_no_descriptors_behind(unix, quick):
 
 
 def test_a_deflated_stream_begins_with_whole_stacks_whatever_the_last_one_had(unix, quick):
-    frames = np.random.default_rng(0).integers(256, size=(9, 8, 9), dtype=np.uint8)
+    frames = np.random.default_rng(0).integers(256, size=(3, 8, 9), dtype=np.uint8)
+
+    def stack(t: int) -> np.ndarray:  # the first looks like one that has shifted since the third
+        return frames[(t + np.arange(3)) % 3]
 
     def make():
-        return Group({"screen": ((3, 8, 9), "uint8")}, "screen", lambda t: {"screen": frames[t : t + 3]})
+        return Group({"screen": ((3, 8, 9), "uint8")}, "screen", lambda t: {"screen": stack(t)})
 
     with Learner(unix) as learner, Dialing(learner.address, make_group=make, deflate=True):
         for _ in range(2):
             call = learner.call().accept()
             for t, row in enumerate((call.row(), call.act(), call.act())):
-                np.testing.assert_array_equal(row["screen"], frames[None, t : t + 3])
+                np.testing.assert_array_equal(row["screen"], stack(t)[None])
             call.end(grpc.StatusCode.ABORTED, "again")
 
 
