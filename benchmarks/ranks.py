@@ -95,8 +95,8 @@ def main(options: Options) -> None:
         "",
         f"`{shlex.join(['python', 'benchmarks/ranks.py', *sys.argv[1:]])}`, {cpu_model()}, {usable_cores()} cores, "
         f"commit {commit}. The two take turns. Both have 64 environments of Pong, and equally wide updates. Medians of "
-        f"{options.repeats} runs (lowest to highest). The second makes {spread(ratios)} times the steps/s of the first. "
-        "The CPU time of two ranks is twice rank 0's.",
+        f"{options.repeats} runs (lowest to highest). The second makes {spread(ratios)} times the steps/s of the "
+        "first. The CPU time of two ranks is twice rank 0's.",
         "",
         f"| | {' | '.join(variants)} |",
         "|---" * (1 + len(variants)) + "|",
