@@ -51,6 +51,13 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in taken]
 
 
+def end_jobs(environment: dict[str, str]) -> None:
+    """Those of a test that failed would outlive the daemons."""
+    subprocess.run(["scancel", "--user=root"], env=environment, check=True)
+    words = ["squeue", "--noheader"]
+    wait_until(lambda: not subprocess.run(words, env=environment, capture_output=True).stdout, "a job goes on")
+
+
 @contextlib.contextmanager
 def slurm(place: Path) -> Iterator[dict[str, str]]:
     """The environment of its commands. Skips the test where the programs are missing, or this is not root."""
@@ -83,5 +90,6 @@ def slurm(place: Path) -> Iterator[dict[str, str]]:
                 to_close.callback(daemon.terminate)
                 if number == 0:
                     wait_until((place / "munge.socket").exists, (place / "daemons.log").read_text)
+        to_close.callback(end_jobs, environment)
         wait_until(lambda: state() == "idle", lambda: "\n".join(x.read_text() for x in place.glob("*.log")))
         yield environment
