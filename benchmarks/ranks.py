@@ -22,7 +22,9 @@ from typing import Annotated, Literal
 import tyro
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from transport import spread  # noqa: E402
 
 RUN = "--env PongNoFrameskip-v4 --name run --no_tensorboard --log_steps 4000"
 TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node 2"
@@ -95,21 +97,17 @@ def main(options: Options) -> None:
         "",
         f"`{shlex.join(['python', 'benchmarks/ranks.py', *sys.argv[1:]])}`, {cpu_model()}, {usable_cores()} cores, "
         f"commit {commit}. The two take turns. Both have 64 environments of Pong, and equally wide updates. Medians of "
-        f"{options.repeats} runs (lowest to highest). The second makes {spread(ratios)} times the steps/s of the "
-        "first. The CPU time of two ranks is twice rank 0's.",
+        f"{options.repeats} runs (lowest to highest). The second makes {spread(ratios, '.2f')} times the steps/s of "
+        "the first. The CPU time of two ranks is twice rank 0's.",
         "",
         f"| | {' | '.join(variants)} |",
         "|---" * (1 + len(variants)) + "|",
     ]
     for name in one[0]:
         values = ([run[name] for run in runs] for runs in found.values())
-        lines.append(f"| {name} | {' | '.join(spread(x, 0 if name == 'steps/s' else 2) for x in values)} |")
+        lines.append(f"| {name} | {' | '.join(spread(x, ',.0f' if name == 'steps/s' else '.2f') for x in values)} |")
     (ROOT / "benchmarks" / "results" / f"{options.compare}.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
-
-
-def spread(values: list[float], digits: int = 2) -> str:
-    return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
 
 
 if __name__ == "__main__":

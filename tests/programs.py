@@ -20,6 +20,14 @@ from pathlib import Path
 MAX_REQUEST = 1 << 20  # bytes
 
 
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as sockets:
+        taken = [sockets.enter_context(socket.socket()) for _ in range(count)]
+        for each in taken:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in taken]
+
+
 class Program:
     """What subprocess.Popen is for a script of Python and its arguments."""
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from programs import free_ports
 from waiting import wait_until
 
 PROGRAMS = "munged", "slurmctld", "slurmd", "sbatch"
@@ -41,14 +42,6 @@ KillWait=10
 NodeName={host} NodeAddr=127.0.0.1 CPUs=4
 PartitionName=all Nodes=ALL Default=YES State=UP
 """
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as sockets:
-        taken = [sockets.enter_context(socket.socket()) for _ in range(count)]
-        for each in taken:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in taken]
 
 
 def end_jobs(environment: dict[str, str]) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +20,7 @@ import test_r2d2
 import torch
 from lock_step import LockStep, metrics_of, new_learner, small_flags
 from namespaces import LEARNER_ADDRESS
-from programs import Program
+from programs import Program, free_ports
 from waiting import PATIENCE, wait_until
 
 import monobeast
@@ -113,16 +112,10 @@ def variables(rank: int, size: int, port: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-def free_port() -> int:
-    with socket.socket() as own:
-        own.bind(("127.0.0.1", 0))
-        return own.getsockname()[1]
-
-
 @contextlib.contextmanager
 def started(words: list[str], place: Path, size: int = 2, codes: dict[int, list[str]] | None = None):
     """So many ranks that run `python words`, whose output goes to files; killed at the end."""
-    port = free_port()
+    (port,) = free_ports(1)
     processes = []
     try:
         for rank in range(size):
@@ -679,7 +672,7 @@ def test_a_signal_before_the_first_batch_ends_all(tmp_path):
 def test_torchrun_starts_all_ranks_again_when_one_dies(tmp_path):
     environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
     words = "-m torch.distributed.run --nnodes 1 --nproc_per_node 2 --max-restarts 1 --rdzv-backend c10d".split()
-    words += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", *RUN, "--total_steps", "12000"]
+    words += ["--rdzv-endpoint", f"127.0.0.1:{free_ports(1)[0]}", *RUN, "--total_steps", "12000"]
     with open(tmp_path / "output0", "w") as output:
         launcher = subprocess.Popen(
             [sys.executable, *words], cwd=tmp_path, env=environment, stdout=output, stderr=subprocess.STDOUT
@@ -865,7 +858,7 @@ def test_ranks_train_on_when_an_env_server_is_killed_or_stopped(tmp_path):
 @pytest.mark.on_demand  # it waits longer than a message between ranks may take
 def test_env_servers_may_come_to_one_rank_minutes_after_those_of_another(tmp_path):
     pytest.importorskip("libbeast", exc_type=ImportError)
-    port = free_port()
+    (port,) = free_ports(1)
     words = [str(ROOT / "polybeast.py"), "--listen", f"127.0.0.1:{port}", *RUN[3 : RUN.index("--num_actors")]]
     words += ["--total_steps", "20000", "--no_tensorboard", "--device", "cpu"]
     with contextlib.ExitStack() as to_close, started(words, tmp_path) as processes:

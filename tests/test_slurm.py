@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from slurm_cluster import free_ports, slurm
+from programs import free_ports
+from slurm_cluster import slurm
 from waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
