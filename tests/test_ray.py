@@ -253,6 +253,28 @@ def test_the_job_for_kubernetes_fits_the_schema_of_its_kind(job):
     assert not validator.is_valid(job)
 
 
+def test_the_pods_for_kubernetes_fit_its_own_schema(job):
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="pip install -r requirements-test.txt")
+    cluster = job["spec"]["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        template = {"apiVersion": "v1", "kind": "PodTemplate", "template": group["template"]}
+        kubernetes.validate(template, "1.37", strict=True)
+        (container,) = pod["containers"]
+        for holder, name, value in (
+            (pod, "terminationGraceSeconds", 60),
+            (container, "image", 2.60),
+            (container["resources"], "limits", ["cpu"]),
+            (container, "env", [{"value": "no name"}]),
+        ):
+            before = dict(holder)
+            holder[name] = value
+            with pytest.raises(kubernetes.ValidationError):
+                kubernetes.validate(template, "1.37", strict=True)
+            holder.clear()
+            holder.update(before)
+
+
 def test_the_job_for_kubernetes_has_room_for_what_it_launches(job, launch):
     python, script, *words = shlex.split(job["spec"]["entrypoint"])
     options = launch.parse(words)
