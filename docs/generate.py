@@ -501,6 +501,9 @@ def compared_section(runs: list[Run]) -> list[str]:
             run = replace(run, rows=run.rows[: end + 1])
             speed, num_ranks = run.steps[end] / run.hours[end] / 3600, 2 if task.endswith("-two-ranks") else 1
             has_cpu = "cores/learner" in run.rows[0]
+            until = ("", "") if run.reached is None else over_seeds([run])[3:]
+            if run.reached is None and not is_whole:
+                until = f"over {run.steps[-1]:,.0f}", f"over {60 * run.hours[-1]:.1f}"
             rows.append(
                 (
                     name,
@@ -511,7 +514,7 @@ def compared_section(runs: list[Run]) -> list[str]:
                         f"{1000 * num_ranks * run.mean(f'cores/{part}') / speed:.2f}" if has_cpu else ""
                         for part in CPU_PARTS
                     ),
-                    *(("", "") if run.reached is None else over_seeds([run])[3:]),
+                    *until,
                     *((f"{statistics.mean(run.returns):.2f}", f"{run.returns[-1]:.2f}") if is_whole else ("", "")),
                     link(run.path, "csv"),
                 )
@@ -526,8 +529,8 @@ def compared_section(runs: list[Run]) -> list[str]:
         "",
         "64 environments and updates of equally many columns. *At once* hands out each slot that is free, so that "
         "rollouts wait for the learner. Two ranks share environments and columns. Their CPU time is twice rank 0's. "
-        "Speed, lag and CPU time of Pong are those until the mean return is 18. Pong's runs at once are from before "
-        "slots were handed out just in time, on another machine and beside other jobs: compare their steps alone.",
+        "Pong's figures are those until its mean return is 18, or until the run was stopped without it. Its runs at "
+        "once are older, from another machine and beside other jobs: compare their steps alone.",
         "",
         *table(head, rows),
         "",
